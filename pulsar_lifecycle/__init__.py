@@ -1,0 +1,1 @@
+"""The library behind pulsar-lifecycle: formats, decisions, adapters and Spark kernels; no Dagster."""

@@ -1,0 +1,94 @@
+"""Every error the library raises, as one tree.
+
+    LifecycleError
+    ├── ConfigError              a setting is missing or wrong; names the key           (exit code 2)
+    ├── UsageError               a command was called wrongly                           (exit code 2)
+    ├── Refused                  a safety rule said no; names the rule and what to do   (exit code 1)
+    │   ├── Paused               the pause z-node exists
+    │   └── LeaseLost            another controller took the lease
+    ├── CorruptFormat            bytes are not what they claim to be; offset and expectation
+    │   └── UnsupportedFormat    well-formed, but a form we do not read; refused by name
+    ├── StoreError               a server answered with an error
+    │   ├── NotFound             the z-node, ledger, entry, object or topic does not exist
+    │   ├── Conflict             a compare-and-set found another version, or the node exists
+    │   └── AccessDenied         authentication or authorization failed
+    └── Unavailable              no answer, or a try-again answer; a read may be repeated
+        ├── OutcomeUnknown       connection lost while a write was under way: read again, never compensate
+        └── Overloaded           the latency guard stopped us
+
+Retrying is decided by class: a read that raised Unavailable may be repeated, nothing else.
+"""
+
+from __future__ import annotations
+
+
+class LifecycleError(Exception):
+    """Base class of every error raised on purpose by this library."""
+
+
+class ConfigError(LifecycleError):
+    """A setting is missing or wrong; the message names the key and what to do."""
+
+
+class UsageError(LifecycleError):
+    """A command was called with arguments that do not fit."""
+
+
+class Refused(LifecycleError):
+    """A safety rule said no; the message names the rule and what to do about it."""
+
+
+class Paused(Refused):
+    """The pause z-node exists; effects stop until it is removed."""
+
+
+class LeaseLost(Refused):
+    """Another controller holds the lease; this run must not act any more."""
+
+
+class CorruptFormat(LifecycleError):
+    """Bytes are not what they claim to be.
+
+    ``what`` names the format, ``offset`` the byte where reading failed, ``expected`` what should stand there.
+    """
+
+    def __init__(self, what: str, offset: int, expected: str) -> None:
+        super().__init__(f"{what}: at byte {offset}: expected {expected}")
+        self.what = what
+        self.offset = offset
+        self.expected = expected
+
+    def __reduce__(self) -> tuple[type[CorruptFormat], tuple[str, int, str]]:
+        return (type(self), (self.what, self.offset, self.expected))
+
+
+class UnsupportedFormat(CorruptFormat):
+    """The bytes are a known form that this library does not read; refused by name."""
+
+
+class StoreError(LifecycleError):
+    """A server answered with an error; the message names the server, the request and the answer."""
+
+
+class NotFound(StoreError):
+    """The z-node, ledger, entry, object or topic does not exist."""
+
+
+class Conflict(StoreError):
+    """A compare-and-set found another version, or a create found the node there."""
+
+
+class AccessDenied(StoreError):
+    """Authentication or authorization failed."""
+
+
+class Unavailable(LifecycleError):
+    """No answer, or an answer that asks to try again; reads may be repeated."""
+
+
+class OutcomeUnknown(Unavailable):
+    """The connection was lost while a write was under way: read again before deciding anything."""
+
+
+class Overloaded(Unavailable):
+    """ZooKeeper's latency is above the limit; the step stopped itself."""

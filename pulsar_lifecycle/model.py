@@ -1,0 +1,126 @@
+"""The values every part of the library speaks of: ledger and entry ids, positions, topic names.
+
+Belongs here: small frozen values without IO and without a wire format. Names follow Pulsar's own
+(``org.apache.pulsar.common.naming.TopicName``, 4.0.7).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+from urllib.parse import quote_plus, unquote_plus
+
+from pulsar_lifecycle.errors import CorruptFormat
+
+LedgerId = NewType("LedgerId", int)
+"""BookKeeper ledger id, 0 .. 2**63-1."""
+EntryId = NewType("EntryId", int)
+"""Entry id inside a ledger, 0-based; -1 means "none"."""
+
+PARTITION_SUFFIX = re.compile(r"-partition-(\d+)$")
+
+
+def encode_name(name: str) -> str:
+    """Local topic or subscription name as a z-node name (java.net.URLEncoder, UTF-8; Codec.java)."""
+    return quote_plus(name, safe="*").replace("~", "%7E")
+
+
+def decode_name(encoded: str) -> str:
+    """The inverse of :func:`encode_name`."""
+    return unquote_plus(encoded, errors="strict")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Position:
+    """A message position; ``entry_id`` -1 means "before the first entry"."""
+
+    ledger_id: int
+    entry_id: int
+
+    def __str__(self) -> str:
+        return f"{self.ledger_id}:{self.entry_id}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Namespace:
+    """``tenant/namespace``, or ``tenant/cluster/namespace`` for legacy V1 names (``cluster`` set)."""
+
+    tenant: str
+    name: str
+    cluster: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.tenant}/{self.cluster}/{self.name}" if self.cluster else f"{self.tenant}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> Namespace:
+        """``T/NS`` or ``T/CLUSTER/NS``; anything else raises CorruptFormat."""
+        parts = text.split("/")
+        if len(parts) == 2 and all(parts):
+            return cls(parts[0], parts[1])
+        if len(parts) == 3 and all(parts):
+            return cls(parts[0], parts[2], parts[1])
+        raise CorruptFormat("namespace", 0, f"tenant/namespace or tenant/cluster/namespace, found {text!r}")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Topic:
+    """One non-partitioned topic, or one partition (``local`` then ends in ``-partition-N``).
+
+    ``local`` is the decoded local name. Two spellings matter and both round-trip:
+    ``str(topic)`` = ``persistent://T/NS/local`` and ``topic.managed_ledger`` = ``T/NS/persistent/ENC(local)``.
+    """
+
+    namespace: Namespace
+    local: str
+    domain: str = "persistent"
+
+    def __str__(self) -> str:
+        return f"{self.domain}://{self.namespace}/{self.local}"
+
+    @property
+    def managed_ledger(self) -> str:
+        """Managed-ledger name: the z-node path below ``/managed-ledgers/`` and the ledger's tag."""
+        return f"{self.namespace}/{self.domain}/{encode_name(self.local)}"
+
+    @property
+    def partition(self) -> int | None:
+        """Partition number, or None for a topic that is no partition."""
+        found = PARTITION_SUFFIX.search(self.local)
+        return int(found[1]) if found else None
+
+    @property
+    def partitioned_parent(self) -> Topic:
+        """The partitioned topic this is a partition of; itself if it is none."""
+        found = PARTITION_SUFFIX.search(self.local)
+        return Topic(self.namespace, self.local[: found.start()], self.domain) if found else self
+
+    @property
+    def schema_id(self) -> str:
+        """Schema id, shared by all partitions: ``T/NS/ENC(parent local name)``."""
+        return f"{self.namespace}/{encode_name(self.partitioned_parent.local)}"
+
+    @classmethod
+    def parse(cls, text: str) -> Topic:
+        """Full name ``persistent://T/NS/local`` (or V1 ``persistent://T/C/NS/local``).
+
+        A V2 local name may itself hold no slash; with three slashes after ``://`` the name is V1, as in TopicName.
+        """
+        domain, sep, rest = text.partition("://")
+        parts = rest.split("/", 3)
+        if not sep or domain not in ("persistent", "non-persistent") or len(parts) < 3 or not all(parts):
+            raise CorruptFormat("topic name", 0, f"persistent://tenant/namespace/topic, found {text!r}")
+        if len(parts) == 3:
+            return cls(Namespace(parts[0], parts[1]), parts[2], domain)
+        return cls(Namespace(parts[0], parts[2], parts[1]), parts[3], domain)
+
+    @classmethod
+    def from_managed_ledger(cls, name: str) -> Topic:
+        """Managed-ledger name ``T/NS/persistent/ENC(local)`` or V1 ``T/C/NS/persistent/ENC(local)``."""
+        parts = name.split("/")
+        if len(parts) == 4 and all(parts):
+            return cls(Namespace(parts[0], parts[1]), decode_name(parts[3]), parts[2])
+        if len(parts) == 5 and all(parts):
+            return cls(Namespace(parts[0], parts[2], parts[1]), decode_name(parts[4]), parts[3])
+        raise CorruptFormat("managed-ledger name", 0, f"T/NS/persistent/topic, found {name!r}")

@@ -1,0 +1,334 @@
+"""What the library needs from the outside world, as Protocols; ``io/`` implements them, the tests fake them.
+
+Belongs here: interfaces and the values that cross them. Not here: anything that knows a vendor. Every adapter turns
+its vendor's errors into ``pulsar_lifecycle.errors`` and never retries a write whose outcome it does not know.
+Times are milliseconds since the epoch, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.model import Topic
+
+# ---------------------------------------------------------------------------------------------------------- metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What ZooKeeper knows of a z-node (org.apache.zookeeper.data.Stat)."""
+
+    czxid: int
+    mzxid: int
+    ctime: int
+    mtime: int
+    version: int
+    cversion: int
+    ephemeral_owner: int
+    data_length: int
+    num_children: int
+    pzxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A z-node as read."""
+
+    path: str
+    data: bytes
+    stat: Stat
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A z-node that is there and could not be read (no permission, say); never to be taken for absent."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The names below a z-node, unsorted, with the node's own count from its Stat at the same moment."""
+
+    path: str
+    names: tuple[str, ...]
+    num_children: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """Delete ``path`` if its data version is still ``version``."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeletionResult:
+    """What became of one :class:`Deletion`: ``deleted``, ``gone`` (was not there) or ``changed`` (another version)."""
+
+    path: str
+    outcome: str
+
+
+class MetadataStore(Protocol):
+    """ZooKeeper as a tree of versioned nodes; reads are bulk (multiRead), writes single or guarded batches."""
+
+    def sync(self, path: str = "/") -> None:
+        """Make the following reads on this session see every write that was acknowledged before this call."""
+        ...
+
+    def read(self, paths: Sequence[str]) -> list[Node | Unread | None]:
+        """Data and Stat of many z-nodes, in order; None where there is none. Any number of paths."""
+        ...
+
+    def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
+        """Child names of many z-nodes, in order; None where the node does not exist."""
+        ...
+
+    def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, parents: bool = False) -> Stat:
+        """Create a z-node. Raises Conflict if it exists, OutcomeUnknown if the connection broke."""
+        ...
+
+    def write(self, path: str, data: bytes, version: int) -> Stat:
+        """Compare-and-set. Raises Conflict on another version, NotFound, OutcomeUnknown."""
+        ...
+
+    def delete(self, path: str, version: int) -> None:
+        """Delete one z-node. Raises Conflict on another version, NotFound, OutcomeUnknown."""
+        ...
+
+    def delete_many(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> list[DeletionResult]:
+        """Delete in transactions that also check that z-node ``guard[0]`` still has version ``guard[1]``.
+
+        One bad operation aborts a transaction: it is taken out with its outcome and the rest is sent again. After a
+        lost connection the batch is read again, and what is absent counts as ``deleted``. Raises LeaseLost when the
+        guard does not hold; then what was not yet deleted stays.
+        """
+        ...
+
+    def latency_ms(self) -> float:
+        """Latest round trip of the latency probe on its own session, in milliseconds."""
+        ...
+
+    def close(self) -> None:
+        """End the session; ephemeral nodes go with it."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------------- ledgers
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One BookKeeper entry: ``payload`` without the digest header, already verified."""
+
+    ledger_id: int
+    entry_id: int
+    payload: bytes
+
+
+class LedgerReader(Protocol):
+    """Reads BookKeeper entries without ever recovering or fencing a ledger."""
+
+    def last_entry(self, ledger_id: int, metadata: LedgerMetadata) -> Entry | None:
+        """The last entry of a ledger, confirmed or not (open cursor ledgers need LAC+1); None if it has none.
+
+        Raises NotFound when every replica says the ledger is gone, Unavailable when too few replicas answered to know.
+        """
+        ...
+
+    def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
+        """Entries first..last, both inclusive. Raises NotFound, Unavailable, CorruptFormat."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+# ----------------------------------------------------------------------------------------------------------- brokers
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInternals:
+    """What the owner broker holds in memory of one loaded topic (``internalStats``)."""
+
+    state: str
+    ledgers: tuple[int, ...]
+    cursor_ledgers: Mapping[str, int]
+    cursor_properties: Mapping[str, Mapping[str, int]]
+    compacted_ledger: int | None
+    schema_ledgers: tuple[int, ...]
+
+
+class BrokerAdmin(Protocol):
+    """The admin REST API; only calls that do not load a topic, except where a docstring says so."""
+
+    def brokers(self) -> list[str]:
+        """Broker ids (``host:webport``) of the cluster."""
+        ...
+
+    def loaded_topics(self) -> dict[str, str]:
+        """Full topic name -> broker id, from every broker's ``/broker-stats/topics``.
+
+        The list lags by ``statsUpdateFrequencyInSecs`` (60). Raises if any broker does not answer.
+        """
+        ...
+
+    def internal_stats(self, topic: Topic) -> TopicInternals:
+        """Loads the topic: ask only for a topic that is loaded already."""
+        ...
+
+    def compaction_status(self, topic: Topic) -> str:
+        """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``. Loads the topic: ask only for a loaded one."""
+        ...
+
+    def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
+        """Create a partitioned topic; an existing one with the same number is fine, another number raises Conflict."""
+        ...
+
+    def create_topic(self, topic: Topic) -> None:
+        """Create a non-partitioned topic; an existing one is fine."""
+        ...
+
+    def partitions(self, topic: Topic) -> int | None:
+        """Number of partitions; 0 for an existing non-partitioned topic, None where there is no such topic."""
+        ...
+
+    def create_subscription(self, topic: Topic, subscription: str, position: str = "earliest") -> None:
+        """Create a durable subscription on one partition or topic; an existing one is fine. Loads the topic."""
+        ...
+
+    def subscriptions(self, topic: Topic) -> list[str]:
+        """Names of the durable subscriptions. Loads the topic."""
+        ...
+
+    def backlog(self, topic: Topic, subscription: str) -> int:
+        """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection pool."""
+        ...
+
+
+# ------------------------------------------------------------------------------------------------------------- queue
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message taken from the deletion queue.
+
+    ``info`` is None when the bytes are no valid message, and ``problem`` then says why; ``raw`` is the message as it
+    came. ``message_id`` is a serialized MessageIdData; ``handle`` belongs to the adapter.
+    """
+
+    message_id: bytes
+    topic: str
+    raw: bytes
+    properties: Mapping[str, str]
+    publish_time: int
+    info: PendingDeleteLedgerInfo | None
+    problem: str
+    handle: object = field(repr=False, compare=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Outcome of one send: ``error`` is empty when the broker acknowledged it."""
+
+    info: PendingDeleteLedgerInfo
+    message_id: bytes
+    error: str
+
+
+class DeletionQueue(Protocol):
+    """``persistent://pulsar/system/__ledger_deletion`` with its durable subscription ``ledger-deletion``."""
+
+    def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
+        """Send one message per info, in order, and wait for every receipt."""
+        ...
+
+    def receive(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` messages of the Shared subscription; fewer, or none, once ``wait_ms`` have passed."""
+        ...
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """Acknowledge; returns when the broker confirmed."""
+        ...
+
+    def release(self, messages: Sequence[Received]) -> None:
+        """Neither deleted nor acknowledged: the subscription hands them out again later."""
+        ...
+
+    def close(self) -> None:
+        """Close producers and consumers."""
+        ...
+
+
+# --------------------------------------------------------------------------------------------------- journal, archive
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """One decision or effect; DESIGN section 5. Unknown text fields are empty, unknown numbers 0."""
+
+    run_id: str
+    cluster: str
+    plan_id: str
+    ledger_id: int
+    component: str
+    topic: str
+    action: str
+    phase: str
+    outcome: str
+    reason: str
+    bytes: int
+    checksum: str
+    detail: str
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """A ledger z-node as it was before its deletion: enough to restore it."""
+
+    run_id: str
+    cluster: str
+    ledger_id: int
+    path: str
+    data: bytes
+    version: int
+    czxid: int
+    ctime: int
+    at: int
+
+
+class Journal(Protocol):
+    """Durable, append-only; a call returns only when its rows survive a crash of this machine."""
+
+    def record(self, rows: Sequence[JournalRow]) -> str:
+        """Store rows as one closed object; returns its location."""
+        ...
+
+    def archive(self, nodes: Sequence[Archived]) -> str:
+        """Store z-nodes about to be deleted as one closed object; returns its location."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, so that tests can have their own."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since the epoch."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...

@@ -1,0 +1,218 @@
+"""The settings file: one TOML document per cluster, validated as a whole when it is loaded.
+
+Belongs here: every setting with its default, its unit and its check. Not here: opening anything. Secrets are named by
+file or environment variable, never written in the file. Its path comes from ``PULSAR_LIFECYCLE_CONFIG``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from pulsar_lifecycle.errors import ConfigError
+
+CONFIG_VARIABLE = "PULSAR_LIFECYCLE_CONFIG"
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(value: object) -> float:
+    """``"10m"``, ``"24h"``, ``"7d"``, ``"500ms"`` or a bare number of seconds -> seconds."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value) if isinstance(value, str) else None
+    if not found:
+        raise ValueError(f"expected a duration such as \"10m\", \"24h\" or \"7d\", found {value!r}")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SecretRef(_Section):
+    """Where a secret is: exactly one of ``file`` (its whole content, trimmed) and ``env`` (a variable's name)."""
+
+    file: str = ""
+    env: str = ""
+
+    def resolve(self, key: str) -> str:
+        """Read the secret now; raises ConfigError naming ``key``. Never log what it returns."""
+        if bool(self.file) == bool(self.env):
+            raise ConfigError(f"{key}: give exactly one of file and env")
+        if self.env:
+            value = os.environ.get(self.env, "")
+            if not value:
+                raise ConfigError(f"{key}.env: the environment variable {self.env} is not set")
+            return value
+        try:
+            return Path(self.file).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"{key}.file: cannot read {self.file}: {error.strerror}") from error
+
+
+class Tls(_Section):
+    """TLS material as PEM files; ``verify = false`` turns off the host-name check only in tests."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    verify: bool = True
+
+
+class ZooKeeperSettings(_Section):
+    """How to reach the metadata store and how hard to lean on it."""
+
+    hosts: str
+    """Connect string ``host:port,host:port`` with an optional ``/chroot``."""
+    tls: Tls | None = None
+    digest: SecretRef | None = None
+    """``user:password`` for the digest scheme."""
+    sasl_mechanism: Literal["", "DIGEST-MD5", "GSSAPI"] = ""
+    sasl_username: str = ""
+    sasl_password: SecretRef | None = None
+    session_timeout: Seconds = 30.0
+    reads_per_second: int = Field(50_000, gt=0)
+    """Z-nodes read per second, over all executors together."""
+    slow_above: Seconds = 0.1
+    stop_above: Seconds = 0.5
+
+
+class PulsarSettings(_Section):
+    """The brokers: admin REST and binary protocol."""
+
+    admin_url: str
+    service_url: str
+    token: SecretRef | None = None
+    tls: Tls | None = None
+    request_timeout: Seconds = 30.0
+
+
+class SharedRoot(_Section):
+    """Another Pulsar cluster whose ledgers live in the same BookKeeper: its metadata is read for references."""
+
+    name: str
+    hosts: str
+    tls: Tls | None = None
+    digest: SecretRef | None = None
+
+
+class BookKeeperSettings(_Section):
+    """The BookKeeper cluster and who shares it."""
+
+    ledgers_root: str = "/ledgers"
+    shared_with: tuple[SharedRoot, ...] | None = None
+    """Every other Pulsar cluster on this BookKeeper; ``[]`` states that there is none. Unset: plans are report-only."""
+    gone_namespaces: tuple[str, ...] = ()
+    """Namespaces that exist under no declared root and whose ledgers may nevertheless be judged."""
+    read_timeout: Seconds = 10.0
+    tls: Tls | None = None
+
+
+class LakeSettings(_Section):
+    """Where epochs, plans, journal and archive are kept: a folder that driver and executors share."""
+
+    path: str
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        if not (value.startswith("/") or "://" in value):
+            raise ValueError("expected an absolute path or a URI such as s3://bucket/prefix")
+        return value.rstrip("/")
+
+
+class SparkSettings(_Section):
+    """The Spark session; ``conf`` goes to it as it is."""
+
+    master: str = "local[*]"
+    conf: dict[str, str] = {}
+    scan_partitions: int = Field(8, gt=0)
+
+
+class OrphanSettings(_Section):
+    """When a ledger that nothing refers to may be planned for deletion."""
+
+    grace_period: Seconds = 7 * 86400.0
+    confirm_after: Seconds = 86400.0
+    """The confirming second scan must be at least this much later than the first."""
+    plan_valid_for: Seconds = 86400.0
+    acknowledged_znodes: tuple[str, ...] = ()
+    """Undecodable z-nodes the operator has looked at: they no longer block, their namespace is kept."""
+    legal_holds: tuple[str, ...] = ()
+    """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned."""
+    system_topics: bool = False
+    """Opt in to deleting orphans of system topics."""
+    max_shrinkage: float = Field(0.2, ge=0, le=1)
+    """Share by which a listing may shrink between epochs, net of our own journal, before the plan is report-only."""
+
+
+class ApplySettings(_Section):
+    """Blast-radius caps of one apply."""
+
+    max_ledgers: int = Field(100_000, gt=0)
+    max_share: float = Field(0.05, gt=0, le=1)
+    """Share of the cluster's ledgers."""
+    max_bytes: int = Field(1 << 50, gt=0)
+    max_ledgers_per_topic: int = Field(100_000, gt=0)
+
+
+class DeletionSettings(_Section):
+    """The deletion queue and the deletion run. The camel-case names are PIP-186's own."""
+
+    topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
+    twoPhaseDeletionLedgerDeletionParallelism: int = Field(4, gt=0)  # noqa: N815 - the PIP's name
+    deliver_after: Seconds = 600.0
+    deletes_per_second: int = Field(1_000, gt=0)
+    """Z-node deletions per second, over all executors together."""
+    batch: int = Field(500, gt=0, le=2000)
+    max_messages: int = Field(1_000_000, gt=0)
+    """Messages one run takes from the queue."""
+    idle_timeout: Seconds = 5.0
+    """A consumer that received nothing for this long ends its work."""
+
+
+class Settings(_Section):
+    """The whole file."""
+
+    cluster: str = Field(pattern=r"^[A-Za-z0-9_]+$")
+    """Short name; asset keys start with it."""
+    zookeeper: ZooKeeperSettings
+    configuration_store: str = ""
+    """Connect string of the configuration metadata store, where it is another one than ``zookeeper.hosts``."""
+    pulsar: PulsarSettings
+    bookkeeper: BookKeeperSettings = BookKeeperSettings()
+    lake: LakeSettings
+    spark: SparkSettings = SparkSettings()
+    orphans: OrphanSettings = OrphanSettings()
+    apply: ApplySettings = ApplySettings()
+    deletion: DeletionSettings = DeletionSettings()
+
+
+def load_settings(path: str | os.PathLike[str] | None = None) -> Settings:
+    """Read and validate the file at ``path``, or the one ``PULSAR_LIFECYCLE_CONFIG`` names.
+
+    Raises ConfigError with one line per wrong key.
+    """
+    name = os.fspath(path) if path is not None else os.environ.get(CONFIG_VARIABLE, "")
+    if not name:
+        raise ConfigError(f"no settings file: set {CONFIG_VARIABLE} to the path of a lifecycle.toml")
+    try:
+        document: dict[str, Any] = tomllib.loads(Path(name).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{name}: not valid TOML: {error}") from error
+    try:
+        return Settings.model_validate(document)
+    except ValidationError as error:
+        lines = [f"{name}: {'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from None
