@@ -1,0 +1,389 @@
+"""The sandbox's cluster: ZooKeeper, bookies, brokers and an S3 server on loopback ports, and their state file.
+
+Belongs here: which servers there are, starting what is missing, stopping, killing one alone. Everything lives in one
+data folder: ``state.json``, ``logs/``, ``conf/``, a folder per server, ``lake/`` and ``lifecycle.toml``. Not here: how
+a server is configured (:mod:`sandbox.servers`), what is in the topics (:mod:`sandbox.seed`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NodeExistsError
+
+from sandbox import processes, servers
+from sandbox.servers import Server
+from sandbox.toolchain import Progress, SandboxError, class_path, java, locked
+
+DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
+CLUSTER = "sandbox"
+MARKER = "/pulsar-lifecycle/sandbox"
+"""The z-node by which the product knows a sandbox and permits short grace periods; nothing else ever writes it."""
+
+_READY_TIMEOUT = 120.0
+_STOP_TIMEOUT = 20.0
+
+
+def default_data_folder() -> Path:
+    """``$PULSAR_LIFECYCLE_SANDBOX``, or ``.run/sandbox`` below the current folder."""
+    return Path(os.environ.get(DATA_VARIABLE) or ".run/sandbox").absolute()
+
+
+@dataclass
+class State:
+    """What ``state.json`` holds."""
+
+    data: Path
+    gc_wait: float = 60.0
+    servers: dict[str, Server] = field(default_factory=dict)
+
+    def of_kind(self, kind: str) -> list[Server]:
+        """The servers of one kind, by number."""
+        return [server for server in self.servers.values() if server.kind == kind]
+
+    def as_json(self) -> dict[str, Any]:
+        """The file's document: where everything listens, for people, tests and scripts."""
+        brokers, bookies = self.of_kind("broker"), self.of_kind("bookie")
+        return {
+            "cluster": CLUSTER,
+            "data": str(self.data),
+            "zookeeper": self.servers["zookeeper"].address,
+            "admin_url": brokers[0].http,
+            "service_url": "pulsar://" + ",".join(broker.address for broker in brokers),
+            "bookies": [{"id": bookie.address, "http": bookie.http} for bookie in bookies],
+            "brokers": [{"service_url": f"pulsar://{broker.address}", "admin_url": broker.http} for broker in brokers],
+            "s3": {
+                "endpoint": f"http://{self.servers['s3proxy'].address}",
+                "credentials_file": str(self.data / "s3-credentials.json"),
+            },
+            "lifecycle_toml": str(self.data / "lifecycle.toml"),
+            "gc_wait": self.gc_wait,
+            "servers": {name: server.as_json() for name, server in self.servers.items()},
+        }
+
+
+class Cluster:
+    """One sandbox, known by its data folder; every method may be called from any process."""
+
+    def __init__(self, data: Path | None = None, progress: Progress = print) -> None:
+        self.data = (data or default_data_folder()).absolute()
+        self.state_file = self.data / "state.json"
+        self._progress = progress
+
+    # ------------------------------------------------------------------------------------------------- looking
+
+    @property
+    def state(self) -> State:
+        """The recorded state; SandboxError if this sandbox was never started."""
+        found = self._load()
+        if found is None:
+            raise SandboxError(f"no sandbox in {self.data}: start one with `pulsar-lifecycle sandbox start`")
+        return found
+
+    @property
+    def zookeeper(self) -> str:
+        """ZooKeeper connect string."""
+        return self.state.servers["zookeeper"].address
+
+    @property
+    def admin_url(self) -> str:
+        """Base URL of the first broker's admin API."""
+        return self.state.of_kind("broker")[0].http
+
+    @property
+    def service_url(self) -> str:
+        """Binary service URL naming every broker."""
+        return str(self.state.as_json()["service_url"])
+
+    @property
+    def bookies(self) -> list[str]:
+        """Bookie ids, ``host:port``."""
+        return [bookie.address for bookie in self.state.of_kind("bookie")]
+
+    @property
+    def config(self) -> Path:
+        """The product's settings file for this sandbox."""
+        return self.data / "lifecycle.toml"
+
+    def running(self) -> list[str]:
+        """Names of the servers whose process lives."""
+        found = self._load()
+        return [name for name, server in found.servers.items() if _runs(server)] if found else []
+
+    def status(self) -> list[dict[str, Any]]:
+        """One row per server: name, address, pid (None: not running), resident bytes."""
+        return [
+            {
+                "name": server.name,
+                "address": server.address,
+                "http": server.http if "http" in server.ports else "",
+                "pid": server.pid if _runs(server) else None,
+                "resident": processes.resident_bytes(server.pid) if _runs(server) and server.pid else 0,
+            }
+            for server in self.state.servers.values()
+        ]
+
+    @contextmanager
+    def metadata(self) -> Iterator[KazooClient]:
+        """A ZooKeeper session."""
+        client = KazooClient(hosts=self.zookeeper, timeout=10)
+        client.start(timeout=10)
+        try:
+            yield client
+        finally:
+            client.stop()
+            client.close()
+
+    # ------------------------------------------------------------------------------------------------- start, stop
+
+    def start(self, bookies: int = 1, brokers: int = 1, gc_wait: float = 60.0) -> list[str]:
+        """Start what is missing and return its names; an empty list: everything ran already.
+
+        A sandbox keeps its ports and data for the life of its data folder, grows when more servers are asked for and
+        never shrinks. If a server fails to start, everything this call started is ended again.
+        """
+        with locked(self.data / "lock"):
+            state = self._load() or State(self.data, gc_wait)
+            self._grow(state, bookies, brokers)
+            return self._start(state, list(state.servers))
+
+    def stop(self, *, purge: bool = False) -> list[str]:
+        """End by process id what this sandbox runs, wait for it, return the names; ``purge`` removes the data."""
+        if not self.data.exists():
+            return []
+        with locked(self.data / "lock"):
+            state = self._load()
+            ended: list[str] = []
+            for kind in reversed(servers.KINDS):
+                for server in reversed(state.of_kind(kind) if state else []):
+                    if self._end(server):
+                        ended.append(server.name)
+            if purge:
+                shutil.rmtree(self.data)
+        return ended
+
+    def start_server(self, name: str) -> None:
+        """Start one server with its recorded ports and data, and wait until it is ready; nothing if it runs."""
+        with locked(self.data / "lock"):
+            self._start(self.state, [name])
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> None:
+        """Send a signal to one server; for SIGKILL and SIGTERM, wait until its process is gone."""
+        server = self.state.servers[name]
+        if server.pid is None:
+            return
+        processes.send_signal(server.pid, server.started, number)
+        if number in (signal.SIGKILL, signal.SIGTERM) and not processes.wait_gone(
+            server.pid, server.started, _STOP_TIMEOUT
+        ):
+            raise SandboxError(f"{name} (pid {server.pid}) did not end within {_STOP_TIMEOUT:.0f} s")
+
+    def restart(self, name: str) -> None:
+        """End one server and start it again with the same ports and data."""
+        self.kill(name, signal.SIGTERM)
+        self.start_server(name)
+
+    # ------------------------------------------------------------------------------------------------- inside
+
+    def _load(self) -> State | None:
+        try:
+            document = json.loads(self.state_file.read_text())
+        except FileNotFoundError:
+            return None
+        known = {name: Server(**entry) for name, entry in document["servers"].items()}
+        return State(self.data, document["gc_wait"], known)
+
+    def _save(self, state: State) -> None:
+        temporary = self.state_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(state.as_json(), indent=2) + "\n")
+        temporary.replace(self.state_file)
+
+    def _grow(self, state: State, bookies: int, brokers: int) -> None:
+        wanted = {"zookeeper": "zookeeper", "s3proxy": "s3proxy"}
+        wanted |= {f"bookie-{n}": "bookie" for n in range(1, bookies + 1)}
+        wanted |= {f"broker-{n}": "broker" for n in range(1, brokers + 1)}
+        missing = {name: kind for name, kind in wanted.items() if name not in state.servers}
+        ports = iter(processes.free_ports(2 * len(missing)))
+        for name, kind in missing.items():
+            state.servers[name] = Server(name, kind, {port: next(ports) for port in servers.port_names(kind)})
+        self._save(state)
+
+    def _start(self, state: State, names: list[str]) -> list[str]:
+        missing = [state.servers[name] for name in names if not _runs(state.servers[name])]
+        if missing:
+            self._write_files(state)
+        started: list[str] = []
+        try:
+            self._launch(state, [server for server in missing if server.kind in ("zookeeper", "s3proxy")], started)
+            self._wait(state, [s for s in state.servers.values() if s.kind == "zookeeper"])
+            self._set_up(state)
+            for kind in ("bookie", "broker"):
+                self._launch(state, [server for server in missing if server.kind == kind], started)
+                self._wait(state, [server for server in missing if server.kind == kind])
+            self._wait(state, [server for server in missing if server.kind == "s3proxy"])
+        except BaseException:
+            for name in reversed(started):
+                self._end(state.servers[name])
+            raise
+        return started
+
+    def _launch(self, state: State, wanted: list[Server], started: list[str]) -> None:
+        for server in wanted:
+            taken = [port for port in server.ports.values() if not processes.port_is_free(port)]
+            if taken:
+                raise SandboxError(
+                    f"port {taken[0]} of {server.name} is in use by another process: end that one, "
+                    f"or give the sandbox new ports with `pulsar-lifecycle sandbox stop --purge`"
+                )
+            self._progress(f"starting {server.name} on {server.address}")
+            self._write_configuration(state, server)
+            module = "s3proxy" if server.kind == "s3proxy" else "pulsar"
+            folder = self.data / server.name
+            server.command = servers.command(
+                server.kind, java(), class_path(module, self._progress), self._conf(server), folder
+            )
+            server.pid = processes.spawn(server.command, folder, self._log(server.name), dict(os.environ))
+            server.started = processes.start_time(server.pid)
+            started.append(server.name)
+            self._save(state)
+
+    def _wait(self, state: State, wanted: list[Server]) -> None:
+        for server in wanted:
+            self._until(lambda server=server: servers.is_ready(server), server)
+        for bookie in (server for server in wanted if server.kind == "bookie"):
+            with self.metadata() as client:
+                path = f"/ledgers/available/{bookie.address}"
+                self._until(lambda path=path, client=client: client.exists(path) is not None, bookie)
+
+    def _until(self, ready: Callable[[], bool], server: Server) -> None:
+        deadline = time.monotonic() + _READY_TIMEOUT
+        while not ready():
+            if not _runs(server):
+                raise SandboxError(f"{server.name} ended while starting: {self._last_error(server.name)}")
+            if time.monotonic() > deadline:
+                raise SandboxError(
+                    f"{server.name} was not ready after {_READY_TIMEOUT:.0f} s: see {self._log(server.name)}"
+                )
+            time.sleep(0.1)
+
+    def _set_up(self, state: State) -> None:
+        """Write a new cluster's metadata; the marker z-node is written last, so a half set-up is done again."""
+        with self.metadata() as client:
+            if client.exists(MARKER):
+                return
+            self._progress("writing the cluster's metadata")
+            broker = state.of_kind("broker")[0]
+            command = servers.setup_command(
+                java(),
+                class_path("pulsar", self._progress),
+                CLUSTER,
+                self.zookeeper,
+                broker.http,
+                f"pulsar://{broker.address}",
+            )
+            with self._log("setup").open("ab") as log:
+                done = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False)
+            if done.returncode:
+                raise SandboxError(f"the cluster's metadata could not be written: {self._last_error('setup')}")
+            try:
+                client.create(MARKER, json.dumps({"cluster": CLUSTER}).encode(), makepath=True)
+            except NodeExistsError:
+                return
+
+    def _write_files(self, state: State) -> None:
+        for folder in ("logs", "conf", "lake"):
+            (self.data / folder).mkdir(parents=True, exist_ok=True)
+        credentials = self.data / "s3-credentials.json"
+        if not credentials.exists():
+            credentials.touch(mode=0o600)
+            keys = {"access_key": "sandbox", "secret_key": secrets.token_urlsafe(24)}
+            credentials.write_text(json.dumps(keys) + "\n")
+        broker = state.of_kind("broker")[0]
+        self.config.write_text(
+            _LIFECYCLE_TOML.format(
+                cluster=CLUSTER,
+                zookeeper=state.servers["zookeeper"].address,
+                admin_url=broker.http,
+                service_url=state.as_json()["service_url"],
+                lake=self.data / "lake",
+            )
+        )
+
+    def _write_configuration(self, state: State, server: Server) -> None:
+        keys = json.loads((self.data / "s3-credentials.json").read_text())
+        values = {
+            **keys,
+            "cluster": CLUSTER,
+            "zookeeper": state.servers["zookeeper"].address,
+            "quorum": str(min(2, len(state.of_kind("bookie")))),
+            "gc_wait_ms": str(int(state.gc_wait * 1000)),
+        }
+        servers.write_configuration(server, self._conf(server), self.data / server.name, values)
+
+    def _end(self, server: Server) -> bool:
+        if server.pid is None or not processes.end(server.pid, server.started, timeout=_STOP_TIMEOUT):
+            return False
+        self._progress(f"stopped {server.name}")
+        return True
+
+    def _conf(self, server: Server) -> Path:
+        return self.data / "conf" / f"{server.name}.conf"
+
+    def _log(self, name: str) -> Path:
+        return self.data / "logs" / f"{name}.log"
+
+    def _last_error(self, name: str) -> str:
+        lines = self._log(name).read_text(errors="replace").splitlines()[-200:]
+        errors = [line for line in lines if "ERROR" in line or "Exception" in line]
+        return f"{(errors or lines or ['no output'])[-1].strip()[:300]} (log: {self._log(name)})"
+
+
+def _runs(server: Server) -> bool:
+    return server.pid is not None and server.started is not None and processes.start_time(server.pid) == server.started
+
+
+_LIFECYCLE_TOML = """\
+# Settings of pulsar-lifecycle for this sandbox; written by `pulsar-lifecycle sandbox start`.
+cluster = "{cluster}"
+
+[zookeeper]
+hosts = "{zookeeper}"
+
+[pulsar]
+admin_url = "{admin_url}"
+service_url = "{service_url}"
+
+[bookkeeper]
+shared_with = []
+
+[lake]
+path = "{lake}"
+
+[spark]
+master = "local[2]"
+scan_partitions = 4
+
+# Short, as the sandbox's marker z-node permits.
+[orphans]
+grace_period = "20s"
+confirm_after = "1s"
+
+# A sandbox is so small that its leaks are a large share of it.
+[apply]
+max_share = 0.5
+
+[deletion]
+deliver_after = "2s"
+"""

@@ -1,0 +1,112 @@
+"""Processes and ports of this machine: started detached, known by pid and start time, ended by pid.
+
+Belongs here: what the operating system is asked for. Not here: what a process is for (:mod:`sandbox.servers`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+LOOPBACK = "127.0.0.1"
+_PORTS = range(20_000, 32_000)  # below the ranges from which systems take ports for outgoing connections
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports on the loopback address that nothing listens on now."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port_is_free(port):
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a server could listen on the loopback port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+        return True
+
+
+def spawn(command: list[str], folder: Path, log: Path, environment: dict[str, str]) -> int:
+    """Start ``command`` in ``folder`` in a session of its own, output appended to ``log``; returns its pid.
+
+    The process outlives us and Ctrl-C in our terminal does not reach it.
+    """
+    into_folder = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(folder), *command]
+    writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), writing, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn("/bin/sh", into_folder, environment, file_actions=actions, setsid=True)
+
+
+def start_time(pid: int) -> str | None:
+    """When the process started, in the system's own words; None if it is gone or only a zombie is left.
+
+    A recycled pid has another start time, so (pid, start time) names one process for good.
+    """
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # a child of ours that ended would stay a zombie
+    try:
+        # state and starttime are fields 3 and 22 of proc(5); field 2 is a name in parentheses
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        if Path("/proc/self/stat").exists():
+            return None
+        answer = subprocess.run(["ps", "-p", str(pid), "-o", "lstart="], capture_output=True, text=True, check=False)
+        return answer.stdout.strip() or None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 if it is gone."""
+    answer = subprocess.run(["ps", "-p", str(pid), "-o", "rss="], capture_output=True, text=True, check=False)
+    return int(answer.stdout.strip() or 0) * 1024
+
+
+def end(pid: int, started: str | None, *, timeout: float) -> bool:
+    """Ask the process to end, wait ``timeout`` seconds, then kill it; returns whether it was running.
+
+    A process with another start time is not ours and is left alone.
+    """
+    if started is None or start_time(pid) != started:
+        return False
+    send_signal(pid, started, signal.SIGTERM)
+    if not wait_gone(pid, started, timeout):
+        send_signal(pid, started, signal.SIGKILL)
+        wait_gone(pid, started, timeout)
+    return True
+
+
+def send_signal(pid: int, started: str | None, number: int) -> None:
+    """Send a signal to exactly that process; nothing happens if it is gone."""
+    if started is not None and start_time(pid) == started:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+
+
+def wait_gone(pid: int, started: str | None, timeout: float) -> bool:
+    """Wait until the process is gone; False after ``timeout`` seconds."""
+    deadline = time.monotonic() + timeout
+    while start_time(pid) == started:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,163 @@
+"""How each server is configured, started and known to be ready.
+
+Belongs here: one :class:`Server` per kind, its configuration file (``conf/``), its java command and its readiness
+probe. Not here: which servers a cluster has and whether they run (:mod:`sandbox.cluster`).
+Main classes and properties: ZooKeeper 3.9, BookKeeper 4.17, Pulsar 4.0.7, S3Proxy 4.1.0.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import httpx
+
+from sandbox.processes import LOOPBACK
+
+CONF = Path(__file__).parent / "conf"
+KINDS = ("zookeeper", "s3proxy", "bookie", "broker")
+
+_PULSAR_JVM = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Dio.netty.leakDetectionLevel=disabled",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dbookkeeper.metadata.bookie.drivers=org.apache.pulsar.metadata.bookkeeper.PulsarMetadataBookieDriver",
+    "-Dbookkeeper.metadata.client.drivers=org.apache.pulsar.metadata.bookkeeper.PulsarMetadataClientDriver",
+    *(
+        option
+        for package in ("java.lang", "java.nio", "java.util", "java.util.zip", "sun.net", "jdk.internal.misc")
+        for option in ("--add-opens", f"java.base/{package}=ALL-UNNAMED")
+    ),
+    "--add-opens",
+    "jdk.management/com.sun.management.internal=ALL-UNNAMED",
+    "--add-opens",
+    "java.base/jdk.internal.platform=ALL-UNNAMED",
+)
+_MEMORY = {
+    "zookeeper": ("-Xmx256m", "-XX:MaxDirectMemorySize=64m"),
+    "s3proxy": ("-Xmx192m", "-XX:MaxDirectMemorySize=64m"),
+    "bookie": ("-Xmx256m", "-XX:MaxDirectMemorySize=256m"),
+    "broker": ("-Xmx512m", "-XX:MaxDirectMemorySize=256m"),
+    "setup": ("-Xmx256m", "-XX:MaxDirectMemorySize=64m"),
+}
+
+
+@dataclass
+class Server:
+    """One server as the state file records it. ``ports`` maps ``main`` (and ``http``) to a loopback port."""
+
+    name: str
+    kind: str
+    ports: dict[str, int]
+    pid: int | None = None
+    started: str | None = None
+    """The process's start time as the system tells it: together with the pid it names one process for good."""
+    command: list[str] = field(default_factory=list)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the server's main port; for a bookie this is its bookie id."""
+        return f"{LOOPBACK}:{self.ports['main']}"
+
+    @property
+    def http(self) -> str:
+        """Base URL of the server's HTTP port (bookie admin, broker admin)."""
+        return f"http://{LOOPBACK}:{self.ports['http']}"
+
+    def as_json(self) -> dict[str, Any]:
+        """The state file's entry."""
+        return asdict(self)
+
+
+def port_names(kind: str) -> tuple[str, ...]:
+    """Which ports a server of this kind listens on."""
+    return ("main", "http") if kind in ("bookie", "broker") else ("main",)
+
+
+def write_configuration(server: Server, conf: Path, data: Path, values: dict[str, str]) -> None:
+    """Render the server's configuration into ``conf`` for its data folder ``data``; values fill the template."""
+    template = next(CONF.glob(f"{server.kind}.*"))
+    data.mkdir(parents=True, exist_ok=True)
+    conf.parent.mkdir(parents=True, exist_ok=True)
+    filled = {
+        **values,
+        "data": str(data),
+        "port": str(server.ports["main"]),
+        "http_port": str(server.ports.get("http", 0)),
+        "loopback_interface": _loopback_interface(),
+    }
+    conf.write_text(Template(template.read_text()).substitute(filled))
+    if server.kind == "s3proxy":
+        conf.chmod(0o600)
+
+
+def command(kind: str, java: str, class_path: str, conf: Path, data: Path) -> list[str]:
+    """The java command that runs a server of this kind with its rendered configuration."""
+    if kind == "s3proxy":
+        logging = f"-Dlogback.configurationFile={CONF / 'logback.xml'}"
+        jvm = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true", logging]
+        main = ["org.gaul.s3proxy.Main", "--properties", str(conf)]
+    else:
+        jvm = [*_PULSAR_JVM, f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}", f"-Dvertx.cacheDirBase={data}"]
+        main = {
+            "zookeeper": ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(conf)],
+            "bookie": ["org.apache.bookkeeper.server.Main", "--conf", str(conf)],
+            "broker": ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(conf)],
+        }[kind]
+    if kind == "zookeeper":
+        jvm += ["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]
+    return [java, *_MEMORY[kind], *jvm, "-cp", class_path, *main]
+
+
+def setup_command(
+    java: str, class_path: str, cluster: str, zookeeper: str, admin_url: str, service_url: str
+) -> list[str]:
+    """The java command that writes a new cluster's metadata (PulsarClusterMetadataSetup); harmless if repeated."""
+    return [
+        java,
+        *_MEMORY["setup"],
+        *_PULSAR_JVM,
+        f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
+        "-cp",
+        class_path,
+        "org.apache.pulsar.PulsarClusterMetadataSetup",
+        *("--cluster", cluster),
+        *("--metadata-store", f"zk:{zookeeper}"),
+        *("--configuration-metadata-store", f"zk:{zookeeper}"),
+        *("--web-service-url", admin_url),
+        *("--broker-service-url", service_url),
+        *("--initial-num-transaction-coordinators", "1"),
+        *("--default-namespace-bundle-number", "4"),
+    ]
+
+
+def is_ready(server: Server) -> bool:
+    """Whether the server answers as it should."""
+    try:
+        if server.kind == "zookeeper":
+            return b"Mode: standalone" in _four_letters(server.ports["main"], b"srvr")
+        if server.kind == "s3proxy":
+            return httpx.get(f"http://{server.address}/", timeout=2).status_code in (200, 403)
+        path = "/api/v1/bookie/is_ready" if server.kind == "bookie" else "/admin/v2/brokers/ready"
+        return httpx.get(f"{server.http}{path}", timeout=2).status_code == 200
+    except (OSError, httpx.HTTPError):
+        return False
+
+
+def _four_letters(port: int, word: bytes) -> bytes:
+    with socket.create_connection((LOOPBACK, port), timeout=2) as connection:
+        connection.sendall(word)
+        answer = b""
+        while chunk := connection.recv(4096):
+            answer += chunk
+    return answer
+
+
+def _loopback_interface() -> str:
+    return next(name for _, name in socket.if_nameindex() if re.fullmatch(r"lo\d*", name))

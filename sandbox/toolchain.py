@@ -1,0 +1,114 @@
+"""Java, Maven and the servers' jars: checked, and fetched once into the cache folder.
+
+Belongs here: finding tools and class paths. Not here: how a server is configured (:mod:`sandbox.servers`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pulsar_lifecycle.errors import LifecycleError
+
+CACHE_VARIABLE = "PULSAR_LIFECYCLE_CACHE"
+JAVA_MINIMUM = 17
+MAVEN_MINIMUM = (3, 6)
+
+_HERE = Path(__file__).parent
+_POMS = tuple(_HERE / name for name in ("pom.xml", "pulsar/pom.xml", "s3proxy/pom.xml"))
+_MODULES = ("pulsar", "s3proxy")
+
+Progress = Callable[[str], None]
+
+
+class SandboxError(LifecycleError):
+    """The sandbox cannot do what was asked; the message is one line, with what to do about it."""
+
+
+def cache_folder() -> Path:
+    """Where downloads live: ``$PULSAR_LIFECYCLE_CACHE``, or ``.cache`` below the current folder."""
+    return Path(os.environ.get(CACHE_VARIABLE) or ".cache").absolute()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file at ``path`` (created); another process waits for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def java() -> str:
+    """Path of a java of version 17 or later: ``$JAVA_HOME/bin/java``, else the one on the PATH."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    where = f"JAVA_HOME ({home})" if home else "the PATH"
+    if not found:
+        raise SandboxError(f"no java in {where}: install Java {JAVA_MINIMUM} or later, or set JAVA_HOME")
+    text = subprocess.run([found, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)(?:\.(\d+))?', text)
+    major = int(version[2] or 0) if version and version[1] == "1" else int(version[1]) if version else 0
+    if major < JAVA_MINIMUM:
+        raise SandboxError(
+            f"{found} is Java {major or 'of unknown version'}: install Java {JAVA_MINIMUM} or later, or set JAVA_HOME"
+        )
+    return found
+
+
+def _maven() -> str:
+    found = shutil.which("mvn")
+    if not found:
+        raise SandboxError("no mvn on the PATH: install Apache Maven 3.6 or later")
+    text = subprocess.run([found, "-v"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Apache Maven (\d+)\.(\d+)", text)
+    if not version or (int(version[1]), int(version[2])) < MAVEN_MINIMUM:
+        raise SandboxError(f"{found} is {version[0] if version else 'no Maven'}: install Apache Maven 3.6 or later")
+    return found
+
+
+def class_path(module: str, progress: Progress = print) -> str:
+    """Class path of ``pulsar`` or ``s3proxy``; fetches the jars of both on first use, safely when several start."""
+    digest = hashlib.sha256(b"\0".join(pom.read_bytes() for pom in _POMS)).hexdigest()[:12]
+    cache = cache_folder()
+    lib = cache / f"sandbox-{digest}"
+    if not lib.is_dir():
+        with locked(cache / "sandbox.lock"):
+            if not lib.is_dir():
+                _fetch(lib, progress)
+    return f"{lib / module}/*"
+
+
+def _fetch(lib: Path, progress: Progress) -> None:
+    maven = _maven()
+    java()
+    progress(f"fetching Pulsar 4.0.7 and S3Proxy 4.1.0 from Maven into {lib} (once, about 370 MB)")
+    partial = lib.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    log = lib.with_suffix(".log")
+    command = [maven, "-B", "-q", "-f", str(_POMS[0]), f"-Dlib={partial}", "dependency:copy-dependencies"]
+    with log.open("wb") as output:
+        fetching = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        try:
+            told = time.monotonic()
+            while fetching.poll() is None:
+                time.sleep(0.2)
+                if time.monotonic() - told > 10:
+                    told = time.monotonic()
+                    progress(f"  {sum(1 for _ in partial.glob('*/*.jar'))} jars")
+        finally:
+            if fetching.poll() is None:
+                fetching.terminate()
+                fetching.wait()
+    missing = [module for module in _MODULES if not any((partial / module).glob("*.jar"))]
+    if fetching.returncode or missing:
+        raise SandboxError(f"maven could not fetch the sandbox's jars; check the network and {log}")
+    partial.rename(lib)
