@@ -1,0 +1,102 @@
+"""How hard the library leans on ZooKeeper: a budget per second and a latency guard.
+
+Belongs here: pacing that knows time and nothing of a vendor. Not here: what is read, or how a probe asks.
+Source: DESIGN section 4, "Stop".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from pulsar_lifecycle.errors import Overloaded, Unavailable
+from pulsar_lifecycle.ports import Clock
+
+PROBE_INTERVAL = 1.0
+"""Seconds between two probes."""
+
+
+class RateBudget:
+    """At most ``per_second`` units a second, without credit for idle time. Threads may share one.
+
+    A request is let through and paid for by the next one, so the long-run rate holds whatever the size of a request.
+    """
+
+    def __init__(self, per_second: float, clock: Clock) -> None:
+        self._per_ms = per_second / 1000.0
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._debt = 0.0
+        self._paid_at = clock.now_ms()
+
+    def take(self, units: int) -> None:
+        """Wait until what was taken before is paid for, then take ``units``."""
+        with self._lock:
+            now = self._clock.now_ms()
+            # A clock that was set back pays nothing, and does no harm beyond that.
+            self._debt = max(0.0, self._debt - max(0, now - self._paid_at) * self._per_ms)
+            self._paid_at = now
+            wait_ms = self._debt / self._per_ms
+            self._debt += units
+        self._clock.sleep(wait_ms / 1000.0)
+
+
+class LatencyGuard:
+    """Measures a round trip once a second in a thread of its own, and slows or stops whoever asks it first.
+
+    ``probe`` makes one round trip and returns, or raises Unavailable (it must not wait for ever). The guard acts on the
+    better of the last two probes: one slow answer may be this process's own doing (a collection, a busy core).
+    ``slow_above`` and ``stop_above`` are seconds.
+    """
+
+    def __init__(self, probe: Callable[[], None], slow_above: float, stop_above: float, clock: Clock) -> None:
+        self._probe = probe
+        self._slow_ms = slow_above * 1000.0
+        self._stop_ms = stop_above * 1000.0
+        self._clock = clock
+        self._last_two = (0.0, 0.0)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def latency_ms(self) -> float:
+        """The latest round trip; 0 before the first."""
+        return self._last_two[1]
+
+    def start(self) -> None:
+        """Begin to measure in the background, until :meth:`stop`; may be started again."""
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="zookeeper-latency", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the background thread."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def measure(self) -> float:
+        """One probe now; returns and remembers its milliseconds. A probe without an answer counts its waiting time."""
+        began = self._clock.now_ms()
+        with contextlib.suppress(Unavailable):  # whoever reads will notice; here only the time matters
+            self._probe()
+        self._last_two = (self._last_two[1], float(self._clock.now_ms() - began))
+        return self._last_two[1]
+
+    def hold(self) -> None:
+        """Return at once below ``slow_above``; wait one round trip above it; raise Overloaded above ``stop_above``."""
+        latency = min(self._last_two)
+        if latency > self._stop_ms:
+            raise Overloaded(
+                f"ZooKeeper answers in {latency:.0f} ms, zookeeper.stop_above is {self._stop_ms:.0f} ms: stopped; "
+                "start again when it has recovered"
+            )
+        if latency > self._slow_ms:
+            self._clock.sleep(latency / 1000.0)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.measure()
+            self._stopping.wait(PROBE_INTERVAL)
