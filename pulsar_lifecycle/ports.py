@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 
 # ---------------------------------------------------------------------------------------------------------- metadata
 
@@ -157,7 +157,10 @@ class LedgerReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicInternals:
-    """What the owner broker holds in memory of one loaded topic (``internalStats``)."""
+    """What the owner broker holds in memory of one loaded topic (``internalStats``).
+
+    Cursors are keyed by decoded subscription name; ``cursor_ledgers`` has only those with a ledger of their own.
+    """
 
     state: str
     ledgers: tuple[int, ...]
@@ -165,6 +168,18 @@ class TopicInternals:
     cursor_properties: Mapping[str, Mapping[str, int]]
     compacted_ledger: int | None
     schema_ledgers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """Acknowledged by a subscription: all up to ``mark_delete``, and each range (lower excluded, upper included]."""
+
+    mark_delete: Position
+    ranges: tuple[tuple[Position, Position], ...]
+
+    def covers(self, position: Position) -> bool:
+        """Whether the message at ``position`` is acknowledged."""
+        return position <= self.mark_delete or any(low < position <= high for low, high in self.ranges)
 
 
 class BrokerAdmin(Protocol):
@@ -211,6 +226,10 @@ class BrokerAdmin(Protocol):
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
+        ...
+
+    def acknowledged(self, topic: Topic, subscription: str) -> Acknowledged:
+        """What one subscription of one partition or topic has acknowledged. Loads the topic."""
         ...
 
     def close(self) -> None:
