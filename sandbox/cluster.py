@@ -15,13 +15,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import NodeExistsError
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from sandbox import processes, servers
 from sandbox.servers import Server
@@ -226,13 +226,14 @@ class Cluster:
             self._write_files(state)
         started: list[str] = []
         try:
-            self._launch(state, [server for server in missing if server.kind in ("zookeeper", "s3proxy")], started)
-            self._wait(state, [s for s in state.servers.values() if s.kind == "zookeeper"])
-            self._set_up(state)
-            for kind in ("bookie", "broker"):
-                self._launch(state, [server for server in missing if server.kind == kind], started)
-                self._wait(state, [server for server in missing if server.kind == kind])
-            self._wait(state, [server for server in missing if server.kind == "s3proxy"])
+            for kinds in (("zookeeper", "s3proxy"), ("bookie",), ("broker",)):
+                wanted = [server for server in missing if server.kind in kinds]
+                if wanted and kinds != ("zookeeper", "s3proxy"):
+                    self._set_up(state)
+                self._launch(state, wanted, started)
+                self._wait(wanted)
+            if missing:
+                self._wait([state.servers[name] for name in names])  # those that ran all along may have lost others
         except BaseException:
             for name in reversed(started):
                 self._end(state.servers[name])
@@ -241,12 +242,14 @@ class Cluster:
 
     def _launch(self, state: State, wanted: list[Server], started: list[str]) -> None:
         for server in wanted:
-            taken = [port for port in server.ports.values() if not processes.port_is_free(port)]
+            taken = next((port for port in server.ports.values() if not processes.wait_port_free(port, 5)), None)
             if taken:
                 raise SandboxError(
-                    f"port {taken[0]} of {server.name} is in use by another process: end that one, "
+                    f"port {taken} of {server.name} is in use by another process: end that one, "
                     f"or give the sandbox new ports with `pulsar-lifecycle sandbox stop --purge`"
                 )
+            if server.kind == "bookie":
+                self._forget_registration(server)
             self._progress(f"starting {server.name} on {server.address}")
             self._write_configuration(state, server)
             module = "s3proxy" if server.kind == "s3proxy" else "pulsar"
@@ -259,19 +262,24 @@ class Cluster:
             started.append(server.name)
             self._save(state)
 
-    def _wait(self, state: State, wanted: list[Server]) -> None:
+    def _forget_registration(self, bookie: Server) -> None:
+        """Remove what the session of a killed bookie left; until it expires, a bookie of that id refuses to start."""
+        with self.metadata() as client, suppress(NoNodeError):
+            client.delete(_registration(bookie))
+
+    def _wait(self, wanted: list[Server]) -> None:
         for server in wanted:
             self._until(lambda server=server: servers.is_ready(server), server)
         for bookie in (server for server in wanted if server.kind == "bookie"):
             with self.metadata() as client:
-                path = f"/ledgers/available/{bookie.address}"
+                path = _registration(bookie)
                 self._until(lambda path=path, client=client: client.exists(path) is not None, bookie)
 
     def _until(self, ready: Callable[[], bool], server: Server) -> None:
         deadline = time.monotonic() + _READY_TIMEOUT
         while not ready():
             if not _runs(server):
-                raise SandboxError(f"{server.name} ended while starting: {self._last_error(server.name)}")
+                raise SandboxError(f"{server.name} does not run: {self._last_error(server.name)}")
             if time.monotonic() > deadline:
                 raise SandboxError(
                     f"{server.name} was not ready after {_READY_TIMEOUT:.0f} s: see {self._log(server.name)}"
@@ -280,6 +288,7 @@ class Cluster:
 
     def _set_up(self, state: State) -> None:
         """Write a new cluster's metadata; the marker z-node is written last, so a half set-up is done again."""
+        self._wait(state.of_kind("zookeeper"))
         with self.metadata() as client:
             if client.exists(MARKER):
                 return
@@ -297,10 +306,8 @@ class Cluster:
                 done = subprocess.run(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, check=False)
             if done.returncode:
                 raise SandboxError(f"the cluster's metadata could not be written: {self._last_error('setup')}")
-            try:
+            with suppress(NodeExistsError):
                 client.create(MARKER, json.dumps({"cluster": CLUSTER}).encode(), makepath=True)
-            except NodeExistsError:
-                return
 
     def _write_files(self, state: State) -> None:
         for folder in ("logs", "conf", "lake"):
@@ -348,6 +355,10 @@ class Cluster:
         lines = self._log(name).read_text(errors="replace").splitlines()[-200:]
         errors = [line for line in lines if "ERROR" in line or "Exception" in line]
         return f"{(errors or lines or ['no output'])[-1].strip()[:300]} (log: {self._log(name)})"
+
+
+def _registration(bookie: Server) -> str:
+    return f"/ledgers/available/{bookie.address}"
 
 
 def _runs(server: Server) -> bool:

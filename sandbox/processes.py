@@ -12,6 +12,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
@@ -20,13 +21,10 @@ _PORTS = range(20_000, 32_000)  # below the ranges from which systems take ports
 
 def free_ports(count: int) -> list[int]:
     """Distinct ports on the loopback address that nothing listens on now."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if port_is_free(port):
-            found.append(port)
-            if len(found) == count:
-                return found
-    raise OSError(f"no {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    found = list(islice(filter(port_is_free, random.sample(_PORTS, len(_PORTS))), count))
+    if len(found) < count:
+        raise OSError(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop}")
+    return found
 
 
 def port_is_free(port: int) -> bool:
@@ -38,6 +36,16 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def wait_port_free(port: int, timeout: float) -> bool:
+    """Wait until the port is free, which may be a moment after its process was killed; False after the timeout."""
+    deadline = time.monotonic() + timeout
+    while not port_is_free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def spawn(command: list[str], folder: Path, log: Path, environment: dict[str, str]) -> int:

@@ -104,7 +104,11 @@ def command(kind: str, java: str, class_path: str, conf: Path, data: Path) -> li
         jvm = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true", logging]
         main = ["org.gaul.s3proxy.Main", "--properties", str(conf)]
     else:
-        jvm = [*_PULSAR_JVM, f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}", f"-Dvertx.cacheDirBase={data}"]
+        jvm = [
+            *_PULSAR_JVM,
+            f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
+            f"-Dvertx.cacheDirBase={data / 'vertx'}",
+        ]
         main = {
             "zookeeper": ["org.apache.zookeeper.server.quorum.QuorumPeerMain", str(conf)],
             "bookie": ["org.apache.bookkeeper.server.Main", "--conf", str(conf)],
