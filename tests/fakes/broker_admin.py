@@ -1,0 +1,113 @@
+"""The admin API in memory; passes the contract of tests/unit/io/test_admin.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import Acknowledged, TopicInternals
+
+
+@dataclass
+class FakeSubscription:
+    backlog: int = 0
+    acknowledged: Acknowledged = Acknowledged(Position(0, -1), ())
+
+
+class FakeBrokerAdmin:
+    """Set the attributes to say what the cluster is like.
+
+    ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
+    prove that looking does not touch; a touched topic then is in ``loaded``.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[str] = ("broker-1:8080",),
+        namespaces: Sequence[str] = ("public/default", "pulsar/system"),
+    ) -> None:
+        self.broker_ids = list(brokers)
+        self.namespaces = set(namespaces)
+        self.partition_counts: dict[Topic, int] = {}
+        self.topics: dict[Topic, dict[str, FakeSubscription]] = {}
+        self.internals: dict[Topic, TopicInternals] = {}
+        self.compactions: dict[Topic, str] = {}
+        self.loaded: dict[str, str] = {}
+        self.touched: list[Topic] = []
+        self.failure: LifecycleError | None = None
+
+    def brokers(self) -> list[str]:
+        self._answer()
+        return list(self.broker_ids)
+
+    def loaded_topics(self) -> dict[str, str]:
+        self._answer()
+        return dict(self.loaded)
+
+    def internal_stats(self, topic: Topic) -> TopicInternals:
+        self._load(topic)
+        return self.internals.get(topic) or TopicInternals("LedgerOpened", (), {}, {}, None, ())
+
+    def compaction_status(self, topic: Topic) -> str:
+        self._load(topic)
+        return self.compactions.get(topic, "NOT_RUN")
+
+    def partitions(self, topic: Topic) -> int | None:
+        self._answer()
+        if topic in self.partition_counts:
+            return self.partition_counts[topic]
+        return 0 if topic in self.topics else None
+
+    def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
+        self._in_namespace(topic)
+        if self.partitions(topic) not in (None, partitions):
+            raise Conflict(f"{topic}: it has {self.partitions(topic)} partitions")
+        self.partition_counts[topic] = partitions
+        for n in range(partitions):
+            self.topics.setdefault(Topic(topic.namespace, f"{topic.local}-partition-{n}"), {})
+
+    def create_topic(self, topic: Topic) -> None:
+        self._in_namespace(topic)
+        if topic in self.partition_counts:
+            raise Conflict(f"{topic}: it has {self.partition_counts[topic]} partitions")
+        self.topics.setdefault(topic, {})
+
+    def create_subscription(self, topic: Topic, subscription: str, position: str = "earliest") -> None:
+        self._load(topic).setdefault(subscription, FakeSubscription())
+
+    def subscriptions(self, topic: Topic) -> list[str]:
+        return list(self._load(topic))
+
+    def backlog(self, topic: Topic, subscription: str) -> int:
+        return self._subscription(topic, subscription).backlog
+
+    def acknowledged(self, topic: Topic, subscription: str) -> Acknowledged:
+        return self._subscription(topic, subscription).acknowledged
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self) -> None:
+        if self.failure:
+            raise self.failure
+
+    def _in_namespace(self, topic: Topic) -> None:
+        self._answer()
+        if str(topic.namespace) not in self.namespaces:
+            raise NotFound(f"{topic.namespace}: no such namespace")
+
+    def _load(self, topic: Topic) -> dict[str, FakeSubscription]:
+        self._answer()
+        if topic not in self.topics and topic not in self.internals:
+            raise NotFound(f"{topic}: no such topic")
+        self.touched.append(topic)
+        self.loaded.setdefault(str(topic), self.broker_ids[0])
+        return self.topics.setdefault(topic, {})
+
+    def _subscription(self, topic: Topic, subscription: str) -> FakeSubscription:
+        found = self._load(topic).get(subscription)
+        if found is None:
+            raise NotFound(f"{topic}: no subscription {subscription}")
+        return found
