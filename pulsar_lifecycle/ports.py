@@ -7,10 +7,11 @@ Times are milliseconds since the epoch, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.model import Position, Topic
@@ -60,6 +61,19 @@ class Children:
     num_children: int
 
 
+ScanRow = tuple[str, bytes, int, int, int, int, int, int, tuple[str, ...]]
+"""path, data, czxid, mzxid, ctime, mtime, version, num_children, names (empty unless children were asked for)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanBatch:
+    """One step of a scan: what was found, what is not there, what is there and could not be read."""
+
+    rows: list[ScanRow]
+    gone: list[str]
+    unread: list[Unread]
+
+
 @dataclass(frozen=True, slots=True)
 class Deletion:
     """Delete ``path`` if its data version is still ``version``."""
@@ -89,6 +103,10 @@ class MetadataStore(Protocol):
 
     def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
         """Child names of many z-nodes, in order; None where the node does not exist."""
+        ...
+
+    def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
+        """Read any number of z-nodes as bare tuples, batch by batch in the order given: the fast way to read millions."""
         ...
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, parents: bool = False) -> Stat:
@@ -141,6 +159,10 @@ class LedgerReader(Protocol):
 
         Raises NotFound when every replica says the ledger is gone, Unavailable when too few replicas answered to know.
         """
+        ...
+
+    def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | None | LifecycleError]:
+        """:meth:`last_entry` of many ledgers at once, in order; errors as values."""
         ...
 
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
@@ -202,6 +224,10 @@ class BrokerAdmin(Protocol):
 
     def compaction_status(self, topic: Topic) -> str:
         """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``. Loads the topic: ask only for a loaded one."""
+        ...
+
+    def stats_interval_ms(self) -> int:
+        """How often brokers refresh ``/broker-stats/topics`` (``statsUpdateFrequencyInSecs``), the longest of all."""
         ...
 
     def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
@@ -271,7 +297,11 @@ class DeletionQueue(Protocol):
     """``persistent://pulsar/system/__ledger_deletion`` with its durable subscription ``ledger-deletion``."""
 
     def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
-        """Send one message per info, in order, and wait for every receipt."""
+        """Make sure of topics and subscriptions, send one message per info, in order, and wait for every receipt."""
+        ...
+
+    def backlog(self) -> int:
+        """Messages of the main and the retry topic that the subscription has not acknowledged."""
         ...
 
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
@@ -279,11 +309,11 @@ class DeletionQueue(Protocol):
         ...
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
-        """Acknowledge; returns when the broker confirmed."""
+        """Acknowledge; returns when the broker confirmed, raises OutcomeUnknown when it did not."""
         ...
 
     def release(self, messages: Sequence[Received]) -> None:
-        """Neither deleted nor acknowledged: the subscription hands them out again later."""
+        """Neither deleted nor acknowledged: the subscription hands them out again once this queue is closed."""
         ...
 
     def close(self) -> None:

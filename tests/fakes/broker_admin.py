@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
 from pulsar_lifecycle.model import Position, Topic
@@ -13,7 +13,7 @@ from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 @dataclass
 class FakeSubscription:
     backlog: int = 0
-    acknowledged: Acknowledged = Acknowledged(Position(0, -1), ())
+    acknowledged: Acknowledged = field(default_factory=lambda: Acknowledged(Position(0, -1), ()))
 
 
 class FakeBrokerAdmin:

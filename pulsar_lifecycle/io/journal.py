@@ -1,0 +1,152 @@
+"""Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
+
+Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
+and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC), so any
+Parquet reader sees the tables; names that begin with a dot are unfinished and ignored by all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.ports import Archived, JournalRow
+
+JOURNAL = "journal"
+ARCHIVE = "archive"
+
+JOURNAL_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("plan_id", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("component", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("action", pa.string(), nullable=False),
+        pa.field("phase", pa.string(), nullable=False),
+        pa.field("outcome", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("checksum", pa.string(), nullable=False),
+        pa.field("detail", pa.string(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+    ]
+)
+ARCHIVE_SCHEMA = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("cluster", pa.string(), nullable=False),
+        pa.field("ledger_id", pa.int64(), nullable=False),
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("data", pa.binary(), nullable=False),
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("czxid", pa.int64(), nullable=False),
+        pa.field("ctime", pa.int64(), nullable=False),
+        pa.field("at", pa.int64(), nullable=False),
+    ]
+)
+
+
+class FileJournal:
+    """Journal and archive below ``lake``: an absolute folder, or a URI such as ``s3://bucket/prefix``.
+
+    In a folder an object appears by rename after its bytes are on disk; in an object store by one upload. Any number
+    of processes may write at the same time. Credentials of an object store are those of its usual environment.
+    """
+
+    def __init__(self, lake: str) -> None:
+        self._lake = lake
+
+    def record(self, rows: Sequence[JournalRow]) -> str:
+        """Store rows as one object and return its location; no rows, no object, and an empty location.
+
+        Raises StoreError when they are not known to be durable.
+        """
+        return self._store(JOURNAL, JOURNAL_SCHEMA, rows)
+
+    def archive(self, nodes: Sequence[Archived]) -> str:
+        """Store z-nodes as one object and return its location, like :meth:`record`."""
+        return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
+
+    def _store(self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived]) -> str:
+        if not rows:
+            return ""
+        day = datetime.fromtimestamp(rows[0].at / 1000, UTC).date().isoformat()
+        table = pa.Table.from_pylist([asdict(row) for row in rows], schema)
+        buffer = pa.BufferOutputStream()
+        pq.write_table(table, buffer, compression="zstd")
+        name = f"{uuid.uuid4().hex}.parquet"
+        where = f"{self._lake}/{kind}/date={day}/{name}"
+        try:
+            if "://" in self._lake:
+                _upload(where, buffer.getvalue())
+            else:
+                _write_durably(Path(self._lake), Path(where), buffer.getvalue())
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{where}: cannot be stored durably: {error}") from error
+        return where
+
+
+def journal_rows(
+    lake: str, *, ledger_id: int | None = None, run_id: str | None = None, topic: str | None = None
+) -> pa.Table:
+    """Journal rows in the order of their time, all or those that match; ``JOURNAL_SCHEMA``."""
+    return _read(lake, JOURNAL, JOURNAL_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id, "topic": topic})
+
+
+def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
+    """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
+    return _read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id})
+
+
+def _read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str | None]) -> pa.Table:
+    where = f"{lake}/{kind}"
+    condition = None
+    for name, value in wanted.items():
+        if value is not None:
+            term = pc.field(name) == value
+            condition = term if condition is None else condition & term
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(where)
+        if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
+            return schema.empty_table()
+        found = ds.dataset(path, schema, format="parquet", filesystem=filesystem).to_table(filter=condition)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{where}: cannot be read: {error}") from error
+    return found.sort_by("at")
+
+
+def _write_durably(lake: Path, target: Path, data: pa.Buffer) -> None:
+    """Write beside the target, sync, rename, and sync every folder up to the lake: each may be new."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.tmp")
+    with unfinished.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(target)
+    for folder in (target.parent, target.parent.parent, lake):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _upload(where: str, data: pa.Buffer) -> None:
+    """One object; it becomes visible when its upload is complete."""
+    filesystem, path = pafs.FileSystem.from_uri(where)
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(data)

@@ -1,0 +1,293 @@
+"""The deletion queue of PIP-186 on the binary protocol, as a :class:`~pulsar_lifecycle.ports.DeletionQueue`.
+
+Belongs here: topics, the durable subscription, sending, receiving, acknowledging. Not here: what a message says
+(``formats/deletion_message.py``) and what is done about it. Upstream: PIP-186; the topics are ordinary ones and any
+client may write to them, so nothing received is to be believed.
+
+A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
+for. So the subscription is made sure of on every partition before each send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import _pulsar
+import pulsar
+import pulsar.exceptions
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats.deletion_message import (
+    PendingDeleteLedgerInfo,
+    decode_deletion_message,
+    encode_deletion_message,
+)
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Received, Sent
+from pulsar_lifecycle.settings import PulsarSettings
+
+NAMESPACE = Namespace("pulsar", "system")
+DELETION_TOPIC = Topic(NAMESPACE, "__ledger_deletion")
+RETRY_TOPIC = Topic(NAMESPACE, "__ledger_deletion-RETRY")
+DLQ_TOPIC = Topic(NAMESPACE, "__ledger_deletion-DLQ")
+SUBSCRIPTION = "ledger-deletion"
+
+IN_FLIGHT = 500
+"""Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
+PREFETCHED = 500
+"""Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
+CONFIRM_EVERY = 0.1
+"""Seconds between two looks at the cursor; the client itself sends acknowledgements every 0.1 s."""
+
+
+def topics_of(admin: BrokerAdmin, topic: Topic) -> list[Topic]:
+    """The partitions of a topic, itself if it has none, nothing where it does not exist."""
+    count = admin.partitions(topic)
+    if count is None:
+        return []
+    return [Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)] or [topic]
+
+
+def pending(admin: BrokerAdmin) -> int:
+    """Intents in flight: messages of the main and the retry topic that the subscription has not acknowledged.
+
+    Creates nothing; topics that do not exist yet count as empty. Raises NotFound where a topic lacks the subscription.
+    """
+    partitions = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(admin, topic)]
+    return sum(admin.backlog(part, SUBSCRIPTION) for part in partitions)
+
+
+class PulsarDeletionQueue:
+    """Producer and Shared consumer of the deletion queue; each is opened when it is first needed.
+
+    ``parallelism`` is the number of partitions the main and the retry topic are created with. Not thread-safe.
+    """
+
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+        self._admin = admin
+        self._parallelism = parallelism
+        self._timeout = settings.request_timeout
+        self._client = _client(settings)
+        self._producer: pulsar.Producer | None = None
+        self._consumer: pulsar.Consumer | None = None
+
+    def ensure(self) -> None:
+        """Create what is missing of topics and subscriptions; idempotent.
+
+        Raises NotFound when the namespace ``pulsar/system`` does not exist, Conflict when the main or the retry topic
+        is there and not partitioned, or the dead-letter topic is.
+        """
+        for topic in (DELETION_TOPIC, RETRY_TOPIC):
+            self._admin.create_partitioned_topic(topic, self._admin.partitions(topic) or self._parallelism)
+        self._admin.create_topic(DLQ_TOPIC)
+        for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
+            for part in topics_of(self._admin, topic):
+                if SUBSCRIPTION not in self._admin.subscriptions(part):
+                    self._admin.create_subscription(part, SUBSCRIPTION, "earliest")
+
+    def backlog(self) -> int:
+        """:func:`pending`."""
+        return pending(self._admin)
+
+    def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
+        """One un-batched, keyless message per info, after :meth:`ensure`; waits for every receipt.
+
+        A failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
+        """
+        self.ensure()
+        with _ours("open the producer"):
+            if self._producer is None:
+                self._producer = self._client.create_producer(
+                    str(DELETION_TOPIC),
+                    batching_enabled=False,
+                    max_pending_messages=2 * IN_FLIGHT,
+                    send_timeout_millis=int(self._timeout * 1000),
+                )
+        sending = _Sending(infos)
+        delay = timedelta(milliseconds=deliver_after_ms) if deliver_after_ms else None
+        for index, info in enumerate(infos):
+            sending.slots.acquire()
+            try:
+                self._producer.send_async(encode_deletion_message(info), sending.receipt_of(index), deliver_after=delay)
+            except (pulsar.exceptions.PulsarException, ValueError) as error:
+                sending.settle(index, b"", str(error))
+        return sending.outcomes()
+
+    def receive(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` messages of main and retry topic, fewer once ``wait_ms`` have passed."""
+        deadline = time.monotonic() + wait_ms / 1000
+        received: list[Received] = []
+        with _ours("receive"):
+            if self._consumer is None:
+                self.ensure()
+                self._consumer = self._client.subscribe(
+                    [str(DELETION_TOPIC), str(RETRY_TOPIC)],
+                    SUBSCRIPTION,
+                    consumer_type=pulsar.ConsumerType.Shared,
+                    initial_position=pulsar.InitialPosition.Earliest,
+                    receiver_queue_size=PREFETCHED,
+                )
+            while len(received) < limit:
+                remaining = max(1, int((deadline - time.monotonic()) * 1000))
+                try:
+                    received.append(_received(self._consumer.receive(timeout_millis=remaining)))
+                except pulsar.exceptions.Timeout:
+                    break
+        return received
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """Acknowledge and wait until the broker's cursor shows it; OutcomeUnknown when it does not in time.
+
+        The Python client has no acknowledgement receipts, hence the look at the cursor. An entry that a foreign
+        producer filled with several messages is acknowledged, but not looked for: the cursor shows it only when all
+        of them are.
+        """
+        if not messages:
+            return
+        awaited: dict[str, list[Position]] = defaultdict(list)
+        with _ours("acknowledge", lost=OutcomeUnknown):
+            if self._consumer is None:
+                raise Unavailable("acknowledge: the consumer these messages came from is closed")
+            for message in messages:
+                message_id: Any = message.handle
+                self._consumer.acknowledge(message_id)
+                if message_id.batch_index() < 0:
+                    awaited[message.topic].append(Position(message_id.ledger_id(), message_id.entry_id()))
+        for topic, positions in awaited.items():
+            self._confirm(Topic.parse(topic), positions)
+
+    def _confirm(self, topic: Topic, positions: Sequence[Position]) -> None:
+        deadline = time.monotonic() + self._timeout
+        while True:
+            time.sleep(CONFIRM_EVERY)
+            try:
+                done = self._admin.acknowledged(topic, SUBSCRIPTION)
+            except LifecycleError as error:
+                raise OutcomeUnknown(f"acknowledge on {topic}: cannot be confirmed: {error}") from error
+            open_ = [position for position in positions if not done.covers(position)]
+            if not open_:
+                return
+            if time.monotonic() > deadline:
+                raise OutcomeUnknown(f"acknowledge on {topic}: {len(open_)} not confirmed, the first is {open_[0]}")
+
+    def release(self, messages: Sequence[Received]) -> None:
+        """Leave messages unacknowledged: the broker hands them out again once this queue is closed.
+
+        No negative acknowledgement: its delay is shorter than a run, which would meet its own failures again.
+        """
+
+    def close(self) -> None:
+        """Close producer, consumer and connections; what was not acknowledged goes back to the subscription."""
+        self._producer = self._consumer = None
+        with contextlib.suppress(pulsar.exceptions.PulsarException):
+            self._client.close()
+
+
+class _Sending:
+    """The receipts of one call to send; they arrive on the client's own thread."""
+
+    def __init__(self, infos: Sequence[PendingDeleteLedgerInfo]) -> None:
+        self.slots = threading.BoundedSemaphore(IN_FLIGHT)
+        self._infos = infos
+        self._sent: dict[int, Sent] = {}
+
+    def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
+        def receipt(result: Any, message_id: Any) -> None:
+            if result == _pulsar.Result.Ok:
+                self.settle(index, message_id.serialize(), "")
+            else:
+                self.settle(index, b"", str(result).removeprefix("Result."))
+
+        return receipt
+
+    def settle(self, index: int, message_id: bytes, error: str) -> None:
+        self._sent[index] = Sent(self._infos[index], message_id, error)
+        self.slots.release()
+
+    def outcomes(self) -> list[Sent]:
+        """Wait until every slot is free again: the client fails a send by itself after its time-out."""
+        for _ in range(IN_FLIGHT):
+            self.slots.acquire()
+        return [self._sent[index] for index in range(len(self._infos))]
+
+
+def _received(message: pulsar.Message) -> Received:
+    raw = message.data()
+    info, problem = None, ""
+    try:
+        info = decode_deletion_message(raw)
+    except CorruptFormat as error:
+        problem = str(error)
+    message_id = message.message_id()
+    return Received(
+        message_id=message_id.serialize(),
+        topic=message.topic_name(),
+        raw=raw,
+        properties=dict(message.properties()),
+        publish_time=message.publish_timestamp(),
+        info=info,
+        problem=problem,
+        handle=message_id,
+    )
+
+
+def _client(settings: PulsarSettings) -> pulsar.Client:
+    tls = settings.tls
+    authentication = None
+    if settings.token is not None:
+        authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
+    elif tls is not None and tls.cert_file:
+        authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
+    with _ours(f"connect to {settings.service_url}"):
+        return pulsar.Client(
+            settings.service_url,
+            authentication=authentication,
+            operation_timeout_seconds=max(1, int(settings.request_timeout)),
+            tls_trust_certs_file_path=(tls and tls.ca_file) or None,
+            tls_validate_hostname=tls is None or tls.verify,
+            tls_certificate_file_path=(tls and tls.cert_file) or None,
+            tls_private_key_file_path=(tls and tls.key_file) or None,
+            # The client writes to stdout otherwise; every failure reaches us as an exception or an outcome.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )
+
+
+_ERRORS: dict[type[Exception], type[LifecycleError]] = {
+    pulsar.exceptions.AuthenticationError: AccessDenied,
+    pulsar.exceptions.AuthorizationError: AccessDenied,
+    pulsar.exceptions.ErrorGettingAuthenticationData: AccessDenied,
+    pulsar.exceptions.TopicNotFound: NotFound,
+    pulsar.exceptions.SubscriptionNotFound: NotFound,
+    pulsar.exceptions.InvalidConfiguration: StoreError,
+    pulsar.exceptions.InvalidUrl: StoreError,
+    pulsar.exceptions.InvalidTopicName: StoreError,
+    pulsar.exceptions.IncompatibleSchema: StoreError,
+    pulsar.exceptions.UnsupportedVersionError: StoreError,
+    pulsar.exceptions.NotAllowedError: StoreError,
+    pulsar.exceptions.TopicTerminated: StoreError,
+}
+"""What is not listed means no answer, or a broker that is busy or on its way elsewhere."""
+
+
+@contextlib.contextmanager
+def _ours(what: str, lost: type[Unavailable] = Unavailable) -> Iterator[None]:
+    """Turn the client's exceptions into ours."""
+    try:
+        yield
+    except pulsar.exceptions.PulsarException as error:
+        raise _ERRORS.get(type(error), lost)(f"{what}: {type(error).__name__}: {error}") from error
