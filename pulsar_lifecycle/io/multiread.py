@@ -81,7 +81,7 @@ class MultiReadRequest:
 class Reply:
     """A multiRead's reply; decode it with the paths that were asked for, in their order.
 
-    Both decoders return what was found and the error code of each path that could not be read.
+    Both decoders raise CorruptFormat if it is not the reply to that request.
     """
 
     __slots__ = ("_buffer", "_offset")
@@ -118,14 +118,14 @@ class Reply:
         self._check_end(offset)
         return found
 
-    def rows(self, paths: Sequence[str], children: bool) -> tuple[list[ScanRow], list[tuple[str, int]]]:
-        """What a scan keeps of each node that is there, and (path, error code) of the others."""
+    def rows(self, paths: Sequence[str], children: bool) -> tuple[list[ScanRow], list[tuple[int, int]]]:
+        """What a scan keeps of each node that is there, and (position in ``paths``, error code) of the others."""
         buffer, offset = self._buffer, self._offset
         rows: list[ScanRow] = []
-        failed: list[tuple[str, int]] = []
+        failed: list[tuple[int, int]] = []
         result, stat = _RESULT.unpack_from, _SCAN_STAT.unpack_from
         try:
-            for path in paths:
+            for position, path in enumerate(paths):
                 kind, _, code, size = result(buffer, offset)
                 offset += _RESULT_SIZE
                 data, values = b"", ()
@@ -139,7 +139,7 @@ class Reply:
                     if kind == GET_DATA:
                         rows.append((path, data, *values, ()))
                     else:
-                        failed.append((path, code))
+                        failed.append((position, code))
                     continue
                 names_kind, _, names_code, count = result(buffer, offset)
                 offset += _RESULT_SIZE
@@ -151,7 +151,7 @@ class Reply:
                 if kind == GET_DATA and names_kind == GET_CHILDREN:
                     rows.append((path, data, *values, names))
                 else:
-                    failed.append((path, code or names_code))
+                    failed.append((position, code or names_code))
         except struct.error as error:
             raise _cut(offset, error) from error
         self._check_end(offset)
@@ -196,14 +196,14 @@ class BatchSize:
         wanted = max(1, min(self._limit, fitting))
         batch = [again.popleft() for _ in range(min(wanted, len(again)))]
         batch += islice(paths, wanted - len(batch))
-        # A path is at most 4 bytes per character; counting exactly only matters near the limit.
         operations = 2 if children else 1
-        size = operations * sum(map(len, batch))
-        while len(batch) > 1 and operations * len(batch) * _OPERATION_SIZE + 4 * size > MAX_REQUEST_BYTES:
+        while len(batch) > 1:
+            size = operations * (len(batch) * _OPERATION_SIZE + sum(len(path.encode()) for path in batch))
+            if size <= MAX_REQUEST_BYTES:
+                break
             keep = len(batch) // 2
             again.extendleft(reversed(batch[keep:]))
-            batch = batch[:keep]
-            size = operations * sum(map(len, batch))
+            del batch[keep:]
         return batch
 
     def answered(self, paths: int, reply_bytes: int) -> None:

@@ -9,34 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
-import logging
-import os
 import struct
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from kazoo import exceptions as zk
 from kazoo.client import KazooClient
-from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState, KeeperState, ZnodeStat
+from kazoo.protocol.states import ZnodeStat
 
 from pulsar_lifecycle.errors import (
     AccessDenied,
-    ConfigError,
     Conflict,
     LeaseLost,
-    LifecycleError,
     NotFound,
     OutcomeUnknown,
     Overloaded,
     Refused,
-    StoreError,
     Unavailable,
 )
 from pulsar_lifecycle.io.clock import SystemClock
@@ -49,7 +40,8 @@ from pulsar_lifecycle.io.multiread import (
     Reply,
     ScanRow,
 )
-from pulsar_lifecycle.io.throttle import LatencyGuard, RateBudget
+from pulsar_lifecycle.io.throttle import RateBudget
+from pulsar_lifecycle.io.zk_session import ConnectionLost, ZooKeeperSession
 from pulsar_lifecycle.ports import Children, Clock, Deletion, DeletionResult, MetadataStore, Node, Stat, Unread
 from pulsar_lifecycle.settings import ZooKeeperSettings
 
@@ -57,31 +49,9 @@ MAX_DELETIONS = 500
 """Deletions in one transaction; the check of the guard comes on top."""
 REQUESTS_IN_FLIGHT = 4
 ATTEMPTS = 5
-"""How often a read, or the reading after a lost delete batch, is tried without any success in between."""
-CONNECT_SECONDS = 10.0
+"""How often a read, or a transaction that got lost, is tried without any answer in between."""
 _DELETE_OVERHEAD = struct.calcsize("!iBi") + struct.calcsize("!ii")
 """Bytes of one delete in a transaction besides its path: MultiHeader, path length, version."""
-
-_ERRORS: dict[type[zk.KazooException], type[LifecycleError]] = {
-    zk.NoNodeError: NotFound,
-    zk.NodeExistsError: Conflict,
-    zk.BadVersionError: Conflict,
-    zk.NotEmptyError: Conflict,
-    zk.NoAuthError: AccessDenied,
-    zk.AuthFailedError: AccessDenied,
-    zk.InvalidACLError: AccessDenied,
-    zk.SessionClosedRequireSaslError: AccessDenied,
-    zk.ThrottledOpError: Overloaded,
-    zk.ConnectionLoss: Unavailable,
-    zk.ConnectionClosedError: Unavailable,
-    zk.SessionExpiredError: Unavailable,
-    zk.SessionMovedError: Unavailable,
-    zk.OperationTimeoutError: Unavailable,
-    zk.RequestTimeoutError: Unavailable,
-    zk.NotReadOnlyCallError: Unavailable,
-    zk.CancelledError: Unavailable,
-}
-"""kazoo's class -> ours; what is not named here is a StoreError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,24 +82,11 @@ class KazooStore:
         clock: Clock | None = None,
         key: str = "zookeeper",
     ) -> None:
-        self._settings = settings
-        self._key = key
+        clock = clock or SystemClock()
+        self._session = ZooKeeperSession(settings, clock, key)
         self._read_only = read_only
-        self._clock = clock or SystemClock()
-        self._budget = RateBudget(reads_per_second or settings.reads_per_second, self._clock)
-        self._guard = LatencyGuard(self._probe, settings.slow_above, settings.stop_above, self._clock)
+        self._budget = RateBudget(reads_per_second or settings.reads_per_second, clock)
         self._batch = BatchSize()
-        self._warning = _LastWarning()
-        self._process = 0
-        self._client: KazooClient | None = None
-        self._probe_client: KazooClient | None = None
-        self._live = threading.Event()
-        self._sync_owed = False
-        self._denied = False
-        self._ephemerals: list[str] = []
-        self._lost_ephemerals = False
-        self._answer_seconds = settings.session_timeout + 5.0
-        self._new_client()  # settings that cannot work fail here, not at the first read
 
     def __enter__(self) -> Self:
         return self
@@ -142,10 +99,10 @@ class KazooStore:
     def sync(self, path: str = "/") -> None:
         """Make the following reads on this session see every write that was acknowledged before this call."""
         for attempt in range(1, ATTEMPTS + 1):
-            self._connected()
+            self._session.client()
             try:
                 return self._sync(path)
-            except Unavailable:
+            except ConnectionLost:
                 if attempt == ATTEMPTS:
                     raise
         return None
@@ -172,13 +129,12 @@ class KazooStore:
         found: list[Children | Unread | None] = []
         for batch, reply in self._replies(paths, children=True):
             rows, failed = reply.rows(batch, children=True)
-            rows_left = iter(rows)
-            codes = dict(failed)
-            for path in batch:
-                if path in codes:
-                    found.append(self._missing(path, codes[path]))
+            codes, rows_in_order = dict(failed), iter(rows)
+            for position, path in enumerate(batch):
+                if position in codes:
+                    found.append(self._missing(path, codes[position]))
                 else:
-                    row = next(rows_left)
+                    row = next(rows_in_order)
                     found.append(Children(path, row[8], row[7]))
         return found
 
@@ -191,18 +147,18 @@ class KazooStore:
             rows, failed = reply.rows(batch, children)
             gone: list[str] = []
             unread: list[Unread] = []
-            for path, code in failed:
-                missing = self._missing(path, code)
+            for position, code in failed:
+                missing = self._missing(batch[position], code)
                 if missing is None:
-                    gone.append(path)
+                    gone.append(batch[position])
                 else:
                     unread.append(missing)
             yield ScanBatch(rows, gone, unread)
 
     def latency_ms(self) -> float:
         """Latest round trip of the latency probe on its own session, in milliseconds."""
-        self._connected()
-        return self._guard.latency_ms
+        self._session.client()
+        return self._session.latency_ms
 
     def _replies(self, paths: Iterable[str], children: bool) -> Iterator[tuple[list[str], Reply]]:
         """Batches and their replies, in order. A batch that a dropped connection left unanswered is asked again."""
@@ -210,7 +166,7 @@ class KazooStore:
         again: deque[str] = deque()
         flying: deque[tuple[list[str], Any]] = deque()
         failures = 0
-        self._connected()
+        self._session.client()
         while True:
             try:
                 while len(flying) < REQUESTS_IN_FLIGHT and (batch := self._batch.take(source, again, children)):
@@ -222,10 +178,8 @@ class KazooStore:
                 if not flying:
                     return
                 batch, pending = flying[0]
-                reply = self._answer(pending, f"read of {batch[0]} and {len(batch) - 1} more")
-            except Overloaded:
-                raise
-            except Unavailable:
+                reply = self._session.answer(pending, f"read of {batch[0]} and {len(batch) - 1} more")
+            except ConnectionLost:
                 failures += 1
                 if failures >= ATTEMPTS:
                     raise
@@ -233,7 +187,7 @@ class KazooStore:
                     self._batch.failed(len(flying[0][0]))
                 while flying:
                     again.extendleft(reversed(flying.pop()[0]))
-                self._connected()
+                self._session.client()
                 continue
             failures = 0
             flying.popleft()
@@ -241,30 +195,27 @@ class KazooStore:
             yield batch, reply
 
     def _ask(self, batch: list[str], children: bool) -> Any:
-        self._guard.hold()
+        self._session.hold()
         self._budget.take(len(batch))
-        client = self._connected()
-        if self._sync_owed:
+        client = self._session.client()
+        if self._session.sync_owed:
             # A new session may have reached a server that lags behind what the old one had seen.
             self._sync("/")
         pending = client.handler.async_result()
-        client._call(MultiReadRequest([self._absolute(path) for path in batch], children), pending)
+        client._call(MultiReadRequest([self._session.absolute(path) for path in batch], children), pending)
         return pending
 
     def _sync(self, path: str) -> None:
-        self._sync_owed = False
-        try:
-            self._answer(self._connected().sync_async(path), f"sync of {path}")
-        except LifecycleError:
-            self._sync_owed = True
-            raise
+        client = self._session.client()
+        self._session.sync_owed = False  # before the request: a connection that breaks under it owes one again
+        self._session.answer(client.sync_async(path), f"sync of {path}")
 
     def _missing(self, path: str, code: int) -> Unread | None:
         if code == NO_NODE:
             return None
         if code == NO_AUTH:
-            return Unread(path, f"{self._key}: no permission to read this z-node")
-        raise self._translate(_error_of(code), f"read of {path}")
+            return Unread(path, f"{self._session.key}: no permission to read this z-node")
+        raise self._session.translate(code, f"read of {path}")
 
     # ------------------------------------------------------------------------------------------------------- writing
 
@@ -273,21 +224,24 @@ class KazooStore:
 
         Raises Conflict if it exists, NotFound if its parent does not, OutcomeUnknown if the connection broke.
         """
-
-        def submit(client: KazooClient) -> Any:
-            return client.create_async(path, data, ephemeral=ephemeral, include_data=True)
-
+        parent = path.rpartition("/")[0]
         try:
-            _, stat = self._effect(f"create {path}", submit)
+            _, stat = self._effect(
+                f"create {path}",
+                lambda client: client.create_async(path, data, ephemeral=ephemeral, include_data=True),
+            )
         except NotFound:
-            parent = path.rpartition("/")[0]
             if not parents or not parent:
                 raise
             with contextlib.suppress(Conflict):  # somebody else created it meanwhile
                 self.create(parent, parents=True)
-            _, stat = self._effect(f"create {path}", submit)
+            return self.create(path, data, ephemeral=ephemeral)
+        except OutcomeUnknown:
+            if ephemeral:
+                self._session.owns(path)
+            raise
         if ephemeral:
-            self._ephemerals.append(path)
+            self._session.owns(path)
         return _stat(stat)
 
     def write(self, path: str, data: bytes, version: int) -> Stat:
@@ -297,8 +251,7 @@ class KazooStore:
     def delete(self, path: str, version: int) -> None:
         """Delete one z-node. Raises Conflict on another version or if it has children, NotFound, OutcomeUnknown."""
         self._effect(f"delete {path}", lambda client: client.delete_async(path, version))
-        if path in self._ephemerals:
-            self._ephemerals.remove(path)
+        self._session.disowns(path)
 
     def delete_many(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> list[DeletionResult]:
         """Delete in transactions that also check that z-node ``guard[0]`` still has version ``guard[1]``.
@@ -337,10 +290,8 @@ class KazooStore:
     ) -> list[int]:
         """Wait for one transaction and enter its outcomes; returns what has to be sent again."""
         try:
-            results = self._answer(pending, f"deletion of {deletions[batch[0]].path} and {len(batch) - 1} more")
-        except Overloaded:
-            raise
-        except Unavailable:
+            results = self._session.answer(pending, f"deletion of {deletions[batch[0]].path} and {len(batch) - 1} more")
+        except ConnectionLost:
             if last:
                 raise
             self.sync()
@@ -374,13 +325,13 @@ class KazooStore:
             return None
         if bad == 0:
             raise LeaseLost(
-                f"{self._key}: z-node {guard[0]} no longer has version {guard[1]}: another controller took the lease"
+                f"{self._session.key}: z-node {guard[0]} no longer has version {guard[1]}: the lease is another's"
             ) from results[0]
         if isinstance(results[bad], zk.NoNodeError):
             return bad - 1, "gone"
         if isinstance(results[bad], zk.BadVersionError | zk.NotEmptyError):
             return bad - 1, "changed"
-        raise self._translate(results[bad], f"delete {deletions[bad - 1].path}")
+        raise self._session.translate(results[bad], f"delete {deletions[bad - 1].path}")
 
     def _look_again(
         self, batch: list[int], deletions: Sequence[Deletion], outcomes: dict[int, str], absent: str
@@ -402,157 +353,21 @@ class KazooStore:
         """One write, sent once."""
         pending = self._submit(submit)
         try:
-            return self._answer(pending, what)
-        except Overloaded:
-            raise
-        except Unavailable as error:
+            return self._session.answer(pending, what)
+        except ConnectionLost as error:
             raise OutcomeUnknown(f"{error}; read again to know whether it was done") from error
 
     def _submit(self, submit: Callable[[KazooClient], Any]) -> Any:
         if self._read_only:
-            raise Refused(f"{self._key}: this store was opened read-only and writes nothing")
-        client = self._connected()
-        if self._lost_ephemerals:
-            raise LeaseLost(
-                f"{self._key}: the session expired and with it {', '.join(self._ephemerals)}; start the run again"
-            )
-        self._guard.hold()
+            raise Refused(f"{self._session.key}: this store was opened read-only and writes nothing")
+        client = self._session.client()
+        self._session.raise_if_ephemerals_lost()
+        self._session.hold()
         return submit(client)
-
-    # ------------------------------------------------------------------------------------------------------ sessions
 
     def close(self) -> None:
         """End the session; ephemeral nodes go with it."""
-        self._drop()
-        self._ephemerals.clear()
-
-    def _drop(self) -> None:
-        mine = self._process == os.getpid()  # a forked child must not end its parent's sessions
-        clients = [client for client in (self._client, self._probe_client) if client is not None]
-        self._client = self._probe_client = None
-        self._guard.stop()
-        if mine:
-            for client in clients:
-                _end(client)
-
-    def _connected(self) -> KazooClient:
-        """The client, connected; waits for a reconnect as long as a session may last."""
-        if self._client is None or self._process != os.getpid():
-            self._connect()
-        client = self._client
-        assert client is not None
-        self._raise_if_denied()
-        if not self._live.wait(self._settings.session_timeout):
-            raise Unavailable(f"{self._key}.hosts: no connection to {self._settings.hosts}{self._warning}")
-        return client
-
-    def _connect(self) -> None:
-        if self._process != os.getpid():
-            self._drop()
-            self._ephemerals.clear()
-            self._process = os.getpid()
-        self._lost_ephemerals = bool(self._ephemerals)
-        self._denied = False
-        self._live.clear()
-        client = self._client = self._new_client()
-        client.add_listener(lambda state: self._state_changed(client, state))
-        wait = min(CONNECT_SECONDS, self._settings.session_timeout)
-        try:
-            if not client.start_async().wait(wait):
-                raise Unavailable(
-                    f"{self._key}.hosts: nothing usable at {self._settings.hosts} within {wait:.0f} s{self._warning}"
-                )
-            # A connect string with a chroot that is not there would make every z-node look absent.
-            if client.chroot and self._answer(client.exists_async("/"), "look for the chroot") is None:
-                raise ConfigError(f"{self._key}.hosts: the chroot {client.chroot} does not exist")
-        except LifecycleError:
-            self._drop()
-            raise
-        self._probe_client = self._new_client()
-        self._probe_client.start_async()
-        self._guard.start()
-
-    def _new_client(self) -> KazooClient:
-        settings, tls, sasl = self._settings, self._settings.tls, None
-        if tls:
-            for name in ("ca_file", "cert_file", "key_file"):
-                file = getattr(tls, name)
-                if file and not Path(file).is_file():
-                    raise ConfigError(f"{self._key}.tls.{name}: {file} does not exist")
-        if settings.sasl_mechanism:
-            if importlib.util.find_spec("puresasl") is None:
-                raise ConfigError(f"{self._key}.sasl_mechanism: needs the package pure-sasl: pip install kazoo[sasl]")
-            sasl = {"mechanism": settings.sasl_mechanism}
-            if settings.sasl_username:
-                sasl["username"] = settings.sasl_username
-            if settings.sasl_password:
-                sasl["password"] = settings.sasl_password.resolve(f"{self._key}.sasl_password")
-        auth = [("digest", settings.digest.resolve(f"{self._key}.digest"))] if settings.digest else []
-        try:
-            return KazooClient(
-                hosts=settings.hosts,
-                timeout=settings.session_timeout,
-                connection_retry={"max_tries": -1, "delay": 0.1, "max_delay": 1.0},
-                auth_data=auth,
-                sasl_options=sasl,
-                use_ssl=tls is not None,
-                ca=(tls and tls.ca_file) or None,
-                certfile=(tls and tls.cert_file) or None,
-                keyfile=(tls and tls.key_file) or None,
-                verify_certs=tls is None or tls.verify,
-                check_hostname=tls is not None and tls.verify,
-                logger=self._warning.logger(),
-            )
-        except ValueError as error:
-            raise ConfigError(
-                f"{self._key}.hosts: expected host:port,host:port[/chroot], found {settings.hosts!r}: {error}"
-            ) from error
-
-    def _state_changed(self, client: KazooClient, state: str) -> None:
-        if client is not self._client:
-            return
-        if state == KazooState.CONNECTED:
-            self._live.set()
-            return
-        self._live.clear()
-        self._sync_owed = True
-        if state == KazooState.LOST:
-            self._denied = self._denied or client.client_state == KeeperState.AUTH_FAILED
-            self._lost_ephemerals = self._lost_ephemerals or bool(self._ephemerals)
-
-    def _probe(self) -> None:
-        client = self._probe_client
-        if client is None:
-            return
-        try:
-            client.exists_async("/").get(timeout=2 * self._settings.stop_above)
-        except (zk.KazooException, KazooTimeoutError) as error:
-            raise Unavailable(f"{self._key}: latency probe: {_describe(error)}") from error
-
-    def _answer(self, pending: Any, what: str) -> Any:
-        try:
-            return pending.get(timeout=self._answer_seconds)
-        except KazooTimeoutError as error:
-            # The request may still wait in kazoo's queue: end the session, or a reconnect would send it much later.
-            self._drop()
-            raise Unavailable(f"{self._key}: {what}: no answer within {self._answer_seconds:.0f} s") from error
-        except (zk.KazooException, RuntimeError, struct.error) as error:
-            self._raise_if_denied()
-            raise self._translate(error, what) from error
-
-    def _translate(self, error: BaseException, what: str) -> LifecycleError:
-        where = f"{self._key} at {self._settings.hosts}: {what}"
-        ours = next((_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS), StoreError)
-        hint = "; multiRead needs ZooKeeper 3.6 or newer" if isinstance(error, zk.UnimplementedError) else ""
-        return ours(f"{where}: {_describe(error)}{hint}")
-
-    def _raise_if_denied(self) -> None:
-        if self._denied:
-            raise AccessDenied(f"{self._key}: {self._settings.hosts} refused the credentials{self._warning}")
-
-    def _absolute(self, path: str) -> str:
-        chroot = self._client.chroot if self._client else ""
-        return (chroot if path == "/" else chroot + path) if chroot else path
+        self._session.close()
 
 
 def cluster_fingerprint(store: MetadataStore, ledgers_root: str) -> str:
@@ -605,42 +420,3 @@ def _stat(stat: ZnodeStat) -> Stat:
         stat.numChildren,
         stat.pzxid,
     )
-
-
-def _error_of(code: int) -> Exception:
-    kind = zk.EXCEPTIONS.get(code)
-    return kind() if kind else StoreError(f"error code {code}")
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__} {error}".strip()
-
-
-def _end(client: KazooClient) -> None:
-    try:
-        client.stop()
-        client.close()
-    except zk.KazooException:
-        pass  # its threads are daemons, and the server ends the session by itself
-
-
-class _LastWarning(logging.Handler):
-    """Remembers kazoo's last warning, which says why a connection failed; also passes it on to kazoo's own logger."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self._text = ""
-
-    def logger(self) -> logging.Logger:
-        """A logger for one client. Debug is left out: kazoo would log the credentials it sends."""
-        logger = logging.Logger("kazoo.client", logging.INFO)
-        logger.parent = logging.getLogger("kazoo.client")
-        logger.addHandler(self)
-        return logger
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep the message."""
-        self._text = record.getMessage()
-
-    def __str__(self) -> str:
-        return f" ({self._text})" if self._text else ""
