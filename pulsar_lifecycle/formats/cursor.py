@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pulsar_lifecycle._pb import pulsar_mldata_pb2 as pb
 from pulsar_lifecycle.errors import CorruptFormat, UnsupportedFormat
@@ -88,8 +88,7 @@ class PositionInfo:
     origin: bytes = field(default=b"", repr=False, compare=False)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BucketLedger:
+class BucketLedger(NamedTuple):
     """A delayed-index bucket of a cursor: topic ledgers ``start``..``end`` inclusive, snapshot in ``ledger_id``."""
 
     start: int

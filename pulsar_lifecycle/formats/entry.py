@@ -1,0 +1,100 @@
+"""An entry as a bookie stores and serves it: header, digest, payload.
+
+Belongs here: splitting, verifying and building these bytes, and the keys derived from a ledger's password. Not here:
+the protocol that carries them (io/), what the payload means (:mod:`message`, :mod:`cursor`, :mod:`schema` ...).
+Upstream: ``DigestManager`` and ``MacDigestManager``, bookkeeper-server 4.17.2.
+
+ledgerId int64 · entryId int64 · lastAddConfirmed int64 · length int64 · digest · payload, big-endian. The digest covers
+the 32 bytes of the header and the payload. ``length`` is cumulative over the ledger.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any, cast
+
+import google_crc32c
+
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats.ledger_metadata import DigestType
+
+WHAT = "entry"
+_crc32c = cast(Any, google_crc32c)  # ships without complete types
+_HEADER = struct.Struct(">qqqq")
+HEADER_SIZE = _HEADER.size
+DIGEST_SIZE = {DigestType.CRC32C: 4, DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.DUMMY: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A verified entry. ``length``: payload bytes of entries 0 .. ``entry_id`` together.
+
+    ``last_add_confirmed`` is what the writer knew when it sent the entry, less than ``entry_id``; -1 means none.
+    """
+
+    ledger_id: int
+    entry_id: int
+    last_add_confirmed: int
+    length: int
+    payload: bytes
+
+
+def decode(
+    data: bytes,
+    digest_type: DigestType,
+    password: bytes = b"",
+    *,
+    ledger_id: int | None = None,
+    entry_id: int | None = None,
+) -> Entry:
+    """An entry with its digest verified.
+
+    Raises CorruptFormat if the digest does not match, or if it is not the ledger or entry asked for.
+    """
+    begin = HEADER_SIZE + DIGEST_SIZE[digest_type]
+    if len(data) < begin:
+        raise CorruptFormat(WHAT, len(data), f"at least {begin} bytes, a header and its {digest_type.name} digest")
+    payload = data[begin:]
+    if digest(digest_type, data[:HEADER_SIZE], payload, password) != data[HEADER_SIZE:begin]:
+        raise CorruptFormat(WHAT, HEADER_SIZE, f"the {digest_type.name} digest of header and payload")
+    ledger, entry, last_add_confirmed, length = _HEADER.unpack_from(data)
+    found = Entry(ledger, entry, last_add_confirmed, length, payload)
+    if ledger_id is not None and found.ledger_id != ledger_id:
+        raise CorruptFormat(WHAT, 0, f"ledger {ledger_id}, found {found.ledger_id}")
+    if entry_id is not None and found.entry_id != entry_id:
+        raise CorruptFormat(WHAT, 8, f"entry {entry_id}, found {found.entry_id}")
+    return found
+
+
+def encode(entry: Entry, digest_type: DigestType, password: bytes = b"") -> bytes:
+    """The bytes that a bookie stores; raises struct.error for numbers that do not fit 64 bits."""
+    header = _HEADER.pack(entry.ledger_id, entry.entry_id, entry.last_add_confirmed, entry.length)
+    return header + digest(digest_type, header, entry.payload, password) + entry.payload
+
+
+def digest(digest_type: DigestType, header: bytes, payload: bytes, password: bytes) -> bytes:
+    """The digest of an entry's 32-byte header and payload; only HMAC uses the password."""
+    match digest_type:
+        case DigestType.CRC32C:
+            return _crc32c.extend(_crc32c.value(header), payload).to_bytes(4, "big")
+        case DigestType.CRC32:
+            return zlib.crc32(payload, zlib.crc32(header)).to_bytes(8, "big")
+        case DigestType.HMAC:
+            mac = hmac.new(_derived(b"mac", password), header, hashlib.sha1)
+            mac.update(payload)
+            return mac.digest()
+        case DigestType.DUMMY:
+            return b""
+
+
+def master_key(password: bytes) -> bytes:
+    """The 20 bytes that writing to, or fencing, a ledger asks for, whatever the digest type."""
+    return _derived(b"ledger", password)
+
+
+def _derived(purpose: bytes, password: bytes) -> bytes:
+    return hashlib.sha1(purpose + password, usedforsecurity=False).digest()
