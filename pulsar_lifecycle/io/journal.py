@@ -1,8 +1,8 @@
 """Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
 
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
-and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC), so any
-Parquet reader sees the tables; names that begin with a dot are unfinished and ignored by all of them.
+and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC).
+Names that begin with a dot are unfinished objects; this module and Spark skip them.
 """
 
 from __future__ import annotations

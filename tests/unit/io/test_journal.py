@@ -1,0 +1,165 @@
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.io.journal import (
+    ARCHIVE_SCHEMA,
+    JOURNAL_SCHEMA,
+    FileJournal,
+    archived_nodes,
+    journal_rows,
+)
+from pulsar_lifecycle.ports import Archived, JournalRow
+from tests.fakes.journal import FakeJournal
+
+NOON = 1_760_000_000_000  # 2025-10-09T08:53:20Z
+ROW = JournalRow(
+    run_id="run-1",
+    cluster="sandbox",
+    plan_id="plan-1",
+    ledger_id=4711,
+    component="Managed-Ledger",
+    topic="persistent://a/b/c",
+    action="delete",
+    phase="effect",
+    outcome="done",
+    reason="orphan",
+    bytes=2**40,
+    checksum="",
+    detail="",
+    at=NOON,
+)
+NODE = Archived(
+    run_id="run-1",
+    cluster="sandbox",
+    ledger_id=2**63 - 1,
+    path="/ledgers/00/0000/L4711",
+    data=b"\x00BookieMetadataFormatVersion\t3\n\xff",
+    version=0,
+    czxid=2**40,
+    ctime=NOON,
+    at=NOON,
+)
+
+
+@pytest.fixture(params=["files", "fake"])
+def journal(request, tmp_path):
+    return FileJournal(str(tmp_path)) if request.param == "files" else FakeJournal()
+
+
+def test_every_call_has_a_location_of_its_own(journal):
+    places = [journal.record([ROW]), journal.record([ROW]), journal.archive([NODE]), journal.archive([NODE])]
+    assert all(places)
+    assert len(set(places)) == 4
+
+
+def test_nothing_to_store_stores_nothing(journal):
+    assert journal.record([]) == ""
+    assert journal.archive([]) == ""
+
+
+def test_rows_and_nodes_read_back_as_they_were(tmp_path):
+    journal = FileJournal(str(tmp_path))
+    later = replace(ROW, run_id="run-2", at=NOON + 86_400_000, reason="ünïcode")
+    journal.record([later])
+    journal.record([ROW, replace(ROW, ledger_id=1)])
+    journal.archive([NODE])
+    assert journal_rows(str(tmp_path), ledger_id=4711).to_pylist() == [asdict(ROW), asdict(later)]
+    assert journal_rows(str(tmp_path), ledger_id=4711, run_id="run-2").to_pylist() == [asdict(later)]
+    assert journal_rows(str(tmp_path), topic=ROW.topic).num_rows == 3
+    assert journal_rows(str(tmp_path)).num_rows == 3
+    assert archived_nodes(str(tmp_path), ledger_id=NODE.ledger_id).to_pylist() == [asdict(NODE)]
+    assert archived_nodes(str(tmp_path), run_id="none").num_rows == 0
+
+
+def test_the_schemas_have_the_columns_of_the_ports():
+    assert JOURNAL_SCHEMA.names == list(JournalRow.__dataclass_fields__)
+    assert ARCHIVE_SCHEMA.names == list(Archived.__dataclass_fields__)
+
+
+def test_an_empty_lake_has_empty_tables(tmp_path):
+    assert journal_rows(str(tmp_path)).schema == JOURNAL_SCHEMA
+    assert archived_nodes(str(tmp_path)).num_rows == 0
+
+
+def test_objects_lie_by_day_and_are_plain_parquet(tmp_path):
+    place = Path(FileJournal(str(tmp_path)).record([ROW]))
+    assert place.parent == tmp_path / "journal" / "date=2025-10-09"
+    assert pq.read_table(place, partitioning=None).to_pylist() == [asdict(ROW)]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [place]
+
+
+def test_unfinished_objects_are_not_read(tmp_path):
+    place = Path(FileJournal(str(tmp_path)).record([ROW]))
+    place.with_name(".half.parquet.tmp").write_bytes(place.read_bytes()[:100])
+    assert journal_rows(str(tmp_path)).num_rows == 1
+
+
+def test_a_corrupt_object_is_an_error_and_not_an_absence(tmp_path):
+    place = Path(FileJournal(str(tmp_path)).record([ROW]))
+    place.write_bytes(place.read_bytes()[:100])
+    with pytest.raises(StoreError, match="cannot be read"):
+        journal_rows(str(tmp_path))
+
+
+def test_a_lake_that_cannot_be_written_raises(tmp_path):
+    (tmp_path / "journal").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot be stored durably"):
+        FileJournal(str(tmp_path)).record([ROW])
+
+
+def test_a_failed_sync_raises(tmp_path, monkeypatch):
+    def broken(descriptor):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(StoreError, match="Input/output error"):
+        FileJournal(str(tmp_path)).archive([NODE])
+    assert archived_nodes(str(tmp_path)).num_rows == 0
+
+
+CRASH = """
+import os, pathlib, signal, sys
+from tests.unit.io.test_journal import NODE, FileJournal
+steps = []
+real_fsync, real_rename = os.fsync, pathlib.Path.rename
+def fsync(descriptor):
+    real_fsync(descriptor)
+    steps.append("fsync")
+    die("after-fsync-%d" % steps.count("fsync"))
+def rename(self, target):
+    die("before-rename")
+    real_rename(self, target)
+    die("after-rename")
+def die(here):
+    if here == sys.argv[2]:
+        os.kill(os.getpid(), signal.SIGKILL)
+os.fsync, pathlib.Path.rename = fsync, rename
+FileJournal(sys.argv[1]).archive([NODE])
+print("returned", flush=True)
+die("after-return")
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "visible"),
+    [
+        ("after-fsync-1", 0),
+        ("before-rename", 0),
+        ("after-rename", 1),
+        ("after-fsync-4", 1),
+        ("after-return", 1),
+    ],
+)
+def test_a_killed_writer_leaves_all_or_nothing(tmp_path, moment, visible):
+    done = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path), moment], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert ("returned" in done.stdout) == (moment == "after-return")
+    assert archived_nodes(str(tmp_path)).num_rows == visible
