@@ -240,7 +240,7 @@ class HttpBrokerAdmin:
             response = self._send(method, url, body)
             if response.status_code not in (307, 308):
                 return _checked(method, response)
-            target = url.join(_url(response.headers.get("location", ""), str(url)))
+            target = url.join(response.headers.get("location", ""))
             self._refuse_stranger(target, str(url))
             url = target
         return _checked(method, self._send(method, url, body))

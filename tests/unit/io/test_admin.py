@@ -1,0 +1,380 @@
+import json
+import logging
+
+import httpx
+import pytest
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    ConfigError,
+    Conflict,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import Acknowledged
+from pulsar_lifecycle.settings import PulsarSettings, SecretRef
+from tests.fakes.broker_admin import FakeBrokerAdmin
+
+
+def partition(topic: Topic, number: int) -> Topic:
+    return Topic(topic.namespace, f"{topic.local}-partition-{number}")
+
+
+class BrokerAdminContract:
+    """What the real adapter and the fake have in common; needs the fixtures ``admin`` and ``topic`` (a fresh one)."""
+
+    def test_a_missing_topic_has_no_partitions(self, admin, topic):
+        assert admin.partitions(topic) is None
+
+    def test_a_partitioned_topic_is_created_once(self, admin, topic):
+        admin.create_partitioned_topic(topic, 3)
+        admin.create_partitioned_topic(topic, 3)
+        assert admin.partitions(topic) == 3
+        assert admin.partitions(partition(topic, 2)) == 0
+        with pytest.raises(Conflict):
+            admin.create_partitioned_topic(topic, 4)
+        with pytest.raises(Conflict):
+            admin.create_topic(topic)
+
+    def test_a_topic_is_created_once(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_topic(topic)
+        assert admin.partitions(topic) == 0
+        with pytest.raises(Conflict):
+            admin.create_partitioned_topic(topic, 4)
+
+    def test_a_missing_namespace_is_not_found(self, admin):
+        nowhere = Topic(Namespace("pulsar", "no-such-namespace"), "t")
+        with pytest.raises(NotFound):
+            admin.create_topic(nowhere)
+        with pytest.raises(NotFound):
+            admin.create_partitioned_topic(nowhere, 2)
+
+    @pytest.mark.parametrize("name", ["ledger-deletion", "a+b c~%25*"])
+    def test_a_subscription_is_created_once_and_empty(self, admin, topic, name):
+        admin.create_partitioned_topic(topic, 2)
+        for _ in range(2):
+            admin.create_subscription(partition(topic, 1), name)
+        assert name in admin.subscriptions(partition(topic, 1))
+        assert name not in admin.subscriptions(partition(topic, 0))
+        assert admin.backlog(partition(topic, 1), name) == 0
+        assert admin.acknowledged(partition(topic, 1), name).ranges == ()
+
+    def test_a_missing_subscription_is_not_found(self, admin, topic):
+        admin.create_topic(topic)
+        with pytest.raises(NotFound):
+            admin.backlog(topic, "none")
+        with pytest.raises(NotFound):
+            admin.acknowledged(topic, "none")
+
+    def test_the_internals_of_a_fresh_topic(self, admin, topic):
+        admin.create_topic(topic)
+        internals = admin.internal_stats(topic)
+        assert internals.state == "LedgerOpened"
+        assert internals.compacted_ledger is None
+        assert admin.compaction_status(topic) == "NOT_RUN"
+
+
+class TestFakeBrokerAdmin(BrokerAdminContract):
+    @pytest.fixture
+    def admin(self):
+        return FakeBrokerAdmin()
+
+    @pytest.fixture
+    def topic(self):
+        return Topic(Namespace("public", "default"), "fresh")
+
+
+TOPIC = Topic(Namespace("acme", "orders"), "a+b c/ü%")
+TOPIC_PATH = "/admin/v2/persistent/acme/orders/a%2Bb%20c%2F%C3%BC%25"
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.secret.signature"
+
+
+class Cluster:
+    """Answers of a made-up cluster by method and raw path, and the requests that came."""
+
+    def __init__(self, answers=None, url="http://b1:8080", **settings):
+        self.requests: list[httpx.Request] = []
+        self.answers = {("GET", "/admin/v2/brokers"): ["b1:8080", "b2:8080"], **(answers or {})}
+        self.admin = HttpBrokerAdmin(
+            PulsarSettings(admin_url=url, service_url="pulsar://b1:6650", **settings),
+            transport=httpx.MockTransport(self.answer),
+        )
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        path = request.url.raw_path.decode()
+        by_host = (request.method, f"{request.url.scheme}://{request.url.netloc.decode()}{path}")
+        answer = self.answers.get(by_host, self.answers.get((request.method, path)))
+        if answer is None:
+            return httpx.Response(404, json={"reason": f"nothing at {path}"})
+        if isinstance(answer, Exception):
+            raise answer
+        if isinstance(answer, httpx.Response):
+            return answer
+        return httpx.Response(200, json=answer)
+
+
+def redirect(target: str) -> httpx.Response:
+    return httpx.Response(307, headers={"location": target})
+
+
+def test_names_are_percent_encoded_once_and_subscriptions_for_a_second_decoding():
+    cluster = Cluster({("PUT", f"{TOPIC_PATH}/subscription/a%252Bb%2Bc%257E%252F"): httpx.Response(204)})
+    cluster.admin.create_subscription(TOPIC, "a+b c~/")
+    assert json.loads(cluster.requests[-1].content) == "earliest"
+
+
+def test_a_v1_topic_has_the_v1_path():
+    topic = Topic.parse("persistent://acme/us-west/orders/placed")
+    cluster = Cluster({("GET", "/admin/persistent/acme/us-west/orders/placed/partitions"): {"partitions": 4}})
+    assert cluster.admin.partitions(topic) == 4
+
+
+def test_a_redirect_keeps_method_body_and_token(monkeypatch):
+    monkeypatch.setenv("TOKEN", TOKEN)
+    path = f"{TOPIC_PATH}/partitions"
+    cluster = Cluster(
+        {
+            ("PUT", path): redirect(f"http://b2:8080{path}?authoritative=true"),
+            ("PUT", f"http://b2:8080{path}?authoritative=true"): httpx.Response(204),
+        },
+        token=SecretRef(env="TOKEN"),
+    )
+    cluster.admin.create_partitioned_topic(TOPIC, 4)
+    first, *_, last = cluster.requests
+    assert last.url.host == "b2"
+    assert (last.method, last.content) == (first.method, first.content) == ("PUT", b"4")
+    assert last.headers["authorization"] == first.headers["authorization"] == f"Bearer {TOKEN}"
+
+
+@pytest.mark.parametrize(
+    ("url", "target"),
+    [
+        ("http://b1:8080", "http://evil:8080/x"),
+        ("http://b1:8080", "ftp://b2/x"),
+        ("http://b1:8080", "http://b2:port/x"),
+        ("https://b1:8443", "http://b2:8080/x"),
+    ],
+)
+def test_the_token_is_not_carried_to_a_stranger(monkeypatch, url, target):
+    monkeypatch.setenv("TOKEN", TOKEN)
+    cluster = Cluster({("GET", f"{TOPIC_PATH}/partitions"): redirect(target)}, url, token=SecretRef(env="TOKEN"))
+    with pytest.raises((StoreError, Unavailable)):
+        cluster.admin.partitions(TOPIC)
+    assert {request.url.host for request in cluster.requests} == {"b1"}
+    assert {request.url.scheme for request in cluster.requests} == {httpx.URL(url).scheme}
+
+
+def test_a_redirected_broker_list_makes_no_stranger_known():
+    cluster = Cluster({("GET", "/admin/v2/brokers"): redirect("http://evil:8080/admin/v2/brokers")})
+    with pytest.raises(StoreError):
+        cluster.admin.brokers()
+    assert len(cluster.requests) == 1
+
+
+def test_endless_redirects_end():
+    path = f"{TOPIC_PATH}/partitions"
+    cluster = Cluster({("GET", path): redirect(f"http://b2:8080{path}")})
+    with pytest.raises(StoreError, match="307"):
+        cluster.admin.partitions(TOPIC)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read", "write"),
+    [
+        (httpx.Response(401), AccessDenied, AccessDenied),
+        (httpx.Response(403, json={"reason": "no permission"}), AccessDenied, AccessDenied),
+        (httpx.Response(404, json={"reason": "Topic not found"}), NotFound, NotFound),
+        (httpx.Response(409), Conflict, Conflict),
+        (httpx.Response(405), StoreError, StoreError),
+        (httpx.Response(412), StoreError, StoreError),
+        (httpx.Response(429), Unavailable, Unavailable),
+        (httpx.Response(500, html="<html><b>Server Error</b></html>"), Unavailable, OutcomeUnknown),
+        (httpx.Response(503), Unavailable, OutcomeUnknown),
+        (httpx.ConnectError("refused"), Unavailable, OutcomeUnknown),
+        (httpx.ReadTimeout("slow"), Unavailable, OutcomeUnknown),
+        (httpx.RemoteProtocolError("cut"), Unavailable, OutcomeUnknown),
+    ],
+)
+def test_every_failure_has_its_class(answer, read, write):
+    cluster = Cluster(
+        {
+            ("GET", f"{TOPIC_PATH}/subscriptions"): answer,
+            ("PUT", f"{TOPIC_PATH}/subscription/s"): answer,
+        }
+    )
+    with pytest.raises(read) as caught:
+        cluster.admin.subscriptions(TOPIC)
+    assert type(caught.value) is read
+    assert f"GET http://b1:8080{TOPIC_PATH}/subscriptions" in str(caught.value)
+    assert "<" not in str(caught.value)
+    with pytest.raises((write, read)) as caught:
+        cluster.admin.create_subscription(TOPIC, "s")
+    assert type(caught.value) is write
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>a proxy</html>", b"[1]", b"{}", b'"x"', b"null", b"[" * 100_000])
+@pytest.mark.parametrize(
+    ("path", "ask"),
+    [
+        ("/admin/v2/brokers", lambda admin: admin.brokers()),
+        (f"{TOPIC_PATH}/partitions", lambda admin: admin.partitions(TOPIC)),
+        (f"{TOPIC_PATH}/subscriptions", lambda admin: admin.subscriptions(TOPIC)),
+        (f"{TOPIC_PATH}/internalStats", lambda admin: admin.internal_stats(TOPIC)),
+        (f"{TOPIC_PATH}/internalStats", lambda admin: admin.acknowledged(TOPIC, "s")),
+        (f"{TOPIC_PATH}/compaction", lambda admin: admin.compaction_status(TOPIC)),
+        (
+            f"{TOPIC_PATH}/stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true",
+            lambda admin: admin.backlog(TOPIC, "s"),
+        ),
+    ],
+)
+def test_a_success_with_another_body_than_pulsars_is_an_error(path, ask, content):
+    cluster = Cluster({("GET", path): httpx.Response(200, content=content)})
+    with pytest.raises(StoreError):
+        ask(cluster.admin)
+
+
+def heartbeat(broker: str) -> tuple[str, str]:
+    return ("GET", f"/lookup/v2/topic/persistent/pulsar/{broker.replace(':', '%3A')}/healthcheck")
+
+
+STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
+
+
+def test_loaded_topics_asks_every_broker_itself():
+    cluster = Cluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): {},
+            ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): STATS,
+        }
+    )
+    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b2:8080"}
+
+
+def test_with_https_each_broker_is_asked_on_its_https_address():
+    cluster = Cluster(
+        {
+            heartbeat("b1:8080"): {"httpUrl": "http://b1:8080", "httpUrlTls": "https://b1:8443"},
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080", "httpUrlTls": "https://b2:9443"},
+            ("GET", "https://b1:8443/admin/v2/broker-stats/topics"): STATS,
+            ("GET", "https://b2:9443/admin/v2/broker-stats/topics"): {},
+        },
+        url="https://b1:8443",
+    )
+    assert cluster.admin.loaded_topics() == {"persistent://a/b/c": "b1:8080"}
+    assert {request.url.scheme for request in cluster.requests} == {"https"}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(503)},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.ConnectError("gone")},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): httpx.Response(200)},
+        {("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {"a/b": []}},
+        {heartbeat("b2:8080"): httpx.Response(404)},
+        {heartbeat("b2:8080"): {}},
+        {heartbeat("b2:8080"): {"httpUrl": "http://evil:8080"}},
+        {("GET", "/admin/v2/brokers"): []},
+        {("GET", "/admin/v2/brokers"): httpx.Response(403)},
+    ],
+)
+def test_loaded_topics_fails_when_any_broker_does(broken):
+    answers = {
+        heartbeat("b1:8080"): {"httpUrl": "http://b1:8080"},
+        heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+        ("GET", "http://b1:8080/admin/v2/broker-stats/topics"): STATS,
+        ("GET", "http://b2:8080/admin/v2/broker-stats/topics"): {},
+    }
+    with pytest.raises((StoreError, Unavailable)):
+        Cluster(answers | broken).admin.loaded_topics()
+
+
+def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
+    answer = {
+        "state": "LedgerOpened",
+        "ledgers": [{"ledgerId": 3}, {"ledgerId": 7}],
+        "cursors": {
+            "a%2Bb+c": {"cursorLedger": 9, "properties": {}},
+            "__compaction": {"cursorLedger": -1, "properties": {"CompactedTopicLedger": 5}},
+        },
+        "schemaLedgers": [{"ledgerId": 8}],
+        "compactedLedger": {"ledgerId": 5},
+    }
+    found = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): answer}).admin.internal_stats(TOPIC)
+    assert found.ledgers == (3, 7)
+    assert found.cursor_ledgers == {"a+b c": 9}
+    assert found.cursor_properties == {"a+b c": {}, "__compaction": {"CompactedTopicLedger": 5}}
+    assert found.compacted_ledger == 5
+    assert found.schema_ledgers == (8,)
+
+
+def test_acknowledged_reads_the_cursor():
+    cursor = {"markDeletePosition": "3:-1", "individuallyDeletedMessages": "[(3:1..3:2],(3:4..5:0]]"}
+    cluster = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): {"cursors": {"a+b": cursor}}})
+    found = cluster.admin.acknowledged(TOPIC, "a b")
+    assert found == Acknowledged(Position(3, -1), ((Position(3, 1), Position(3, 2)), (Position(3, 4), Position(5, 0))))
+    covered = [
+        position
+        for position in map(Position, [2, 3, 3, 3, 3, 3, 5, 5], [9, -1, 0, 1, 2, 4, 0, 1])
+        if found.covers(position)
+    ]
+    assert covered == [Position(2, 9), Position(3, -1), Position(3, 2), Position(5, 0)]
+
+
+def test_an_unreadable_cursor_is_an_error():
+    cursor = {"markDeletePosition": "3:-1", "individuallyDeletedMessages": "[(3:1..3:2], ...]"}
+    cluster = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): {"cursors": {"s": cursor}}})
+    with pytest.raises(StoreError, match="CursorStats"):
+        cluster.admin.acknowledged(TOPIC, "s")
+
+
+def test_a_refused_subscription_is_no_existing_one():
+    cluster = Cluster(
+        {
+            ("PUT", f"{TOPIC_PATH}/subscription/s"): httpx.Response(409, json={"reason": "Illegal partition"}),
+            ("GET", f"{TOPIC_PATH}/subscriptions"): ["__compaction"],
+        }
+    )
+    with pytest.raises(Conflict, match="Illegal partition"):
+        cluster.admin.create_subscription(TOPIC, "s")
+
+
+def test_the_token_is_read_again_for_each_request_and_never_shown(tmp_path, caplog):
+    caplog.set_level(logging.DEBUG)
+    file = tmp_path / "token"
+    file.write_text(TOKEN + "\n")
+    cluster = Cluster({("GET", f"{TOPIC_PATH}/subscriptions"): httpx.Response(500)}, token=SecretRef(file=str(file)))
+    with pytest.raises(Unavailable) as caught:
+        cluster.admin.subscriptions(TOPIC)
+    file.write_text("other")
+    cluster.admin.brokers()
+    assert [request.headers["authorization"] for request in cluster.requests] == [f"Bearer {TOKEN}", "Bearer other"]
+    assert "secret" not in caplog.text + str(caught.value) + repr(cluster.admin)
+
+
+@pytest.mark.parametrize("token", ["sécret", "two secret words", "secret\nline"])
+def test_a_token_that_is_none_is_refused_without_being_shown(monkeypatch, token):
+    monkeypatch.setenv("TOKEN", token)
+    with pytest.raises(ConfigError) as caught:
+        Cluster(token=SecretRef(env="TOKEN")).admin.brokers()
+    assert "secret" not in str(caught.value).replace("the secret is", "")
+
+
+@pytest.mark.parametrize("url", ["b1:8080", "pulsar://b1:6650", "http://", "http://b1:x"])
+def test_an_admin_url_that_is_none_names_its_key(url):
+    with pytest.raises(ConfigError, match=r"pulsar\.admin_url"):
+        Cluster(url=url)
+
+
+def test_certificates_that_cannot_be_read_name_their_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"pulsar\.tls"):
+        Cluster(tls={"ca_file": str(tmp_path / "none.pem")})
