@@ -18,17 +18,35 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 """Entry id inside a ledger, 0-based; -1 means "none"."""
 
-PARTITION_SUFFIX = re.compile(r"-partition-(\d+)$")
+# TopicName.getPartitionIndex: what follows the last "-partition-", an int as Java prints it ("-01" is no partition).
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
+_MAX_PARTITION = (1 << 31) - 1
+_DOMAINS = ("persistent", "non-persistent")
 
 
 def encode_name(name: str) -> str:
-    """Local topic or subscription name as a z-node name (java.net.URLEncoder, UTF-8; Codec.java)."""
-    return quote_plus(name, safe="*").replace("~", "%7E")
+    """Local topic or subscription name as a z-node name (java.net.URLEncoder, UTF-8; Codec.java).
+
+    Raises CorruptFormat for text that is not Unicode (lone surrogates, as broken JSON may hold).
+    """
+    try:
+        return quote_plus(name, safe="*").replace("~", "%7E")
+    except UnicodeEncodeError as error:
+        raise CorruptFormat("name", error.start, f"Unicode text, found {name!r}") from None
 
 
 def decode_name(encoded: str) -> str:
-    """The inverse of :func:`encode_name`."""
-    return unquote_plus(encoded, errors="strict")
+    """The inverse of :func:`encode_name`; raises CorruptFormat for what that never gives.
+
+    A name that does not encode back to itself would send every later check to another z-node.
+    """
+    try:
+        name = unquote_plus(encoded, errors="strict")
+    except UnicodeDecodeError:
+        name = ""
+    if not name or encode_name(name) != encoded:
+        raise CorruptFormat("name", 0, f"a URL-encoded name, found {encoded!r}")
+    return name
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -87,29 +105,33 @@ class Topic:
     @property
     def partition(self) -> int | None:
         """Partition number, or None for a topic that is no partition."""
-        found = PARTITION_SUFFIX.search(self.local)
-        return int(found[1]) if found else None
+        found = self._partition()
+        return found[1] if found else None
 
     @property
     def partitioned_parent(self) -> Topic:
         """The partitioned topic this is a partition of; itself if it is none."""
-        found = PARTITION_SUFFIX.search(self.local)
-        return Topic(self.namespace, self.local[: found.start()], self.domain) if found else self
+        found = self._partition()
+        return Topic(self.namespace, found[0], self.domain) if found else self
+
+    def _partition(self) -> tuple[str, int] | None:
+        found = _PARTITION.fullmatch(self.local)
+        return (found[1], int(found[2])) if found and int(found[2]) <= _MAX_PARTITION else None
 
     @property
     def schema_id(self) -> str:
-        """Schema id, shared by all partitions: ``T/NS/ENC(parent local name)``."""
-        return f"{self.namespace}/{encode_name(self.partitioned_parent.local)}"
+        """Schema id, shared by all partitions: ``T/NS/ENC(parent local name)``; a V1 name's cluster is left out."""
+        return f"{self.namespace.tenant}/{self.namespace.name}/{encode_name(self.partitioned_parent.local)}"
 
     @classmethod
     def parse(cls, text: str) -> Topic:
         """Full name ``persistent://T/NS/local`` (or V1 ``persistent://T/C/NS/local``).
 
-        A V2 local name may itself hold no slash; with three slashes after ``://`` the name is V1, as in TopicName.
+        A V2 local name holds no slash: with three slashes or more after ``://`` the name is V1, as in TopicName.
         """
         domain, sep, rest = text.partition("://")
         parts = rest.split("/", 3)
-        if not sep or domain not in ("persistent", "non-persistent") or len(parts) < 3 or not all(parts):
+        if not sep or domain not in _DOMAINS or len(parts) < 3 or not all(parts):
             raise CorruptFormat("topic name", 0, f"persistent://tenant/namespace/topic, found {text!r}")
         if len(parts) == 3:
             return cls(Namespace(parts[0], parts[1]), parts[2], domain)
@@ -117,10 +139,12 @@ class Topic:
 
     @classmethod
     def from_managed_ledger(cls, name: str) -> Topic:
-        """Managed-ledger name ``T/NS/persistent/ENC(local)`` or V1 ``T/C/NS/persistent/ENC(local)``."""
+        """Managed-ledger name ``T/NS/persistent/ENC(local)`` or V1 ``T/C/NS/persistent/ENC(local)``.
+
+        Raises CorruptFormat for anything else, so that ``topic.managed_ledger`` is always ``name`` again.
+        """
         parts = name.split("/")
-        if len(parts) == 4 and all(parts):
-            return cls(Namespace(parts[0], parts[1]), decode_name(parts[3]), parts[2])
-        if len(parts) == 5 and all(parts):
-            return cls(Namespace(parts[0], parts[2], parts[1]), decode_name(parts[4]), parts[3])
+        if all(parts) and len(parts) in (4, 5) and parts[-2] in _DOMAINS:
+            cluster = parts[1] if len(parts) == 5 else None
+            return cls(Namespace(parts[0], parts[-3], cluster), decode_name(parts[-1]), parts[-2])
         raise CorruptFormat("managed-ledger name", 0, f"T/NS/persistent/topic, found {name!r}")
