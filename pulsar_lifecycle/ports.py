@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.model import Position, Topic
@@ -74,6 +75,19 @@ class ScanBatch:
     unread: list[Unread]
 
 
+ScanRow = tuple[str, bytes, int, int, int, int, int, int, tuple[str, ...]]
+"""path, data, czxid, mzxid, ctime, mtime, version, num_children, names (empty unless children were asked for)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanBatch:
+    """One step of a scan: what was found, what is not there, what is there and could not be read."""
+
+    rows: list[ScanRow]
+    gone: list[str]
+    unread: list[Unread]
+
+
 @dataclass(frozen=True, slots=True)
 class Deletion:
     """Delete ``path`` if its data version is still ``version``."""
@@ -107,6 +121,13 @@ class MetadataStore(Protocol):
 
     def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
         """Read any number of z-nodes as bare tuples, batch by batch in the order given: the fast way to read millions."""
+        ...
+
+    def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
+        """Read any number of z-nodes as bare tuples, batch by batch in the order given: the fast way to read millions.
+
+        With ``children`` each row also has the names below it, from the same request.
+        """
         ...
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, parents: bool = False) -> Stat:
@@ -165,8 +186,12 @@ class LedgerReader(Protocol):
         """:meth:`last_entry` of many ledgers at once, in order; errors as values."""
         ...
 
+    def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
+        """:meth:`last_entry` of many ledgers in few round trips, in order; what it would raise stands in the list."""
+        ...
+
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
-        """Entries first..last, both inclusive. Raises NotFound, Unavailable, CorruptFormat."""
+        """Entries first..last, both inclusive. Raises NotFound, StoreError, Unavailable, CorruptFormat."""
         ...
 
     def close(self) -> None:

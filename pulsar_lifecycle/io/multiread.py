@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.ports import Stat
+from pulsar_lifecycle.ports import ScanRow, Stat
 
 GET_DATA = 4
 GET_CHILDREN = 8
@@ -43,9 +43,6 @@ _STAT_SIZE = _STAT.size
 _SCAN_STAT = struct.Struct("!qqqqi20xi8x")
 """Of a Stat: czxid, mzxid, ctime, mtime, version, num_children."""
 _NO_WATCH = b"\0"
-
-ScanRow = tuple[str, bytes, int, int, int, int, int, int, tuple[str, ...]]
-"""path, data, czxid, mzxid, ctime, mtime, version, num_children, names (empty unless children were asked for)."""
 
 
 class MultiReadRequest:

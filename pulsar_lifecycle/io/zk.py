@@ -12,7 +12,6 @@ import hashlib
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -38,11 +37,20 @@ from pulsar_lifecycle.io.multiread import (
     BatchSize,
     MultiReadRequest,
     Reply,
-    ScanRow,
 )
 from pulsar_lifecycle.io.throttle import RateBudget
 from pulsar_lifecycle.io.zk_session import ConnectionLost, ZooKeeperSession
-from pulsar_lifecycle.ports import Children, Clock, Deletion, DeletionResult, MetadataStore, Node, Stat, Unread
+from pulsar_lifecycle.ports import (
+    Children,
+    Clock,
+    Deletion,
+    DeletionResult,
+    MetadataStore,
+    Node,
+    ScanBatch,
+    Stat,
+    Unread,
+)
 from pulsar_lifecycle.settings import ZooKeeperSettings
 
 MAX_DELETIONS = 500
@@ -52,15 +60,6 @@ ATTEMPTS = 5
 """How often a read, or a transaction that got lost, is tried without any answer in between."""
 _DELETE_OVERHEAD = struct.calcsize("!iBi") + struct.calcsize("!ii")
 """Bytes of one delete in a transaction besides its path: MultiHeader, path length, version."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScanBatch:
-    """One step of a scan: what was found, what is not there, what is there and could not be read."""
-
-    rows: list[ScanRow]
-    gone: list[str]
-    unread: list[Unread]
 
 
 class KazooStore:
@@ -374,14 +373,15 @@ def cluster_fingerprint(store: MetadataStore, ledgers_root: str) -> str:
     """What tells this cluster from every other one: 32 hexadecimal digits, the same for its whole life.
 
     A SHA-256 over BookKeeper's INSTANCEID, if there is one, and czxid and ctime of ``ledgers_root`` and
-    ``/managed-ledgers`` (DESIGN section 5, Identity). Raises NotFound where there is no Pulsar cluster.
+    ``/managed-ledgers`` (DESIGN section 5, Identity). Raises NotFound where there is no Pulsar cluster, or one that
+    never had a topic.
     """
     roots = (ledgers_root, "/managed-ledgers")
     instance, *nodes = store.read([f"{ledgers_root}/INSTANCEID", *roots])
     parts: list[str] = []
     for path, node in zip(roots, nodes, strict=True):
         if node is None:
-            raise NotFound(f"{path}: there is no such z-node, so this is not the metadata store of a Pulsar cluster")
+            raise NotFound(f"{path}: there is no such z-node, so this is no Pulsar cluster's metadata")
         if isinstance(node, Unread):
             raise AccessDenied(f"{path}: {node.reason}")
         parts.append(f"{node.stat.czxid}:{node.stat.ctime}")

@@ -1,0 +1,368 @@
+"""Entries straight from the bookies: ``ports.LedgerReader`` without recovery, without fencing, without Java.
+
+Belongs here: which replicas to ask, failover, and what their answers mean together. Not here: frames
+(``bookie_connection``), entry bytes (``formats.entry``).
+Source: bookkeeper-server 4.17.2, RoundRobinDistributionSchedule, PendingReadOp, ReadLastConfirmedOp.
+
+What "not there" means. NO_LEDGER is said by a bookie that has no entry of the ledger: it was deleted and collected, or
+nothing was ever written there. NO_ENTRY is said by a bookie that has others of its entries. Only NO_LEDGER from every
+replica is NotFound; a replica that does not answer, or answers anything else, never counts as "not there".
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    ConfigError,
+    CorruptFormat,
+    LifecycleError,
+    NotFound,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats import bookie_info, entry
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from pulsar_lifecycle.io.bookie_connection import LAST_ENTRY, Answer, BookieConnection, Code
+from pulsar_lifecycle.ports import Entry, MetadataStore, Node
+from pulsar_lifecycle.settings import BookKeeperSettings
+
+WINDOW = 256
+"""Reads in flight to one bookie; it refuses beyond maxPendingReadRequestsPerThread (2,500 in Pulsar's conf)."""
+DOWN_SECONDS = 10.0
+"""A bookie that could not be reached is not tried again for so long."""
+
+_Request = tuple[str, int, int]
+"""Bookie id, ledger id, entry id."""
+_Wanted = tuple[int, LedgerMetadata, int]
+"""Ledger id, metadata, entry id."""
+
+
+class BookieReader:
+    """``ports.LedgerReader`` over one connection to each bookie. One thread at a time.
+
+    Finds the bookies through ``store``. Raises ConfigError if the settings ask for TLS, which it does not speak.
+    """
+
+    def __init__(self, store: MetadataStore, settings: BookKeeperSettings) -> None:
+        if settings.tls is not None:
+            raise ConfigError(
+                "bookkeeper.tls: reading entries over TLS is not supported; remove it, or read no entries"
+            )
+        self._store = store
+        self._settings = settings
+        self._connections: dict[str, BookieConnection] = {}
+        self._down: dict[str, tuple[float, str]] = {}
+        self._single_reads_only: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def last_entry(self, ledger_id: int, metadata: LedgerMetadata) -> Entry | None:
+        """The last entry of a ledger, confirmed or not; None if it has none.
+
+        CLOSED: the entry that the metadata names. Otherwise: the highest that any bookie of the last ensemble has, if
+        so many of them answered that no acknowledged entry can have escaped. Raises NotFound when every replica says
+        NO_LEDGER (which an open ledger that was never written says too), Unavailable when too few replicas answered,
+        CorruptFormat when only entries with a wrong digest were found, StoreError when all answered and none has it.
+        """
+        result = self.last_entries([(ledger_id, metadata)])[0]
+        if isinstance(result, LifecycleError):
+            raise result
+        return result
+
+    def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
+        """:meth:`last_entry` of many ledgers in few round trips, in order; what it would raise stands in the list."""
+        results: list[Entry | LifecycleError | None] = [None] * len(ledgers)
+        wanted: list[tuple[int, _Wanted]] = []
+        open_ledgers: list[int] = []
+        for i, (ledger_id, metadata) in enumerate(ledgers):
+            if metadata.state != LedgerState.CLOSED:
+                open_ledgers.append(i)
+            elif metadata.last_entry_id >= 0:
+                wanted.append((i, (ledger_id, metadata, metadata.last_entry_id)))
+        probes = [(bookie, ledgers[i][0], LAST_ENTRY) for i in open_ledgers for bookie in _last(ledgers[i][1]).bookies]
+        answers = iter(self._exchange(probes))
+        for i in open_ledgers:
+            ledger_id, metadata = ledgers[i]
+            found = _highest(ledger_id, metadata, [next(answers) for _ in _last(metadata).bookies])
+            if isinstance(found, int):
+                wanted.append((i, (ledger_id, metadata, found)))
+            else:
+                results[i] = found
+        for (i, _), result in zip(wanted, self._read_single([item for _, item in wanted]), strict=True):
+            results[i] = result
+        return results
+
+    def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
+        """Entries first..last, both inclusive. Each is verified; another replica is asked where one fails.
+
+        Raises NotFound when every replica of an entry says NO_LEDGER, StoreError when they all answered and none has
+        it, Unavailable, CorruptFormat.
+        """
+        entries: list[Entry] = []
+        at = first
+        while at <= last:
+            end = min(last, _segment_end(metadata, at, last))
+            if metadata.ensemble_size == metadata.write_quorum:  # otherwise no bookie has consecutive entries
+                batch = self._read_batch(ledger_id, metadata, at, end)
+                if batch:
+                    entries += batch
+                    at += len(batch)
+                    continue
+            end = min(end, at + WINDOW * metadata.ensemble_size - 1)
+            for result in self._read_single([(ledger_id, metadata, e) for e in range(at, end + 1)]):
+                if isinstance(result, LifecycleError):
+                    raise result
+                entries.append(result)
+            at = end + 1
+        return entries
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _read_batch(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
+        """Verified entries from ``first`` on, from the first replica that gives any; empty: read them singly."""
+        for bookie in _replicas(metadata, first):
+            if bookie in self._single_reads_only:
+                continue
+            try:
+                _, found = self._batch(bookie, ledger_id, first, last - first + 1)
+            except LifecycleError:
+                continue
+            entries: list[Entry] = []
+            for data in found[: last - first + 1]:
+                try:
+                    entries.append(_verified(data, ledger_id, metadata, first + len(entries)))
+                except CorruptFormat:
+                    break  # what comes before is good; the next round asks another replica for this one
+            if entries:
+                return entries
+        return []
+
+    def _batch(self, bookie: str, ledger_id: int, first: int, count: int) -> tuple[int, list[bytes]]:
+        while True:
+            connection = self._connection(bookie)
+            again = connection.used
+            try:
+                return connection.read_batch(ledger_id, first, count)
+            except (OSError, CorruptFormat) as error:
+                self._forget(bookie)
+                if again and not isinstance(error, TimeoutError):
+                    continue  # the bookie may have restarted since; a new connection tells
+                if isinstance(error, ConnectionError):
+                    self._single_reads_only.add(bookie)
+                raise Unavailable(f"bookie {bookie}: {error}") from error
+
+    def _read_single(self, wanted: Sequence[_Wanted]) -> list[Entry | LifecycleError]:
+        """One entry each, in order, from the first replica that has it and whose digest agrees."""
+        results: list[Entry | LifecycleError | None] = [None] * len(wanted)
+        said: defaultdict[int, list[Answer | LifecycleError]] = defaultdict(list)
+        left = list(range(len(wanted)))
+        turn = 0
+        while left:
+            asked = [i for i in left if turn < wanted[i][1].write_quorum]
+            requests = [(_replicas(wanted[i][1], wanted[i][2])[turn], wanted[i][0], wanted[i][2]) for i in asked]
+            for i, answer in zip(asked, self._exchange(requests), strict=True):
+                ledger_id, metadata, entry_id = wanted[i]
+                if isinstance(answer, Answer) and answer.code == Code.OK:
+                    try:
+                        results[i] = _verified(answer.data, ledger_id, metadata, entry_id)
+                        continue
+                    except CorruptFormat as error:
+                        answer = error
+                said[i].append(answer)
+            for i in left:
+                if results[i] is None and turn + 1 >= wanted[i][1].write_quorum:
+                    results[i] = _nowhere(f"entry {wanted[i][0]}:{wanted[i][2]}", said[i])
+            left = [i for i in left if results[i] is None]
+            turn += 1
+        return [result for result in results if result is not None]
+
+    def _exchange(self, requests: Sequence[_Request]) -> list[Answer | LifecycleError]:
+        """Ask all bookies at once, each within its window; an answer or an error per request, in order."""
+        results: list[Answer | LifecycleError | None] = [None] * len(requests)
+        queues: defaultdict[str, deque[int]] = defaultdict(deque)
+        for i, (bookie, _, _) in enumerate(requests):
+            queues[bookie].append(i)
+        while queues:
+            flying: list[tuple[str, BookieConnection, list[int], bool]] = []
+            for bookie, queue in queues.items():
+                window = [queue.popleft() for _ in range(min(WINDOW, len(queue)))]
+                try:
+                    connection = self._connection(bookie)
+                    fresh = not connection.used
+                    flying.append((bookie, connection, window, fresh))
+                    connection.send_reads([requests[i][1:] for i in window])
+                except LifecycleError as error:
+                    for i in (*window, *queue):
+                        results[i] = error
+                    queue.clear()
+                except OSError:
+                    pass  # reading the answers below finds it broken
+            for bookie, connection, window, fresh in flying:
+                waiting: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+                for i in window:
+                    waiting[requests[i][1:]].append(i)
+                try:
+                    for key, answer in connection.answers(len(window)):
+                        if not waiting[key]:
+                            raise CorruptFormat("bookie answer", 8, f"an entry that was asked for, found {key}")
+                        results[waiting[key].pop()] = answer
+                except (OSError, CorruptFormat) as error:
+                    self._forget(bookie)
+                    unanswered = [i for i in window if results[i] is None]
+                    if fresh or isinstance(error, TimeoutError):
+                        failure = Unavailable(f"bookie {bookie}: {error}")
+                        for i in (*unanswered, *queues[bookie]):
+                            results[i] = failure
+                        queues[bookie].clear()
+                    else:
+                        queues[bookie].extendleft(reversed(unanswered))
+            queues = defaultdict(deque, {bookie: queue for bookie, queue in queues.items() if queue})
+        return [result for result in results if result is not None]
+
+    def _connection(self, bookie: str) -> BookieConnection:
+        if bookie in self._connections:
+            return self._connections[bookie]
+        until, reason = self._down.get(bookie, (0.0, ""))
+        if time.monotonic() < until:
+            raise Unavailable(reason)
+        try:
+            endpoint = self._endpoint(bookie)
+            connection = BookieConnection(endpoint.host, endpoint.port, self._settings.read_timeout)
+        except (OSError, CorruptFormat, Unavailable) as error:
+            reason = f"bookie {bookie}: {error}"
+            self._down[bookie] = (time.monotonic() + DOWN_SECONDS, reason)
+            raise Unavailable(reason) from error
+        self._connections[bookie] = connection
+        return connection
+
+    def _forget(self, bookie: str) -> None:
+        connection = self._connections.pop(bookie, None)
+        if connection is not None:
+            connection.close()
+
+    def _endpoint(self, bookie: str) -> bookie_info.Endpoint:
+        available = f"{self._settings.ledgers_root}/available"
+        nodes = self._store.read([f"{available}/{bookie}", f"{available}/readonly/{bookie}"])
+        node = next((node for node in nodes if isinstance(node, Node)), None)
+        if node is None:
+            raise Unavailable(f"is not registered below {available}")
+        endpoint = bookie_info.decode(node.data, bookie).rpc
+        if endpoint is None:
+            raise Unavailable(f"registered no {bookie_info.PROTOCOL_RPC} endpoint")
+        return endpoint
+
+
+def _last(metadata: LedgerMetadata) -> Segment:
+    return metadata.segments[-1]
+
+
+def _segment_of(metadata: LedgerMetadata, entry_id: int) -> Segment:
+    return max((s for s in metadata.segments if s.first_entry_id <= entry_id), key=lambda s: s.first_entry_id)
+
+
+def _segment_end(metadata: LedgerMetadata, entry_id: int, last: int) -> int:
+    """The last entry, up to ``last``, that has the same ensemble as ``entry_id``."""
+    return min((s.first_entry_id - 1 for s in metadata.segments if s.first_entry_id > entry_id), default=last)
+
+
+def _replicas(metadata: LedgerMetadata, entry_id: int) -> list[str]:
+    """The bookies that have an entry, in write-set order."""
+    bookies = _segment_of(metadata, entry_id).bookies
+    return [bookies[(entry_id + i) % len(bookies)] for i in range(metadata.write_quorum)]
+
+
+def _verified(data: bytes, ledger_id: int, metadata: LedgerMetadata, entry_id: int | None) -> Entry:
+    """The entry; raises CorruptFormat. Where the metadata does not say the digest, one that agrees is proof enough."""
+    kinds = [DigestType.CRC32C, DigestType.CRC32, DigestType.HMAC]
+    if metadata.digest_type is not None:
+        kinds = [metadata.digest_type]
+    for kind in kinds:
+        try:
+            found = entry.decode(data, kind, metadata.password, ledger_id=ledger_id, entry_id=entry_id)
+        except CorruptFormat:
+            if kind == kinds[-1]:
+                raise
+        else:
+            return Entry(found.ledger_id, found.entry_id, found.payload)
+    raise AssertionError("unreachable: the last kind returns or raises")
+
+
+def _highest(
+    ledger_id: int, metadata: LedgerMetadata, answers: Sequence[Answer | LifecycleError]
+) -> Entry | int | LifecycleError | None:
+    """The last entry of a ledger that is not closed, from what each bookie of the last ensemble has last.
+
+    An id where an earlier ensemble must have it: the last segment starts after it and nothing came since.
+    """
+    best: Entry | None = None
+    silent: list[LifecycleError | None] = []
+    for answer in answers:
+        problem: LifecycleError | None = answer if isinstance(answer, LifecycleError) else None
+        if isinstance(answer, Answer):
+            if answer.code == Code.OK:
+                try:
+                    found = _verified(answer.data, ledger_id, metadata, None)
+                    best = found if best is None or found.entry_id > best.entry_id else best
+                except CorruptFormat as error:
+                    problem = error
+            elif answer.code not in (Code.NO_ENTRY, Code.NO_LEDGER):
+                problem = _refusal(answer.code)
+        silent.append(problem)
+    problems = [problem for problem in silent if problem is not None]
+    size = len(silent)
+    for start in range(size):
+        window = [silent[(start + i) % size] for i in range(metadata.write_quorum)]
+        if sum(problem is not None for problem in window) >= metadata.ack_quorum:
+            return _of_kind(f"ledger {ledger_id}: too few bookies say what their last entry is", problems)
+    before = _last(metadata).first_entry_id - 1
+    if before >= 0 and (best is None or best.entry_id < before):
+        return before
+    if best is None and all(isinstance(answer, Answer) and answer.code == Code.NO_LEDGER for answer in answers):
+        return NotFound(f"ledger {ledger_id}: no bookie of its ensemble has it")
+    return best
+
+
+def _nowhere(what: str, said: Sequence[Answer | LifecycleError]) -> LifecycleError:
+    """Why an entry could not be read, from what each of its replicas said."""
+    codes = [answer.code for answer in said if isinstance(answer, Answer)]
+    problems = [answer for answer in said if isinstance(answer, LifecycleError)]
+    problems += [_refusal(code) for code in codes if code not in (Code.NO_ENTRY, Code.NO_LEDGER)]
+    if problems:
+        return _of_kind(what, problems)
+    if all(code == Code.NO_LEDGER for code in codes):
+        return NotFound(f"{what}: every replica says that the ledger is gone")
+    return StoreError(f"{what}: every replica answered and none has it")
+
+
+def _of_kind(what: str, problems: Sequence[LifecycleError]) -> LifecycleError:
+    """One error for several: as long as a replica may still answer, the read may be repeated."""
+    text = "; ".join(dict.fromkeys(map(str, problems)))
+    corrupt = next((problem for problem in problems if isinstance(problem, CorruptFormat)), None)
+    if corrupt is not None and all(isinstance(problem, CorruptFormat) for problem in problems):
+        return corrupt
+    if all(isinstance(problem, AccessDenied) for problem in problems):
+        return AccessDenied(f"{what}: {text}")
+    return Unavailable(f"{what}: {text}")
+
+
+def _refusal(code: int) -> LifecycleError:
+    if code == Code.UNAUTHORIZED:
+        return AccessDenied("the bookie demands authentication, which this reader does not speak")
+    name = Code(code).name if code in set(Code) else "unknown"
+    return Unavailable(f"the bookie answered {code} ({name})")
