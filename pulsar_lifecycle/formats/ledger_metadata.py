@@ -138,11 +138,18 @@ def encode(metadata: LedgerMetadata) -> bytes:
         raise ValueError(f"ledger metadata is written in version 3 only, not {metadata.format_version}")
     message = pb.LedgerMetadataFormat()
     if metadata.origin.startswith(_VERSION_3):
-        start, end = _delimited(metadata.origin, len(_VERSION_3))
-        message.MergeFromString(metadata.origin[start:end])
+        message.MergeFromString(body(metadata.origin))
     _fill(message, metadata)
-    body = message.SerializeToString()
-    return _VERSION_3 + _wire.write_varint(len(body)) + body
+    plain = message.SerializeToString()
+    return _VERSION_3 + _wire.write_varint(len(plain)) + plain
+
+
+def body(data: bytes) -> bytes:
+    """The LedgerMetadataFormat message inside a version-3 z-node, not looked into; raises CorruptFormat."""
+    if not data.startswith(_VERSION_3):
+        raise CorruptFormat(WHAT, 0, f"{_VERSION_3.decode()!r}")
+    start, end = _delimited(data, len(_VERSION_3))
+    return data[start:end]
 
 
 def _delimited(data: bytes, offset: int) -> tuple[int, int]:
