@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.model import Position, Topic
@@ -75,19 +74,6 @@ class ScanBatch:
     unread: list[Unread]
 
 
-ScanRow = tuple[str, bytes, int, int, int, int, int, int, tuple[str, ...]]
-"""path, data, czxid, mzxid, ctime, mtime, version, num_children, names (empty unless children were asked for)."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScanBatch:
-    """One step of a scan: what was found, what is not there, what is there and could not be read."""
-
-    rows: list[ScanRow]
-    gone: list[str]
-    unread: list[Unread]
-
-
 @dataclass(frozen=True, slots=True)
 class Deletion:
     """Delete ``path`` if its data version is still ``version``."""
@@ -117,10 +103,6 @@ class MetadataStore(Protocol):
 
     def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
         """Child names of many z-nodes, in order; None where the node does not exist."""
-        ...
-
-    def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
-        """Read any number of z-nodes as bare tuples, batch by batch in the order given: the fast way to read millions."""
         ...
 
     def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
@@ -180,10 +162,6 @@ class LedgerReader(Protocol):
 
         Raises NotFound when every replica says the ledger is gone, Unavailable when too few replicas answered to know.
         """
-        ...
-
-    def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | None | LifecycleError]:
-        """:meth:`last_entry` of many ledgers at once, in order; errors as values."""
         ...
 
     def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
