@@ -1,0 +1,341 @@
+import _pulsar
+import pytest
+
+from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.io import queue as queue_module
+from pulsar_lifecycle.io.queue import (
+    DELETION_TOPIC,
+    DLQ_TOPIC,
+    RETRY_TOPIC,
+    SUBSCRIPTION,
+    PulsarDeletionQueue,
+    pending,
+    topics_of,
+)
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import Acknowledged
+from pulsar_lifecycle.settings import PulsarSettings
+from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
+
+
+def intents(count: int, first: int = 0) -> list[PendingDeleteLedgerInfo]:
+    return [
+        PendingDeleteLedgerInfo(
+            topic_name="persistent://acme/orders/placed",
+            component=LedgerComponent.MANAGED_LEDGER,
+            ledger_id=first + n,
+            plan_id="plan-1",
+        )
+        for n in range(count)
+    ]
+
+
+class DeletionQueueContract:
+    """What the real adapter and the fake have in common.
+
+    Needs the fixtures ``open_queue`` (a function; every queue it returns is another session on the same, initially
+    empty topics) and ``publish`` (a function that puts bytes and properties on the main topic as anyone may).
+    """
+
+    def test_what_is_sent_is_received_once_and_acknowledged(self, open_queue):
+        queue = open_queue()
+        infos = intents(30)
+        sent = queue.send(infos, 0)
+        assert [one.info for one in sent] == infos
+        assert {one.error for one in sent} == {""}
+        assert len({one.message_id for one in sent}) == len(infos)
+        assert queue.backlog() == 30
+        first = queue.receive(20, 10_000)
+        second = queue.receive(10, 10_000)
+        assert len(first) == 20
+        assert sorted(one.info.ledger_id for one in first + second) == list(range(30))
+        assert {one.problem for one in first + second} == {""}
+        assert {one.message_id for one in first + second} == {one.message_id for one in sent}
+        queue.acknowledge(first[::2])
+        assert queue.backlog() == 20
+        queue.acknowledge(first[1::2] + second)
+        assert queue.backlog() == 0
+        assert queue.receive(1, 100) == []
+
+    def test_nothing_is_sent_and_acknowledged(self, open_queue):
+        queue = open_queue()
+        assert queue.send([], 0) == []
+        queue.acknowledge([])
+        assert queue.backlog() == 0
+
+    def test_what_is_not_acknowledged_comes_again_after_close(self, open_queue):
+        sender, first = open_queue(), open_queue()
+        sender.send(intents(3), 0)
+        received = first.receive(3, 10_000)
+        first.acknowledge(received[:1])
+        first.release(received[1:2])
+        assert first.receive(1, 100) == []
+        first.close()
+        again = open_queue().receive(2, 10_000)
+        assert {one.info for one in again} == {one.info for one in received[1:]}
+
+    def test_two_sessions_share_the_messages(self, open_queue):
+        one, other = open_queue(), open_queue()
+        one.receive(1, 100)
+        other.receive(1, 100)
+        one.send(intents(40), 0)
+        received = [*one.receive(40, 2_000), *other.receive(40, 2_000)]
+        assert sorted(message.info.ledger_id for message in received) == list(range(40))
+
+    def test_a_delayed_message_waits(self, open_queue):
+        queue = open_queue()
+        queue.send(intents(1), 4_000)
+        assert queue.backlog() == 1
+        assert queue.receive(1, 100) == []
+        assert len(queue.receive(1, 30_000)) == 1
+
+    @pytest.mark.parametrize("raw", [b"", b"not json", b"\xff\xfe", b'{"ledgerId": 1}'])
+    def test_what_is_no_intent_is_received_with_its_problem_and_bytes(self, open_queue, publish, raw):
+        queue = open_queue()
+        publish(raw, {"from": "someone"})
+        (received,) = queue.receive(1, 10_000)
+        assert received.info is None
+        assert "PendingDeleteLedgerInfo" in received.problem
+        assert received.raw == raw
+        assert received.properties == {"from": "someone"}
+        queue.acknowledge([received])
+        assert queue.backlog() == 0
+
+
+class TestFakeDeletionQueue(DeletionQueueContract):
+    @pytest.fixture
+    def topics(self):
+        return FakeDeletionTopics()
+
+    @pytest.fixture
+    def open_queue(self, topics):
+        return lambda: FakeDeletionQueue(topics)
+
+    @pytest.fixture
+    def publish(self, topics):
+        return topics.publish
+
+
+class Producer:
+    """A client's producer: ``script`` says what becomes of each message, in order."""
+
+    def __init__(self, script):
+        self.script = list(script)
+        self.sent = []
+
+    def send_async(self, content, callback, deliver_after=None):
+        self.sent.append((content, deliver_after))
+        result = self.script.pop(0) if self.script else _pulsar.Result.Ok
+        if isinstance(result, Exception):
+            raise result
+        callback(result, _pulsar.MessageId(-1, 1, len(self.sent), -1))
+
+
+class Consumer:
+    def __init__(self, messages):
+        self.messages = list(messages)
+        self.acknowledged = []
+
+    def receive(self, timeout_millis):
+        return self.messages.pop(0)
+
+    def acknowledge(self, message_id):
+        self.acknowledged.append(message_id)
+
+
+class Client:
+    def __init__(self, script=(), messages=(), failure=None):
+        self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure
+
+    def create_producer(self, topic, **options):
+        if self.failure:
+            raise self.failure
+        assert options["batching_enabled"] is False
+        return self.producer
+
+    def subscribe(self, topics, subscription, **options):
+        if self.failure:
+            raise self.failure
+        return self.consumer
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def admin():
+    return FakeBrokerAdmin()
+
+
+@pytest.fixture
+def open_on(monkeypatch, admin):
+    def open_queue(client: Client, **settings) -> PulsarDeletionQueue:
+        monkeypatch.setattr(queue_module.pulsar, "Client", lambda *_, **__: client)
+        urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
+        return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, 4)
+
+    return open_queue
+
+
+def test_every_partition_of_all_three_topics_has_the_subscription_before_the_first_send(open_on, admin):
+    open_on(Client()).send(intents(1), 0)
+    assert [admin.partitions(topic) for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC)] == [4, 4, 0]
+    parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC) for part in topics_of(admin, topic)]
+    assert len(parts) == 9
+    assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
+
+
+def test_a_lost_subscription_is_made_again_at_the_next_send(open_on, admin):
+    queue = open_on(Client())
+    queue.send(intents(1), 0)
+    part = topics_of(admin, RETRY_TOPIC)[3]
+    del admin.topics[part][SUBSCRIPTION]
+    queue.send(intents(1), 0)
+    assert SUBSCRIPTION in admin.subscriptions(part)
+
+
+def test_topics_with_another_number_of_partitions_are_taken_as_they_are(open_on, admin):
+    admin.create_partitioned_topic(DELETION_TOPIC, 7)
+    open_on(Client()).ensure()
+    assert admin.partitions(DELETION_TOPIC) == 7
+    assert all(SUBSCRIPTION in admin.subscriptions(part) for part in topics_of(admin, DELETION_TOPIC))
+
+
+@pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC])
+def test_a_topic_that_is_not_partitioned_is_refused(open_on, admin, topic):
+    admin.create_topic(topic)
+    client = Client()
+    with pytest.raises(Conflict):
+        open_on(client).send(intents(1), 0)
+    assert client.producer.sent == []
+
+
+def test_without_the_namespace_nothing_is_sent(open_on, admin):
+    admin.namespaces.clear()
+    with pytest.raises(NotFound, match="pulsar/system"):
+        open_on(Client()).send(intents(1), 0)
+
+
+def test_without_the_admin_api_nothing_is_sent(open_on, admin):
+    admin.failure = Unavailable("no broker")
+    client = Client()
+    with pytest.raises(Unavailable):
+        open_on(client).send(intents(1), 0)
+    assert client.producer.sent == []
+
+
+def test_one_failed_send_loses_no_other_outcome(open_on):
+    failures = [_pulsar.Result.Ok, _pulsar.Result.Timeout, ValueError("too big"), _pulsar.Result.Ok]
+    sent = open_on(Client(failures)).send(intents(5), 60_000)
+    assert [one.error for one in sent] == ["", "Timeout", "too big", "", ""]
+    assert [bool(one.message_id) for one in sent] == [True, False, False, True, True]
+    assert [one.info.ledger_id for one in sent] == list(range(5))
+
+
+def test_more_messages_than_may_be_in_flight(open_on):
+    client = Client()
+    sent = open_on(client).send(intents(queue_module.IN_FLIGHT * 2 + 1), 0)
+    assert len(sent) == len(client.producer.sent) == queue_module.IN_FLIGHT * 2 + 1
+
+
+@pytest.mark.parametrize(
+    ("vendor", "ours"),
+    [
+        (_pulsar.AuthenticationError("a"), AccessDenied),
+        (_pulsar.AuthorizationError("a"), AccessDenied),
+        (_pulsar.TopicNotFound("t"), NotFound),
+        (_pulsar.ConnectError("c"), Unavailable),
+        (_pulsar.Timeout("t"), Unavailable),
+    ],
+)
+def test_the_clients_errors_become_ours(open_on, vendor, ours):
+    with pytest.raises(ours):
+        open_on(Client(failure=vendor)).send(intents(1), 0)
+    with pytest.raises(ours):
+        open_on(Client(failure=vendor)).receive(1, 0)
+
+
+class Message:
+    def __init__(self, topic: Topic, position: Position, batch_index: int = -1):
+        self._topic, self._id = topic, _pulsar.MessageId(-1, position.ledger_id, position.entry_id, batch_index)
+
+    def data(self):
+        return b""
+
+    def message_id(self):
+        return self._id
+
+    def topic_name(self):
+        return str(self._topic)
+
+    def properties(self):
+        return {}
+
+    def publish_timestamp(self):
+        return 0
+
+
+def received_from(open_on, *messages, **settings):
+    """A queue that has received the messages, and them."""
+    queue = open_on(Client(messages=messages), **settings)
+    return queue, queue.receive(len(messages), 1000)
+
+
+def test_an_acknowledgement_the_cursor_does_not_show_is_unknown(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    queue, messages = received_from(
+        open_on, Message(part, Position(5, 1)), Message(part, Position(5, 3)), request_timeout=0
+    )
+    subscription = admin.topics[part][SUBSCRIPTION]
+    subscription.acknowledged = Acknowledged(Position(5, 1), ())
+    with pytest.raises(OutcomeUnknown, match="1 not confirmed, the first is 5:3"):
+        queue.acknowledge(messages)
+    subscription.acknowledged = Acknowledged(Position(5, 1), ((Position(5, 2), Position(5, 3)),))
+    queue.acknowledge(messages)
+
+
+def test_part_of_a_foreign_batch_is_acknowledged_without_waiting_for_the_rest(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    queue, messages = received_from(open_on, Message(part, Position(5, 1), 0), request_timeout=0)
+    queue.acknowledge(messages)
+
+
+def test_without_the_admin_api_an_acknowledgement_is_unknown(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    queue, messages = received_from(open_on, Message(part, Position(5, 1)))
+    admin.failure = AccessDenied("no")
+    with pytest.raises(OutcomeUnknown):
+        queue.acknowledge(messages)
+
+
+def test_after_close_nothing_is_acknowledged(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    queue, messages = received_from(open_on, Message(part, Position(5, 1)))
+    queue.close()
+    with pytest.raises(Unavailable):
+        queue.acknowledge(messages)
+
+
+def test_pending_is_the_backlog_of_main_and_retry_and_creates_nothing(open_on, admin):
+    assert pending(admin) == 0
+    assert admin.topics == {}
+    open_on(Client()).ensure()
+    for topic, backlog in ((DELETION_TOPIC, 3), (RETRY_TOPIC, 2), (DLQ_TOPIC, 100)):
+        admin.topics[topics_of(admin, topic)[0]][SUBSCRIPTION].backlog = backlog
+        admin.topics[topics_of(admin, topic)[-1]][SUBSCRIPTION].backlog = backlog
+    assert pending(admin) == 10
+
+
+def test_pending_of_a_topic_that_lost_its_subscription_is_an_error(admin):
+    admin.create_partitioned_topic(DELETION_TOPIC, 2)
+    with pytest.raises(NotFound, match=SUBSCRIPTION):
+        pending(admin)
+
+
+def test_the_topics_are_those_of_the_pip():
+    assert str(DELETION_TOPIC) == "persistent://pulsar/system/__ledger_deletion"
+    assert str(RETRY_TOPIC) == "persistent://pulsar/system/__ledger_deletion-RETRY"
+    assert str(DLQ_TOPIC) == "persistent://pulsar/system/__ledger_deletion-DLQ"
+    assert DELETION_TOPIC.namespace == Namespace("pulsar", "system")
