@@ -13,6 +13,8 @@ from typing import Annotated
 import typer
 
 from sandbox.cluster import Cluster
+from sandbox.seed import live_file, planted_file
+from sandbox.seed import seed as seed_cluster
 from sandbox.toolchain import SandboxError
 
 app = typer.Typer(help="A real Pulsar 4.0 cluster in miniature on this machine.", no_args_is_help=True)
@@ -67,6 +69,20 @@ def status(
                 print(f"{row['name']:<10} {row['address']:<16} {row['http']:<23} {state}")
     if not all(row["pid"] for row in rows):
         raise typer.Exit(1)
+
+
+@app.command()
+def seed(data: Data = None) -> None:
+    """Fill the cluster with topics of every kind, and with leaks of every kind; once."""
+    with _one_line_errors():
+        begun = time.monotonic()
+        cluster = Cluster(data)
+        if len(cluster.running()) < len(cluster.state.servers):
+            raise SandboxError("not all of its servers run: `pulsar-lifecycle sandbox start` first")
+        seeded = seed_cluster(cluster)
+        took = time.monotonic() - begun
+        print(f"seeded in {took:.0f} s: {len(seeded.live)} live topics, {len(seeded.planted)} planted ledgers")
+        print(f"written down in {live_file(cluster)} and {planted_file(cluster)}")
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from sandbox import processes, servers
+from sandbox.clients import Admin
 from sandbox.servers import Server
 from sandbox.toolchain import Progress, SandboxError, class_path, java, locked
 
@@ -154,6 +155,8 @@ class Cluster:
         A sandbox keeps its ports and data for the life of its data folder, grows when more servers are asked for and
         never shrinks. If a server fails to start, everything this call started is ended again.
         """
+        if self._load() is None and self.data.exists() and {path.name for path in self.data.iterdir()} - {"lock"}:
+            raise SandboxError(f"{self.data} holds something else: give the sandbox a folder of its own with --data")
         with locked(self.data / "lock"):
             state = self._load() or State(self.data, gc_wait)
             self._grow(state, bookies, brokers)
@@ -161,7 +164,7 @@ class Cluster:
 
     def stop(self, *, purge: bool = False) -> list[str]:
         """End by process id what this sandbox runs, wait for it, return the names; ``purge`` removes the data."""
-        if not self.data.exists():
+        if not self.state_file.exists():
             return []
         with locked(self.data / "lock"):
             state = self._load()
@@ -232,6 +235,9 @@ class Cluster:
                     self._set_up(state)
                 self._launch(state, wanted, started)
                 self._wait(wanted)
+            if "broker-1" in started:
+                with Admin(state.of_kind("broker")[0].http) as admin:
+                    admin.forestall_leaks("pulsar/system")
             if missing:
                 self._wait([state.servers[name] for name in names])  # those that ran all along may have lost others
         except BaseException:
