@@ -1,4 +1,4 @@
-"""What every MetadataStore does: the same tests against the fake and against a real ZooKeeper, then the real one alone."""
+"""What every MetadataStore does: the same tests on the fake and on a real ZooKeeper, then the real one alone."""
 
 from __future__ import annotations
 
