@@ -108,6 +108,7 @@ class PulsarDeletionQueue:
         """One un-batched, keyless message per info, after :meth:`ensure`; waits for every receipt.
 
         A failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
+        After a time-out the rest is not sent and says so, else each 500 of them would wait for another time-out.
         """
         self.ensure()
         with _ours("open the producer"):
@@ -122,6 +123,9 @@ class PulsarDeletionQueue:
         delay = timedelta(milliseconds=deliver_after_ms) if deliver_after_ms else None
         for index, info in enumerate(infos):
             sending.slots.acquire()
+            if sending.timed_out:
+                sending.settle(index, b"", "not sent, because the broker did not answer to an earlier one")
+                continue
             try:
                 self._producer.send_async(encode_deletion_message(info), sending.receipt_of(index), deliver_after=delay)
             except (pulsar.exceptions.PulsarException, ValueError) as error:
@@ -203,6 +207,7 @@ class _Sending:
 
     def __init__(self, infos: Sequence[PendingDeleteLedgerInfo]) -> None:
         self.slots = threading.BoundedSemaphore(IN_FLIGHT)
+        self.timed_out = False
         self._infos = infos
         self._sent: dict[int, Sent] = {}
 
@@ -211,6 +216,7 @@ class _Sending:
             if result == _pulsar.Result.Ok:
                 self.settle(index, message_id.serialize(), "")
             else:
+                self.timed_out |= result == _pulsar.Result.Timeout
                 self.settle(index, b"", str(result).removeprefix("Result."))
 
         return receipt

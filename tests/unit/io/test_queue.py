@@ -227,11 +227,18 @@ def test_without_the_admin_api_nothing_is_sent(open_on, admin):
 
 
 def test_one_failed_send_loses_no_other_outcome(open_on):
-    failures = [_pulsar.Result.Ok, _pulsar.Result.Timeout, ValueError("too big"), _pulsar.Result.Ok]
+    failures = [_pulsar.Result.Ok, _pulsar.Result.MessageTooBig, ValueError("no text"), _pulsar.Result.Ok]
     sent = open_on(Client(failures)).send(intents(5), 60_000)
-    assert [one.error for one in sent] == ["", "Timeout", "too big", "", ""]
+    assert [one.error for one in sent] == ["", "MessageTooBig", "no text", "", ""]
     assert [bool(one.message_id) for one in sent] == [True, False, False, True, True]
     assert [one.info.ledger_id for one in sent] == list(range(5))
+
+
+def test_after_a_time_out_the_rest_is_not_sent(open_on):
+    client = Client([_pulsar.Result.Ok, _pulsar.Result.Timeout])
+    sent = open_on(client).send(intents(4), 60_000)
+    assert [one.error.split(",")[0] for one in sent] == ["", "Timeout", "not sent", "not sent"]
+    assert len(client.producer.sent) == 2
 
 
 def test_more_messages_than_may_be_in_flight(open_on):
