@@ -1,0 +1,64 @@
+"""Settings that cannot work, and servers that are not there: which error, naming what."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.errors import ConfigError, Unavailable
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.settings import ZooKeeperSettings
+from tests.fakes.clock import FakeClock
+from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"hosts": ":2181/chroot"}, r"shared\.hosts"),
+        ({"hosts": "host:notaport"}, r"shared\.hosts"),
+        ({"tls": {"ca_file": "/nowhere/ca.pem"}}, r"shared\.tls\.ca_file: /nowhere/ca\.pem"),
+        ({"tls": {"key_file": "/nowhere/key.pem"}}, r"shared\.tls\.key_file"),
+        ({"digest": {"env": "NO_SUCH_VARIABLE"}}, r"shared\.digest\.env: .*NO_SUCH_VARIABLE"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        KazooStore(ZooKeeperSettings.model_validate({"hosts": "host:2181", **settings}), key="shared")
+
+
+def test_nobody_there_is_unavailable_and_says_where_and_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    settings = ZooKeeperSettings(hosts=f"127.0.0.1:{port}", session_timeout=0.5)
+
+    with (
+        KazooStore(settings) as store,
+        pytest.raises(Unavailable, match=rf"zookeeper\.hosts: .*127\.0\.0\.1:{port}.*refused"),
+    ):
+        store.read(["/"])
+
+
+def cluster(clock: FakeClock) -> FakeStore:
+    store = FakeZooKeeper(clock).session()
+    store.create("/ledgers")
+    store.create("/managed-ledgers")
+    return store
+
+
+def test_a_fingerprint_lasts_and_tells_clusters_apart() -> None:
+    clock = FakeClock()
+    store = cluster(clock)
+    before = cluster_fingerprint(store, "/ledgers")
+    store.create("/ledgers/00/0000/L0001", parents=True)
+    store.write("/managed-ledgers", b"touched", -1)
+
+    assert cluster_fingerprint(store, "/ledgers") == before
+    assert len(before) == 32
+
+    clock.advance(1)
+    assert cluster_fingerprint(cluster(clock), "/ledgers") != before
+    store.create("/ledgers/INSTANCEID", b"7e0f3e6c-8e4d-4a54-a7b4-4f5b6f0a0001")
+    assert cluster_fingerprint(store, "/ledgers") != before
