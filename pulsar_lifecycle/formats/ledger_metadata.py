@@ -17,15 +17,13 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from pulsar_lifecycle._pb import bookkeeper_metadata_pb2 as pb
 from pulsar_lifecycle.errors import CorruptFormat, UnsupportedFormat
-from pulsar_lifecycle.formats import _wire
-
-WHAT = "ledger metadata"
+from pulsar_lifecycle.formats import _ledger_text, _wire
+from pulsar_lifecycle.formats._ledger_text import WHAT
 
 # LedgerMetadataUtils: keys of the custom metadata, and the values of APPLICATION and COMPONENT.
 TAG_APPLICATION = "application"
@@ -47,9 +45,6 @@ COMPONENT_BUCKET = "delayed-index-bucket"
 _MAGIC = b"BookieMetadataFormatVersion\t"  # VERSION_KEY_BYTES
 _VERSION_3 = _MAGIC + b"3\n"
 _VERSION = re.compile(rb"([0-9]{1,10})\n")
-_V1_CLOSED = "CLOSED"
-_V1_IN_RECOVERY = -102
-_NUMBER = re.compile(r"-?[0-9]{1,19}")
 
 
 class LedgerState(IntEnum):
@@ -120,9 +115,9 @@ def decode(data: bytes) -> LedgerMetadata:
                 pb.LedgerMetadataFormat, data[start:end], WHAT, lambda message: _build(message, 3, data), start
             )
         case 2:
-            return _decode_version_2(data, start)
+            return _from_text(_ledger_text.parse_version_2, data, start, 2)
         case 1:
-            return _decode_version_1(data, start)
+            return _from_text(_ledger_text.parse_version_1, data, start, 1)
         case unknown:
             raise UnsupportedFormat(WHAT, len(_MAGIC), f"version 1, 2 or 3, found {unknown}")
 
@@ -185,6 +180,15 @@ def _build(message: pb.LedgerMetadataFormat, version: int, origin: bytes) -> Led
     )
 
 
+def _from_text(
+    parse: Callable[[bytes, int], pb.LedgerMetadataFormat], data: bytes, start: int, version: int
+) -> LedgerMetadata:
+    try:
+        return _build(parse(data, start), version, data)
+    except _wire.MalformedError as error:
+        raise CorruptFormat(WHAT, start, str(error)) from None
+
+
 def _check(message: pb.LedgerMetadataFormat) -> None:
     """What LedgerMetadataBuilder demands, and what every reader of a closed ledger relies on."""
     ack = message.ackQuorumSize if message.HasField("ackQuorumSize") else message.quorumSize
@@ -236,61 +240,6 @@ def _fill_segment(message: pb.LedgerMetadataFormat.Segment, segment: Segment) ->
 def _fill_custom(message: pb.LedgerMetadataFormat.cMetadataMapEntry, pair: tuple[str, bytes]) -> None:
     _wire.require(message, "key", pair[0])
     _wire.require(message, "value", pair[1])
-
-
-def _decode_version_2(data: bytes, start: int) -> LedgerMetadata:
-    message = pb.LedgerMetadataFormat()
-    try:
-        text_format.Parse(data[start:].decode(), message)
-        if not message.IsInitialized():
-            raise _wire.MalformedError("every required field")
-        return _build(message, 2, data)
-    except UnicodeDecodeError as error:
-        raise CorruptFormat(WHAT, start + error.start, "UTF-8 text") from None
-    except (text_format.ParseError, _wire.MalformedError, ValueError) as error:
-        raise CorruptFormat(WHAT, start, f"LedgerMetadataFormat as text: {error}") from None
-
-
-def _decode_version_1(data: bytes, start: int) -> LedgerMetadata:
-    offset = start
-    numbers: list[int] = []
-    segments: list[Segment] = []
-    state, last_entry = LedgerState.OPEN, -1
-    for line in data[start:].split(b"\n"):
-        fields = line.decode("utf-8", "replace").rstrip("\r").split("\t")
-        expected_fields = 1 if len(numbers) < 3 else 2
-        if state is not LedgerState.OPEN or fields == [""]:
-            if line:
-                raise CorruptFormat(WHAT, offset, "the end")
-        elif not _NUMBER.fullmatch(fields[0]) or (len(fields) > 1) != (expected_fields > 1) or "\ufffd" in fields:
-            raise CorruptFormat(WHAT, offset, "a number" if expected_fields == 1 else "a segment, or CLOSED")
-        elif expected_fields == 1:
-            numbers.append(int(fields[0]))
-        elif fields[1] == _V1_CLOSED:
-            in_recovery = int(fields[0]) == _V1_IN_RECOVERY
-            state = LedgerState.IN_RECOVERY if in_recovery else LedgerState.CLOSED
-            last_entry = -1 if in_recovery else int(fields[0])
-        else:
-            segments.append(Segment(int(fields[0]), tuple(fields[1:])))
-        offset += len(line) + 1
-    if len(numbers) < 3:
-        raise CorruptFormat(WHAT, len(data), "quorum size, ensemble size and length")
-    quorum, ensemble, length = numbers
-    try:
-        message = pb.LedgerMetadataFormat(
-            quorumSize=quorum,
-            ensembleSize=ensemble,
-            length=length,
-            lastEntryId=last_entry,
-            state=state.value,  # pyright: ignore[reportArgumentType]
-            segment=[
-                pb.LedgerMetadataFormat.Segment(firstEntryId=s.first_entry_id, ensembleMember=s.bookies)
-                for s in segments
-            ],
-        )
-        return _build(message, 1, data)
-    except (ValueError, _wire.MalformedError) as error:
-        raise CorruptFormat(WHAT, start, str(error)) from None
 
 
 def decode_columns(blobs: Sequence[bytes], columns: frozenset[str]) -> tuple[dict[str, list[Any]], list[str | None]]:

@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import FrozenBitMap
 
-from pulsar_lifecycle._pb import bookkeeper_metadata_pb2, pulsar_delayed_index_pb2, pulsar_mldata_pb2, pulsar_schema_pb2
+from pulsar_lifecycle._pb import (
+    bookkeeper_metadata_pb2,
+    pulsar_delayed_index_pb2,
+    pulsar_message_pb2,
+    pulsar_mldata_pb2,
+    pulsar_schema_pb2,
+)
 from pulsar_lifecycle.formats import (
     cursor,
     delayed_bucket,
