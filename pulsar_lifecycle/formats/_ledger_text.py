@@ -1,7 +1,7 @@
 """The text versions of ledger metadata, 1 and 2, as the message that version 3 holds.
 
-Belongs here: nothing but these two; :mod:`ledger_metadata` has the header, version 3 and the value. Today's clients read
-them and write version 3, so that only old ledgers have them. Upstream: ``LedgerMetadataSerDe.parseVersion1Config`` and
+Belongs here: nothing but these two; :mod:`ledger_metadata` has the header, version 3 and the value. Clients read
+them still and write version 3, so only old ledgers have them. Upstream: ``LedgerMetadataSerDe.parseVersion1Config`` and
 ``parseVersion2Config``, bookkeeper-server 4.17.2.
 """
 
