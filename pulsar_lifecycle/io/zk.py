@@ -19,6 +19,7 @@ from kazoo import exceptions as zk
 from kazoo.client import KazooClient
 from kazoo.protocol.states import ZnodeStat
 
+from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,
@@ -38,7 +39,6 @@ from pulsar_lifecycle.io.multiread import (
     MultiReadRequest,
     Reply,
 )
-from pulsar_lifecycle.io.throttle import RateBudget
 from pulsar_lifecycle.io.zk_session import ConnectionLost, ZooKeeperSession
 from pulsar_lifecycle.ports import (
     Children,

@@ -19,6 +19,7 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
+from pulsar_lifecycle.engine.throttle import LatencyGuard
 from pulsar_lifecycle.errors import (
     AccessDenied,
     ConfigError,
@@ -30,7 +31,6 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.io.throttle import LatencyGuard
 from pulsar_lifecycle.ports import Clock
 from pulsar_lifecycle.settings import ZooKeeperSettings
 
@@ -253,11 +253,14 @@ class ZooKeeperSession:
             raise AccessDenied(f"{self.key}: {self._settings.hosts} refused the credentials{self._warning}")
 
     def _probe(self) -> None:
-        if (client := self._probe_client) is None:
-            return
+        client = self._probe_client
+        if client is None or not client.connected:
+            raise Unavailable(f"{self.key}: latency probe: no connection")
         try:
             client.exists_async("/").get(timeout=2 * self._settings.stop_above)
-        except (zk.KazooException, KazooTimeoutError) as error:
+        except KazooTimeoutError:
+            return  # no answer yet: that is its latency
+        except zk.KazooException as error:
             raise self.translate(error, "latency probe") from error
 
 

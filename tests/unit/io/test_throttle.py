@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from pulsar_lifecycle.engine.throttle import LatencyGuard, RateBudget
 from pulsar_lifecycle.errors import Overloaded, Unavailable
-from pulsar_lifecycle.io.throttle import LatencyGuard, RateBudget
 from tests.fakes.clock import FakeClock
 
 
@@ -94,10 +94,13 @@ def test_one_slow_probe_alone_neither_slows_nor_stops() -> None:
     assert clock.slept == []
 
 
-def test_probes_without_an_answer_count_as_slow() -> None:
-    found = guard(FakeClock(), Unavailable("no answer"), Unavailable("no answer"))
-    with pytest.raises(Overloaded):
-        found.hold()
+def test_a_lost_connection_is_not_a_slow_one() -> None:
+    clock = FakeClock()
+    found = guard(clock, 0.002, 0.003, Unavailable("lost"), Unavailable("lost"))
+    found.hold()
+
+    assert found.latency_ms == 3
+    assert clock.slept == []
 
 
 def test_it_measures_by_itself_until_stopped_and_may_start_again() -> None:

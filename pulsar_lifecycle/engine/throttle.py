@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from pulsar_lifecycle.errors import Overloaded, Unavailable
+from pulsar_lifecycle.errors import LifecycleError, Overloaded
 from pulsar_lifecycle.ports import Clock
 
 PROBE_INTERVAL = 1.0
@@ -45,9 +45,9 @@ class RateBudget:
 class LatencyGuard:
     """Measures a round trip once a second in a thread of its own, and slows or stops whoever asks it first.
 
-    ``probe`` makes one round trip and returns, or raises Unavailable (it must not wait for ever). The guard acts on the
-    better of the last two probes: one slow answer may be this process's own doing (a collection, a busy core).
-    ``slow_above`` and ``stop_above`` are seconds.
+    ``probe`` returns after one round trip, or when it has waited long enough for one; it raises a LifecycleError when
+    there is no connection to measure. The guard acts on the better of the last two probes: one slow answer may be this
+    process's own doing (a collection, a busy core). ``slow_above`` and ``stop_above`` are seconds.
     """
 
     def __init__(self, probe: Callable[[], None], slow_above: float, stop_above: float, clock: Clock) -> None:
@@ -78,12 +78,15 @@ class LatencyGuard:
             self._thread = None
 
     def measure(self) -> float:
-        """One probe now; returns and remembers its milliseconds. A probe without an answer counts its waiting time."""
+        """One probe now; returns the latest round trip in milliseconds.
+
+        A lost connection is not a slow one: it changes nothing here, and whoever reads notices it by itself.
+        """
         began = self._clock.now_ms()
-        with contextlib.suppress(Unavailable):  # whoever reads will notice; here only the time matters
+        with contextlib.suppress(LifecycleError):
             self._probe()
-        self._last_two = (self._last_two[1], float(self._clock.now_ms() - began))
-        return self._last_two[1]
+            self._last_two = (self._last_two[1], float(self._clock.now_ms() - began))
+        return self.latency_ms
 
     def hold(self) -> None:
         """Return at once below ``slow_above``; wait one round trip above it; raise Overloaded above ``stop_above``."""
