@@ -26,7 +26,7 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 from sandbox import processes, servers
 from sandbox.clients import Admin
 from sandbox.servers import Server
-from sandbox.toolchain import Progress, SandboxError, class_path, java, locked
+from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 CLUSTER = "sandbox"
@@ -225,28 +225,29 @@ class Cluster:
 
     def _start(self, state: State, names: list[str]) -> list[str]:
         missing = [state.servers[name] for name in names if not _runs(state.servers[name])]
-        if missing:
-            self._write_files(state)
+        if not missing:
+            return []
+        tools = find_tools(self._progress)
+        self._write_files(state)
         started: list[str] = []
         try:
             for kinds in (("zookeeper", "s3proxy"), ("bookie",), ("broker",)):
                 wanted = [server for server in missing if server.kind in kinds]
                 if wanted and kinds != ("zookeeper", "s3proxy"):
-                    self._set_up(state)
-                self._launch(state, wanted, started)
+                    self._set_up(state, tools)
+                self._launch(state, wanted, tools, started)
                 self._wait(wanted)
             if "broker-1" in started:
                 with Admin(state.of_kind("broker")[0].http) as admin:
                     admin.forestall_leaks("pulsar/system")
-            if missing:
-                self._wait([state.servers[name] for name in names])  # those that ran all along may have lost others
+            self._wait([state.servers[name] for name in names])  # those that ran all along may have lost others
         except BaseException:
             for name in reversed(started):
                 self._end(state.servers[name])
             raise
         return started
 
-    def _launch(self, state: State, wanted: list[Server], started: list[str]) -> None:
+    def _launch(self, state: State, wanted: list[Server], tools: Tools, started: list[str]) -> None:
         for server in wanted:
             taken = next((port for port in server.ports.values() if not processes.wait_port_free(port, 5)), None)
             if taken:
@@ -258,11 +259,8 @@ class Cluster:
                 self._forget_registration(server)
             self._progress(f"starting {server.name} on {server.address}")
             self._write_configuration(state, server)
-            module = "s3proxy" if server.kind == "s3proxy" else "pulsar"
             folder = self.data / server.name
-            server.command = servers.command(
-                server.kind, java(), class_path(module, self._progress), self._conf(server), folder
-            )
+            server.command = servers.command(server.kind, tools, self._conf(server), folder)
             server.pid = processes.spawn(server.command, folder, self._log(server.name), dict(os.environ))
             server.started = processes.start_time(server.pid)
             started.append(server.name)
@@ -292,7 +290,7 @@ class Cluster:
                 )
             time.sleep(0.1)
 
-    def _set_up(self, state: State) -> None:
+    def _set_up(self, state: State, tools: Tools) -> None:
         """Write a new cluster's metadata; the marker z-node is written last, so a half set-up is done again."""
         self._wait(state.of_kind("zookeeper"))
         with self.metadata() as client:
@@ -301,8 +299,7 @@ class Cluster:
             self._progress("writing the cluster's metadata")
             broker = state.of_kind("broker")[0]
             command = servers.setup_command(
-                java(),
-                class_path("pulsar", self._progress),
+                tools,
                 CLUSTER,
                 self.zookeeper,
                 broker.http,

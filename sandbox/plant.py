@@ -23,7 +23,11 @@ HOUR_MS = 3_600_000
 
 @dataclass(frozen=True)
 class Planted:
-    """One planted ledger. ``verdict``: orphan, offload-leftover, untagged, young, open, empty or dangling."""
+    """One planted ledger.
+
+    ``verdict`` is what should be found: orphan, offload-leftover, untagged, young, open, empty, dangling, or neighbour
+    (live in another cluster).
+    """
 
     ledger_id: int
     kind: str
@@ -131,6 +135,21 @@ def dangling(cluster: Cluster, topic: str) -> list[Planted]:
         lost = min(ledgers)
         zk.delete(znodes.ledger_znode(lost))
     return [Planted(lost, "dangling", "dangling", topic)]
+
+
+def neighbour(cluster: Cluster, topic: str, root: str) -> list[Planted]:
+    """A topic of another Pulsar cluster on the same BookKeeper, whose metadata store is the chroot ``root``.
+
+    Its ledgers are live there and unknown here; their tags do not tell the two clusters apart.
+    """
+    with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin, cluster.metadata() as zk:
+        topics.publish(client, topic, topics.payloads(120))
+        admin.unload(topic)
+        ledgers = znodes.listed_ledgers(zk, topic)
+        znodes.copy(zk, znodes.topic_znode(topic), root)
+        znodes.copy(zk, znodes.namespace_znode(topic), root)
+        zk.delete(znodes.topic_znode(topic), recursive=True)
+    return [Planted(ledger, "neighbour", "neighbour", topic) for ledger in ledgers]
 
 
 def foreign(cluster: Cluster) -> list[Planted]:

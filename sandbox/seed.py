@@ -23,7 +23,7 @@ from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.plant import Planted
-from sandbox.toolchain import Progress, SandboxError, class_path, java
+from sandbox.toolchain import Progress, SandboxError, find_tools
 
 NAMESPACES = ("shop/orders", "shop/carts", "iot/devices", "iot/archive", "bank/ledger")
 LEAKS = "shop/orders"
@@ -234,12 +234,13 @@ def _transactional(
     """Messages moved in transactions, some aborted: transaction log, pending acknowledgements, snapshots."""
     contents = topics.payloads(30, "transfer")
     topics.publish(client, source, contents)
-    modules = subprocess.run([java(), "--list-modules"], capture_output=True, text=True, check=True).stdout
+    tools = find_tools(progress)
+    modules = subprocess.run([tools.java, "--list-modules"], capture_output=True, text=True, check=True).stdout
     if "jdk.compiler" not in modules:
         progress("no transactions: they need a JDK, and this java is a JRE")
         return [_holding(source, contents)]
     program = Path(__file__).parent / "Transactions.java"
-    command = [java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", class_path("pulsar", progress)]
+    command = [tools.java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", tools.pulsar]
     arguments = [str(program), cluster.service_url, source, "mover", destination, "9"]
     done = subprocess.run([*command, *arguments], capture_output=True, check=False)
     if done.returncode:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from sandbox.processes import LOOPBACK
+from sandbox.toolchain import Tools
 
 CONF = Path(__file__).parent / "conf"
 KINDS = ("zookeeper", "s3proxy", "bookie", "broker")
@@ -92,17 +93,17 @@ def write_configuration(server: Server, conf: Path, data: Path, values: dict[str
         "http_port": str(server.ports.get("http", 0)),
         "loopback_interface": _loopback_interface(),
     }
+    conf.touch(mode=0o600)  # one of them holds a secret
     conf.write_text(Template(template.read_text()).substitute(filled))
-    if server.kind == "s3proxy":
-        conf.chmod(0o600)
 
 
-def command(kind: str, java: str, class_path: str, conf: Path, data: Path) -> list[str]:
+def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:
     """The java command that runs a server of this kind with its rendered configuration."""
     if kind == "s3proxy":
         logging = f"-Dlogback.configurationFile={CONF / 'logback.xml'}"
         jvm = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true", logging]
         main = ["org.gaul.s3proxy.Main", "--properties", str(conf)]
+        class_path = tools.s3proxy
     else:
         jvm = [
             *_PULSAR_JVM,
@@ -114,22 +115,21 @@ def command(kind: str, java: str, class_path: str, conf: Path, data: Path) -> li
             "bookie": ["org.apache.bookkeeper.server.Main", "--conf", str(conf)],
             "broker": ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(conf)],
         }[kind]
+        class_path = tools.pulsar
     if kind == "zookeeper":
         jvm += ["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]
-    return [java, *_MEMORY[kind], *jvm, "-cp", class_path, *main]
+    return [tools.java, *_MEMORY[kind], *jvm, "-cp", class_path, *main]
 
 
-def setup_command(
-    java: str, class_path: str, cluster: str, zookeeper: str, admin_url: str, service_url: str
-) -> list[str]:
+def setup_command(tools: Tools, cluster: str, zookeeper: str, admin_url: str, service_url: str) -> list[str]:
     """The java command that writes a new cluster's metadata (PulsarClusterMetadataSetup); harmless if repeated."""
     return [
-        java,
+        tools.java,
         *_MEMORY["setup"],
         *_PULSAR_JVM,
         f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
         "-cp",
-        class_path,
+        tools.pulsar,
         "org.apache.pulsar.PulsarClusterMetadataSetup",
         *("--cluster", cluster),
         *("--metadata-store", f"zk:{zookeeper}"),

@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from pulsar_lifecycle.errors import LifecycleError
@@ -75,8 +76,18 @@ def _maven() -> str:
     return found
 
 
-def class_path(module: str, progress: Progress = print) -> str:
-    """Class path of ``pulsar`` or ``s3proxy``; fetches the jars of both on first use, safely when several start."""
+@dataclass(frozen=True)
+class Tools:
+    """The java to run, and the class path of each set of servers."""
+
+    java: str
+    pulsar: str
+    s3proxy: str
+
+
+def find_tools(progress: Progress = print) -> Tools:
+    """Check java and fetch the jars on first use, safely when several start at once; SandboxError says what to do."""
+    found = java()
     digest = hashlib.sha256(b"\0".join(pom.read_bytes() for pom in _POMS)).hexdigest()[:12]
     cache = cache_folder()
     lib = cache / f"sandbox-{digest}"
@@ -84,13 +95,12 @@ def class_path(module: str, progress: Progress = print) -> str:
         with locked(cache / "sandbox.lock"):
             if not lib.is_dir():
                 _fetch(lib, progress)
-    return f"{lib / module}/*"
+    return Tools(found, f"{lib}/pulsar/*", f"{lib}/s3proxy/*")
 
 
 def _fetch(lib: Path, progress: Progress) -> None:
     maven = _maven()
-    java()
-    progress(f"fetching Pulsar 4.0.7 and S3Proxy 4.1.0 from Maven into {lib} (once, about 370 MB)")
+    progress(f"fetching Pulsar 4.0.7 and S3Proxy 4.1.0 from Maven into {lib} (once, about 300 MB)")
     partial = lib.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     log = lib.with_suffix(".log")
@@ -98,12 +108,12 @@ def _fetch(lib: Path, progress: Progress) -> None:
     with log.open("wb") as output:
         fetching = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
         try:
-            told = time.monotonic()
+            begun = told = time.monotonic()
             while fetching.poll() is None:
                 time.sleep(0.2)
                 if time.monotonic() - told > 10:
                     told = time.monotonic()
-                    progress(f"  {sum(1 for _ in partial.glob('*/*.jar'))} jars")
+                    progress(f"  still fetching after {told - begun:.0f} s")
         finally:
             if fetching.poll() is None:
                 fetching.terminate()

@@ -37,6 +37,11 @@ def schema_znode(topic: str) -> str:
     return f"/schemas/{Topic.parse(topic).schema_id}"
 
 
+def namespace_znode(topic: str) -> str:
+    """The policies of the topic's namespace."""
+    return f"/admin/policies/{Topic.parse(topic).namespace}"
+
+
 def ledger_znode(ledger_id: int) -> str:
     """``/ledgers/LL/LLLL/LLLLL`` of an id below 2**31 - 1, the only ones a sandbox has."""
     digits = f"{ledger_id:010d}"
@@ -73,6 +78,11 @@ def editing(zk: KazooClient, topic: str) -> Iterator[ml.ManagedLedgerInfo]:
     info = ml.ManagedLedgerInfo.FromString(data)
     yield info
     zk.set(topic_znode(topic), info.SerializeToString(), version=stat.version)
+
+
+def copy(zk: KazooClient, path: str, root: str) -> None:
+    """Copy a z-node below the chroot ``root``."""
+    zk.create(f"{root}{path}", _read(zk, path), makepath=True)
 
 
 def new_ledger(zk: KazooClient, data: bytes) -> int:
