@@ -27,7 +27,7 @@ def parse_duration(value: object) -> float:
         return float(value)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value) if isinstance(value, str) else None
     if not found:
-        raise ValueError(f"expected a duration such as \"10m\", \"24h\" or \"7d\", found {value!r}")
+        raise ValueError(f'expected a duration such as "10m", "24h" or "7d", found {value!r}')
     return float(found[1]) * _UNITS[found[2]]
 
 

@@ -89,6 +89,15 @@ class HttpBrokerAdmin:
             loaded.update(dict.fromkeys(topics, broker))
         return loaded
 
+    def stats_interval_ms(self) -> int:
+        """How often brokers refresh :meth:`loaded_topics` (``statsUpdateFrequencyInSecs`` of the broker asked)."""
+        path = "/admin/v2/brokers/configuration/runtime"
+        answer = self._get(path)
+        try:
+            return int(answer["statsUpdateFrequencyInSecs"]) * 1000
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unexpected(path, "statsUpdateFrequencyInSecs") from error
+
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.
 

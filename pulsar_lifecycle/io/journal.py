@@ -106,26 +106,56 @@ def journal_rows(
     return _read(lake, JOURNAL, JOURNAL_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id, "topic": topic})
 
 
+def deleted_since(lake: str, since: int) -> int:
+    """How many ledgers the journal says were deleted at ``since`` (ms) or later."""
+    return len(set(_outcomes(lake, "deleted", since, "").column("ledger_id").to_pylist()))
+
+
+def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
+    """Ledger ids of a plan whose intents the journal says were sent."""
+    return frozenset(_outcomes(lake, "sent", 0, plan_id).column("ledger_id").to_pylist())
+
+
+def _outcomes(lake: str, outcome: str, since: int, plan_id: str) -> pa.Table:
+    day = datetime.fromtimestamp(since / 1000, UTC).date().isoformat()
+    condition = (pc.field("outcome") == outcome) & (pc.field("at") >= since) & (pc.field("date") >= day)
+    if plan_id:
+        condition &= pc.field("plan_id") == plan_id
+    return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition)
+
+
 def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
     """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
     return _read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id})
 
 
 def _read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str | None]) -> pa.Table:
-    where = f"{lake}/{kind}"
     condition = None
     for name, value in wanted.items():
         if value is not None:
             term = pc.field(name) == value
             condition = term if condition is None else condition & term
+    return _scan(lake, kind, schema, condition).sort_by("at")
+
+
+def _scan(lake: str, kind: str, schema: pa.Schema, condition: pc.Expression | None) -> pa.Table:
+    """Rows that match; a condition on ``date`` spares the objects of other days."""
+    where = f"{lake}/{kind}"
     try:
         filesystem, path = pafs.FileSystem.from_uri(where)
         if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
             return schema.empty_table()
-        found = ds.dataset(path, schema, format="parquet", filesystem=filesystem).to_table(filter=condition)
+        days = ds.partitioning(pa.schema([pa.field("date", pa.string())]), flavor="hive")
+        found = ds.dataset(
+            path,
+            pa.schema([*schema, pa.field("date", pa.string())]),
+            format="parquet",
+            filesystem=filesystem,
+            partitioning=days,
+        )
+        return found.to_table(columns=schema.names, filter=condition)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{where}: cannot be read: {error}") from error
-    return found.sort_by("at")
 
 
 def _write_durably(lake: Path, target: Path, data: pa.Buffer) -> None:

@@ -1,0 +1,1 @@
+"""Decisions over Arrow tables, without IO and without a clock."""

@@ -1,0 +1,1 @@
+"""Spark: data sources (reads) and kernels (idempotent effects). Not here: decisions, formats, vendors."""

@@ -1,0 +1,171 @@
+"""The deletion plan, what waits in the queue, and what was deleted.
+
+Source of truth: the findings of two epochs, the deletion topic, and the journal.
+"""
+
+import json
+from collections import Counter
+from contextlib import closing
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from assets import show
+from assets.findings import COLUMNS
+from assets.names import EPOCH, key, namespace_partitions
+from pulsar_lifecycle.engine.deletion import DELETED
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.journal import journal_rows
+from pulsar_lifecycle.io.queue import pending
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
+from resources.lifecycle import LifecycleResource
+
+
+def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
+    """``deletion_plan``, ``pending_deletions``, ``ledger_deletions``, ``deletions_by_namespace``."""
+
+    @dg.asset(
+        key=key(cluster, "deletion_plan"),
+        group_name="deletion",
+        description="What would be deleted and why: orphans that two covered scans agree on. Making it changes "
+        "nothing; `apply_plan` takes its id and digest.",
+        deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_references")],
+        kinds={"parquet"},
+    )
+    def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id, _ = where.lake.open_epoch(context.run_id)
+        summary, rows = runs.make_plan(where, where.lake.epoch(epoch_id))
+        return dg.MaterializeResult(
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": f"{where.lake.location}/plans/{summary.plan_id}",
+                **_plan_shown(summary, rows, where.settings),
+            },
+            data_version=dg.DataVersion(summary.digest),
+        )
+
+    @dg.asset(
+        key=key(cluster, "pending_deletions"),
+        group_name="deletion",
+        description="Intents in flight: backlog of subscription `ledger-deletion` over the deletion and retry topics.",
+        deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "ledger_deletion_retry_topic")],
+        kinds={"pulsar"},
+    )
+    def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        with closing(HttpBrokerAdmin(lifecycle.settings().pulsar)) as admin:
+            return dg.MaterializeResult(metadata={"dagster/row_count": pending(admin)})
+
+    @dg.asset(
+        key=key(cluster, "ledger_deletions"),
+        group_name="deletion",
+        description="A deletion run: every message of the queue decided afresh, archived, deleted, confirmed, "
+        "journalled, acknowledged.",
+        deps=[key(cluster, "ledger_deletion_topic"), key(cluster, "ledger_references"), key(cluster, "orphan_ledgers")],
+        kinds={"pyspark"},
+        pool="deletion",
+    )
+    def ledger_deletions(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        outcomes = runs.delete_pending(where, context.run_id)
+        _mark_namespaces(context, cluster, where.lake.location)
+        metadata = outcomes_shown(outcomes)
+        stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
+        if stopped:
+            raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
+        return dg.MaterializeResult(metadata=metadata)
+
+    @dg.asset(
+        key=key(cluster, "deletions_by_namespace"),
+        group_name="deletion",
+        description="What the journal says was deleted in a namespace, over all runs.",
+        deps=[key(cluster, "ledger_deletions")],
+        partitions_def=namespace_partitions(cluster),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={"parquet"},
+    )
+    def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
+        rows = journal_rows(lifecycle.settings().lake.path)
+        for namespace, metadata in _by_namespace(rows, set(context.partition_keys)).items():
+            context.log_event(dg.AssetMaterialization(context.asset_key, partition=namespace, metadata=metadata))
+
+    return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
+
+
+def apply_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
+    """The run configuration that applies a plan, with the caps of the settings."""
+    caps = settings.apply.model_dump()
+    return {"ops": {"apply_plan": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
+
+
+def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
+    reasons = Counter(
+        (r["component"] + ("/cursor" if r["component"] == "managed-ledger" and r["cursor"] else ""))
+        for r in rows.select(["component", "cursor"]).to_pylist()
+    )
+    if summary.actionable:
+        config = json.dumps(apply_config(summary, settings), indent=2)
+        how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
+    else:
+        how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
+    share = summary.ledgers / max(summary.cluster_ledgers, 1)
+    return {
+        "plan id": summary.plan_id,
+        "actionable": summary.actionable,
+        "how to apply": dg.MetadataValue.md(how),
+        "dagster/row_count": summary.ledgers,
+        "share of the cluster": f"{share:.2%} of {summary.cluster_ledgers} ledgers",
+        "logical bytes": summary.logical_bytes,
+        "physical bytes": summary.physical_bytes,
+        "frees": show.size(summary.physical_bytes),
+        "by component": dg.MetadataValue.md(show.markdown(["component", "ledgers"], reasons.most_common())),
+        "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+        "digest": summary.digest,
+        "confirmed by scan": summary.confirmed_by,
+    }
+
+
+def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:
+    """A deletion run's outcomes as metadata."""
+    deleted = [o for o in outcomes if o.outcome == DELETED]
+    return {
+        "dagster/row_count": sum(o.ledgers for o in deleted),
+        "deleted bytes": sum(o.bytes for o in deleted),
+        "outcomes": dg.MetadataValue.md(
+            show.markdown(
+                ["outcome", "reason", "messages", "bytes"],
+                [(o.outcome, o.reason, o.ledgers, show.size(o.bytes)) for o in outcomes],
+            )
+        ),
+    }
+
+
+def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, lake: str) -> None:
+    """Only namespaces where this run deleted something get an event."""
+    partitions = namespace_partitions(cluster)
+    assert partitions.name is not None
+    found = _by_namespace(journal_rows(lake, run_id=context.run_id), None)
+    if found:
+        context.instance.add_dynamic_partitions(partitions.name, sorted(found))
+    for namespace, metadata in found.items():
+        context.log_event(
+            dg.AssetMaterialization(key(cluster, "deletions_by_namespace"), partition=namespace, metadata=metadata)
+        )
+
+
+def _by_namespace(rows: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:
+    found: dict[str, list[int]] = {name: [0, 0] for name in sorted(wanted or ())}
+    for row in rows.select(["topic", "outcome", "bytes"]).to_pylist():
+        if row["outcome"] != DELETED:
+            continue
+        namespace = str(Topic.parse(row["topic"]).namespace)
+        if wanted is None or namespace in wanted:
+            entry = found.setdefault(namespace, [0, 0])
+            entry[0] += 1
+            entry[1] += row["bytes"]
+    return {name: {"dagster/row_count": count, "deleted bytes": size} for name, (count, size) in found.items()}

@@ -1,0 +1,112 @@
+"""What is not plainly in use, by kind.
+
+Source of truth: ``bookkeeper_ledgers`` against ``ledger_references`` of one epoch; ``deletion_plan`` reads
+``orphan_ledgers``.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from assets import show
+from assets.names import EPOCH, FINDINGS, key
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.spark.findings import build_findings
+from resources.lifecycle import LifecycleResource
+
+_SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
+    "orphan_ledgers": (
+        "Ledgers that nothing refers to, closed, past the grace period: what a deletion plan is made of.",
+        (Finding.ORPHAN,),
+    ),
+    "offload_leftovers": (
+        "Offloaded ledgers whose BookKeeper copy is marked deleted and still exists. Reported.",
+        (Finding.OFFLOAD_LEFTOVER,),
+    ),
+    "dangling_references": (
+        "Metadata that refers to ledgers BookKeeper does not have: reads of them fail.",
+        (Finding.DANGLING,),
+    ),
+    "unjudged_ledgers": (
+        "Unreferenced ledgers that are kept, and why: young, open, foreign, empty, unknown, held.",
+        (
+            Finding.OPEN_ORPHAN,
+            Finding.OPEN,
+            Finding.TOO_YOUNG,
+            Finding.FOREIGN,
+            Finding.EMPTY_ZNODE,
+            Finding.UNDECODABLE,
+            Finding.KEPT,
+        ),
+    ),
+}
+COLUMNS = {
+    "ledger_id": "int",
+    "reason": "string",
+    "component": "string",
+    "topic": "string",
+    "cursor": "string",
+    "state": "string",
+    "entries": "int",
+    "logical_bytes": "int",
+    "physical_bytes": "int",
+}
+
+
+def findings_assets(cluster: str) -> dg.AssetsDefinition:
+    """The four findings, computed together."""
+    specs = [
+        dg.AssetSpec(
+            key(cluster, name),
+            group_name="findings",
+            description=_SHOWS[name][0],
+            deps=[key(cluster, "ledger_references"), key(cluster, "bookkeeper_ledgers")],
+            kinds={"pyspark", "parquet"},
+        )
+        for name in FINDINGS
+    ]
+
+    @dg.multi_asset(name=f"{cluster}_findings", specs=specs)
+    def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id, _ = where.lake.open_epoch(context.run_id)
+        rows = build_findings(where, epoch_id)
+        uri = where.lake.epoch_table(epoch_id, "findings")
+        for name in FINDINGS:
+            wanted = rows.where(f.col("finding").isin([kind.value for kind in _SHOWS[name][1]]))
+            yield dg.MaterializeResult(
+                asset_key=key(cluster, name), metadata={EPOCH: epoch_id, "dagster/uri": uri, **_shown(wanted)}
+            )
+
+    return findings
+
+
+def _shown(rows: DataFrame) -> dict[str, Any]:
+    groups = (
+        rows.groupBy("finding", "reason")
+        .agg(
+            f.count("*").alias("ledgers"),
+            f.sum("logical_bytes").alias("logical"),
+            f.sum("physical_bytes").alias("physical"),
+        )
+        .orderBy(f.desc("physical"))
+        .limit(100)
+        .collect()
+    )
+    sample = [row.asDict() for row in rows.orderBy(f.desc("physical_bytes"), "ledger_id").limit(show.SAMPLE).collect()]
+    by_reason = [
+        (g["finding"], g["reason"], g["ledgers"], show.size(g["logical"] or 0), show.size(g["physical"] or 0))
+        for g in groups
+    ]
+    return {
+        "dagster/row_count": sum(g["ledgers"] for g in groups),
+        "logical bytes": sum(g["logical"] or 0 for g in groups),
+        "physical bytes": sum(g["physical"] or 0 for g in groups),
+        "by reason": dg.MetadataValue.md(
+            show.markdown(["finding", "reason", "ledgers", "logical", "physical"], by_reason)
+        ),
+        "largest": show.table(sample, COLUMNS),
+    }

@@ -1,0 +1,81 @@
+"""The metastore's tables: source of truth ZooKeeper, read by everything that judges.
+
+``bookkeeper_ledgers`` begins an epoch and is listed first, so that references can only grow for newer ledgers.
+"""
+
+import dagster as dg
+
+from assets.names import EPOCH, METASTORE, key, namespace_partitions
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.plan.coverage import Census
+from pulsar_lifecycle.spark.scan import new_epoch_id, scan_table
+from resources.lifecycle import LifecycleResource
+
+_DESCRIPTIONS = {
+    "bookkeeper_ledgers": "Every ledger z-node below `/ledgers`: state, size, owner tags. Listed first in every scan.",
+    "managed_ledgers": "Every topic z-node: which ledgers a topic lists, which are offloaded.",
+    "managed_cursors": "Every cursor z-node: cursor ledgers, delayed-index snapshots, compaction.",
+    "schemas": "Every schema locator: which ledgers hold which version.",
+    "topics": "Every topic with its load state, owner broker and namespace policies: what may be touched.",
+}
+
+
+def metastore_assets(cluster: str) -> list[dg.AssetsDefinition]:
+    """One asset per table of ``pulsar_lifecycle.spark.sources``."""
+    return [_table_asset(cluster, table) for table in METASTORE]
+
+
+def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
+    first = table == METASTORE[0]
+    sources = ["zookeeper", "brokers"] if table == "topics" else ["zookeeper", "bookkeeper"] if first else ["zookeeper"]
+
+    @dg.asset(
+        key=key(cluster, table),
+        group_name="metastore",
+        description=_DESCRIPTIONS[table],
+        deps=[key(cluster, s) for s in sources] + ([] if first else [key(cluster, METASTORE[0])]),
+        kinds={"pyspark", "parquet"},
+        pool="zookeeper",
+    )
+    def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        if first:
+            now = SystemClock().now_ms()
+            epoch_id = new_epoch_id(now)
+            where.lake.begin_epoch(epoch_id, now, context.run_id)
+        else:
+            epoch_id, _ = where.lake.open_epoch(context.run_id)
+        roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
+        counts = [scan_table(where, epoch_id, table, root) for root in roots]
+        for census in counts:
+            where.lake.store_census(epoch_id, census)
+            context.log.info(f"{table} {census.root}: {census.listed} listed, {census.decoded} decoded")
+        if table == "managed_ledgers":
+            _register_namespaces(
+                context, cluster, where.table(epoch_id, table).select("namespace").distinct().collect()
+            )
+        return dg.MaterializeResult(
+            metadata={EPOCH: epoch_id, "dagster/uri": where.lake.epoch_table(epoch_id, table), **_shown(counts)}
+        )
+
+    return body
+
+
+def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, rows: list[object]) -> None:
+    partitions = namespace_partitions(cluster)
+    assert partitions.name is not None
+    known = set(context.instance.get_dynamic_partitions(partitions.name))
+    new = sorted({row[0] for row in rows if row[0]} - known)  # type: ignore[index]
+    if new:
+        context.instance.add_dynamic_partitions(partitions.name, new)
+
+
+def _shown(counts: list[Census]) -> dict[str, object]:
+    return {
+        "dagster/row_count": sum(c.decoded for c in counts),
+        "listed": sum(c.listed for c in counts),
+        "vanished while reading": sum(c.gone for c in counts),
+        "empty z-nodes": sum(c.empty for c in counts),
+        "undecodable": dg.MetadataValue.json([path for c in counts for path in c.corrupt[:50]]),
+        "unread": dg.MetadataValue.json([what for c in counts for what in c.unread[:50]]),
+    }

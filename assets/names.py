@@ -1,0 +1,21 @@
+"""Asset keys of one cluster: every key starts with the cluster's name, since keys are instance-wide in Dagster."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+METASTORE = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
+FINDINGS = ("orphan_ledgers", "offload_leftovers", "dangling_references", "unjudged_ledgers")
+TOPICS = ("ledger_deletion_topic", "ledger_deletion_retry_topic", "ledger_deletion_dlq_topic")
+EPOCH = "lifecycle/epoch"
+"""Metadata key under which every asset of a scan says which one."""
+
+
+def key(cluster: str, name: str) -> dg.AssetKey:
+    """Key of one asset of one cluster."""
+    return dg.AssetKey([cluster, name])
+
+
+def namespace_partitions(cluster: str) -> dg.DynamicPartitionsDefinition:
+    """The cluster's namespaces, for what is rolled back and shown per namespace."""
+    return dg.DynamicPartitionsDefinition(name=f"namespaces_{cluster}")

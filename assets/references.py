@@ -1,0 +1,81 @@
+"""Who refers to which ledger, and the proof that nothing was overlooked.
+
+Source of truth: the metastore's tables, the entries behind them, and the brokers' memory; read by every finding and
+every deletion run.
+"""
+
+from collections.abc import Iterator
+
+import dagster as dg
+from pyspark.sql import functions as f
+
+from assets import show
+from assets.names import EPOCH, METASTORE, key
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.plan.references import KINDS
+from pulsar_lifecycle.spark.findings import close_epoch
+from pulsar_lifecycle.spark.scan import build_references
+from resources.lifecycle import LifecycleResource
+
+COVERAGE = "coverage"
+
+
+def references_asset(cluster: str) -> dg.AssetsDefinition:
+    """``ledger_references`` with its coverage check."""
+    name = key(cluster, "ledger_references")
+
+    @dg.asset(
+        key=name,
+        group_name="references",
+        description="Every reference to a ledger, by kind (R1-R16), and whether all that can refer to one was read.",
+        deps=[key(cluster, t) for t in METASTORE],
+        kinds={"pyspark", "parquet"},
+        check_specs=[
+            dg.AssetCheckSpec(
+                COVERAGE,
+                asset=name,
+                description="Was everything that can refer to a ledger read? If not, plans are report-only.",
+            )
+        ],
+        pool="zookeeper",
+    )
+    def ledger_references(
+        context: dg.AssetExecutionContext, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id, started_at = where.lake.open_epoch(context.run_id)
+        rows = build_references(where, epoch_id)
+        epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())
+        counts = {
+            r["kind"]: r["n"]
+            for r in rows.where("ledger_id is not null").groupBy("kind").agg(f.count("*").alias("n")).collect()
+        }
+        kinds = show.markdown(
+            ["kind", "what", "where", "treatment", "references"],
+            [(k.code, k.name, k.where, k.treatment, counts.get(k.code, 0)) for k in KINDS.values()],
+        )
+        for gap in epoch.gaps:
+            context.log.warning(f"coverage: {gap}")
+        yield dg.MaterializeResult(
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": where.lake.epoch_table(epoch_id, "references"),
+                "dagster/row_count": sum(counts.values()),
+                "kinds": dg.MetadataValue.md(kinds),
+                "covered": epoch.covered,
+            },
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=COVERAGE,
+                    passed=epoch.covered,
+                    severity=dg.AssetCheckSeverity.ERROR,
+                    description="everything was read" if epoch.covered else "; ".join(epoch.gaps)[:4000],
+                    metadata={
+                        "missing": dg.MetadataValue.md("\n".join(f"- {g}" for g in epoch.gaps[:100]) or "nothing"),
+                        EPOCH: epoch_id,
+                    },
+                )
+            ],
+        )
+
+    return ledger_references

@@ -1,0 +1,39 @@
+"""How assets show ledgers: counts, bytes, reasons, a bounded sample. Not here: computing any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+SAMPLE = 50
+"""Rows of a sample table."""
+
+
+def size(count: int) -> str:
+    """Bytes as an operator reads them."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return ""
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> dg.MetadataValue:
+    """A table of ``columns`` (name -> Dagster type), at most :data:`SAMPLE` rows."""
+    schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
+    records = [dg.TableRecord({n: _plain(row.get(n)) for n in columns}) for row in rows[:SAMPLE]]
+    return dg.MetadataValue.table(records, schema=schema)
+
+
+def _plain(value: Any) -> Any:
+    return "" if value is None else value if isinstance(value, int | float | bool) else str(value)
+
+
+def markdown(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
+    lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Dagster jobs, schedules, sensors and the definitions that hold everything together."""

@@ -1,0 +1,46 @@
+"""The code location: one cluster, named by the settings file in ``$PULSAR_LIFECYCLE_CONFIG``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets.deletion import deletion_assets
+from assets.external import external_assets
+from assets.findings import findings_assets
+from assets.metastore import metastore_assets
+from assets.references import references_asset
+from orchestration.jobs import apply_plan_job, delete_pending_job, scan_job
+from orchestration.schedules import queue_sensor, scan_schedule
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from resources.lifecycle import LifecycleResource
+
+UNCONFIGURED = "pulsar"
+"""Cluster name while no settings file is named, so that the location loads and says what is missing when run."""
+
+
+def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None) -> dg.Definitions:
+    """Everything for one cluster. ``resources`` overrides the real ones. Raises ConfigError for wrong settings."""
+    path = config_file or os.environ.get(CONFIG_VARIABLE, "")
+    cluster = load_settings(path).cluster if path else UNCONFIGURED
+    delete_pending = delete_pending_job(cluster)
+    scan = scan_job(cluster)
+    return dg.Definitions(
+        assets=[
+            *external_assets(cluster),
+            *metastore_assets(cluster),
+            references_asset(cluster),
+            findings_assets(cluster),
+            *deletion_assets(cluster),
+        ],
+        jobs=[scan, apply_plan_job, delete_pending],
+        schedules=[scan_schedule(scan)],
+        sensors=[queue_sensor(delete_pending)],
+        resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
+    )
+
+
+defs = build_defs()

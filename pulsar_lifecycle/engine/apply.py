@@ -1,0 +1,113 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Applying a plan: its intents go to the deletion topic, each journalled.
+
+Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
+
+SEND_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the operator asked for: a plan by id and digest, how much of it (0: all), under which caps."""
+
+    plan_id: str
+    digest: str
+    caps: Caps
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How an apply ended; ``already`` were sent by an earlier apply of the same plan."""
+
+    sent: int
+    already: int
+    failed: int
+    first_error: str
+
+
+def chosen(
+    order: Order, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
+) -> pa.Table:
+    """The rows to apply, lowest ids first. Raises Refused by the rules of ``plan/deletion.py``."""
+    plan_deletion.check_applicable(
+        summary, rows, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
+    )
+    some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
+    plan_deletion.check_caps(summary, some, order.caps)
+    return some
+
+
+def send_intents(
+    run_id: str,
+    summary: PlanSummary,
+    rows: pa.Table,
+    already_sent: frozenset[int],
+    *,
+    store: MetadataStore,
+    queue: DeletionQueue,
+    journal: Journal,
+    clock: Clock,
+    deliver_after_ms: int,
+    progress: Callable[[str], None],
+) -> Applied:
+    """Send one message per row that was not sent before; batches are journalled as they are acknowledged.
+
+    A crash between a send and its journal row repeats the message, which the deletion run finds gone. Raises Paused.
+    """
+    todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
+    sent = failed = 0
+    first_error = ""
+    for start in range(0, todo.num_rows, SEND_BATCH):
+        control.check_not_paused(store)
+        now = clock.now_ms()
+        batch = list(plan_deletion.intents(todo.slice(start, SEND_BATCH), summary.plan_id, now))
+        sizes = todo.slice(start, SEND_BATCH).column("logical_bytes").to_pylist()
+        outcomes = queue.send(batch, deliver_after_ms)
+        journal.record([_row(run_id, summary, one, size, now) for one, size in zip(outcomes, sizes, strict=True)])
+        errors = [one.error for one in outcomes if one.error]
+        sent += len(outcomes) - len(errors)
+        failed += len(errors)
+        first_error = first_error or (errors[0] if errors else "")
+        progress(f"{sent} of {todo.num_rows} intents sent, {failed} failed")
+    return Applied(sent, rows.num_rows - todo.num_rows, failed, first_error)
+
+
+SENT = "sent"
+SEND_FAILED = "send-failed"
+
+
+def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
+    info = one.info
+    return JournalRow(
+        run_id=run_id,
+        cluster=summary.cluster,
+        plan_id=summary.plan_id,
+        ledger_id=info.ledger_id,
+        component=info.component.value,
+        topic=info.topic_name,
+        action="delete-ledger",
+        phase="send",
+        outcome=SEND_FAILED if one.error else SENT,
+        reason=one.error or "planned as an orphan",
+        bytes=size,
+        checksum="",
+        detail=json.dumps({"message": one.message_id.hex()}),
+        at=now,
+    )

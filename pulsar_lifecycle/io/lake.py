@@ -1,0 +1,188 @@
+"""The lake: where epochs and plans are kept, as Parquet tables beside one JSON document each.
+
+Belongs here: paths, atomic documents, reading back. Not here: journal and archive (``journal``) and what Spark writes.
+Layout: ``epochs/EPOCH/TABLE/*.parquet`` and ``epochs/EPOCH/epoch.json``; ``plans/PLAN/rows.parquet`` and
+``plans/PLAN/plan.json``. A document is written last: what has none is unfinished and is not seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
+from pulsar_lifecycle.plan.coverage import Census, Epoch, census_from_json
+from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
+
+REFERENCED = "referenced.bin"
+CONTEXT = "context.json"
+
+
+class Lake:
+    """An absolute folder that driver and executors share, or a URI such as ``s3://bucket/prefix``.
+
+    Raises StoreError when the lake does not answer, NotFound for what is not there.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+        self._filesystem, self._root = pafs.FileSystem.from_uri(location)
+
+    # -------------------------------------------------------------------------------------------------------- epochs
+
+    def epoch_table(self, epoch_id: str, table: str) -> str:
+        """Where Spark writes and reads a table of an epoch."""
+        location = self.location.replace("s3://", "s3a://", 1) if "://" in self.location else f"file://{self.location}"
+        return f"{location}/epochs/{epoch_id}/{table}"
+
+    def read_epoch_table(self, epoch_id: str, table: str, columns: list[str] | None = None) -> pa.Table:
+        """A table of an epoch in memory: for small ones."""
+        path = f"{self._root}/epochs/{epoch_id}/{table}"
+        try:
+            return ds.dataset(path, format="parquet", filesystem=self._filesystem).to_table(columns=columns)
+        except FileNotFoundError:
+            raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path}: cannot be read: {error}") from error
+
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str) -> None:
+        """Note that a scan started; ``started_at`` is ms."""
+        self._write_document(
+            f"epochs/{epoch_id}/started.json", {"epoch_id": epoch_id, "started_at": started_at, "run_id": run_id}
+        )
+
+    def open_epoch(self, run_id: str) -> tuple[str, int]:
+        """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
+        for name in sorted(self._folders("epochs"), reverse=True):
+            document = self._document(f"epochs/{name}/started.json")
+            if document is not None and run_id in ("", document["run_id"]):
+                return document["epoch_id"], document["started_at"]
+        if run_id:
+            return self.open_epoch("")
+        raise NotFound(f"{self.location}: no scan has begun yet; materialize bookkeeper_ledgers first")
+
+    def store_census(self, epoch_id: str, census: Census) -> None:
+        """Keep the count of one table of one root."""
+        self._write_document(f"epochs/{epoch_id}/census/{census.table}@{census.root}.json", asdict(census))
+
+    def census(self, epoch_id: str) -> list[Census]:
+        """Every count of an epoch."""
+        selector = pafs.FileSelector(f"{self._root}/epochs/{epoch_id}/census", allow_not_found=True)
+        names = sorted(
+            info.base_name for info in self._filesystem.get_file_info(selector) if info.base_name.endswith(".json")
+        )
+        return [census_from_json(json.loads(self._read(f"epochs/{epoch_id}/census/{name}"))) for name in names]
+
+    def epoch(self, epoch_id: str) -> Epoch:
+        """A finished epoch. Raises NotFound."""
+        return Epoch.from_json(json.loads(self._read(f"epochs/{epoch_id}/epoch.json")))
+
+    def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
+        """Finish an epoch: referenced ids and the decisions' context first, its document last."""
+        self._write_document(f"epochs/{epoch.epoch_id}/{CONTEXT}", context.to_json())
+        self._write(f"epochs/{epoch.epoch_id}/{REFERENCED}", referenced.to_bytes())
+        self._write_document(f"epochs/{epoch.epoch_id}/epoch.json", epoch.to_json())
+
+    def referenced(self, epoch_id: str) -> Referenced:
+        """The referenced ids of a finished epoch."""
+        return Referenced.from_bytes(self._read(f"epochs/{epoch_id}/{REFERENCED}"))
+
+    def context(self, epoch_id: str) -> Context:
+        """The context of a finished epoch's decisions."""
+        return Context.from_json(json.loads(self._read(f"epochs/{epoch_id}/{CONTEXT}")))
+
+    def epochs(self, fingerprint: str = "") -> list[Epoch]:
+        """Finished epochs, oldest first; those of one cluster if a fingerprint is given."""
+        found: list[Epoch] = []
+        for name in self._folders("epochs"):
+            document = self._document(f"epochs/{name}/epoch.json")
+            if document is not None:
+                found.append(Epoch.from_json(document))
+        return sorted((e for e in found if not fingerprint or e.fingerprint == fingerprint), key=lambda e: e.started_at)
+
+    # --------------------------------------------------------------------------------------------------------- plans
+
+    def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan and return its location."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, compression="zstd")
+        self._write(f"plans/{summary.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
+        self._write_document(f"plans/{summary.plan_id}/plan.json", summary.to_json())
+        return f"{self.location}/plans/{summary.plan_id}"
+
+    def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan with its rows, read from the files. Raises NotFound."""
+        document = self._document(f"plans/{plan_id}/plan.json") if _is_name(plan_id) else None
+        if document is None:
+            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/plans")
+        rows = pq.read_table(pa.BufferReader(self._read(f"plans/{plan_id}/rows.parquet")))
+        return PlanSummary.from_json(document), rows.select(PLAN.names).cast(PLAN)
+
+    def plans(self) -> list[PlanSummary]:
+        """Stored plans, oldest first."""
+        documents = [self._document(f"plans/{name}/plan.json") for name in self._folders("plans")]
+        return sorted((PlanSummary.from_json(d) for d in documents if d is not None), key=lambda p: p.created_at)
+
+    # --------------------------------------------------------------------------------------------------------- files
+
+    def _folders(self, relative: str) -> list[str]:
+        selector = pafs.FileSelector(f"{self._root}/{relative}", allow_not_found=True)
+        try:
+            return [
+                info.base_name
+                for info in self._filesystem.get_file_info(selector)
+                if info.type is pafs.FileType.Directory
+            ]
+        except OSError as error:
+            raise StoreError(f"{self.location}/{relative}: cannot be listed: {error}") from error
+
+    def _document(self, relative: str) -> dict[str, Any] | None:
+        try:
+            data = self._read(relative)
+        except NotFound:
+            return None
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise CorruptFormat(f"{self.location}/{relative}", 0, f"a JSON document: {error}") from error
+
+    def _write_document(self, relative: str, document: Mapping[str, Any]) -> None:
+        self._write(relative, json.dumps(document, indent=1, sort_keys=True).encode())
+
+    def _read(self, relative: str) -> bytes:
+        try:
+            with self._filesystem.open_input_stream(f"{self._root}/{relative}") as stream:
+                return stream.read()
+        except FileNotFoundError:
+            raise NotFound(f"{self.location}/{relative} does not exist") from None
+        except OSError as error:
+            raise StoreError(f"{self.location}/{relative}: cannot be read: {error}") from error
+
+    def _write(self, relative: str, data: bytes) -> None:
+        """Appears whole or not at all."""
+        path = f"{self._root}/{relative}"
+        local = isinstance(self._filesystem, pafs.LocalFileSystem)
+        target = f"{path}.{uuid4().hex}.tmp" if local else path
+        try:
+            if local:
+                self._filesystem.create_dir(path.rpartition("/")[0])
+            with self._filesystem.open_output_stream(target) as stream:
+                stream.write(data)
+            if local:
+                self._filesystem.move(target, path)
+        except OSError as error:
+            raise StoreError(f"{self.location}/{relative}: cannot be stored: {error}") from error
+
+
+def _is_name(text: str) -> bool:
+    return bool(text) and all(c.isalnum() or c in "-_." for c in text) and not text.startswith(".")

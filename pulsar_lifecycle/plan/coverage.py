@@ -1,0 +1,165 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""The coverage proof: was everything that can refer to a ledger really read?
+
+Belongs here: the rules that make a plan actionable or report-only, over counts. Not here: the counting, which Spark or
+the simulator does. A gap is a sentence for the operator; no gaps means the proof holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Counts of one table of one root: every listed z-node is decoded, confirmed gone, empty, corrupt or unread."""
+
+    table: str
+    root: str
+    listed: int
+    decoded: int
+    gone: int
+    empty: int
+    corrupt: tuple[str, ...] = ()
+    """Paths of undecodable z-nodes (all of them: each blocks)."""
+    unread: tuple[str, ...] = ()
+    """``path: reason`` of what could not be read."""
+    mismatched: tuple[str, ...] = ()
+    """Parents whose own count of children differs from the rows below them."""
+
+
+def census_from_json(document: Mapping[str, Any]) -> Census:
+    """A census from the plain values of ``dataclasses.asdict``, lists for tuples."""
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
+    return Census(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One scan of the cluster, with what is needed to judge it and the next one."""
+
+    epoch_id: str
+    cluster: str
+    fingerprint: str
+    started_at: int
+    finished_at: int
+    census: tuple[Census, ...]
+    max_ledger_id: int
+    max_czxid: int
+    shared_with: tuple[str, ...] | None
+    acknowledged: tuple[str, ...] = ()
+    reference_errors: tuple[str, ...] = ()
+    broker_errors: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = field(default=())
+
+    @property
+    def covered(self) -> bool:
+        """True when the proof holds."""
+        return not self.gaps
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Epoch:
+        """The inverse of :meth:`to_json`."""
+        values = dict(document)
+        values["census"] = tuple(census_from_json(c) for c in values["census"])
+        for name in ("acknowledged", "reference_errors", "broker_errors", "gaps", "shared_with"):
+            values[name] = tuple(values[name]) if values[name] is not None else None
+        return cls(**values)
+
+
+ROOTS = ("managed_ledgers", "managed_cursors", "schemas")
+"""Tables that every declared root must have."""
+
+
+def prove(
+    epoch: Epoch, previous: Sequence[Epoch], deleted_since: int, max_shrinkage: float, schema_ledgers: int
+) -> tuple[str, ...]:
+    """The gaps of ``epoch``; empty when everything that can refer to a ledger was read.
+
+    ``previous``: earlier epochs of the same fingerprint, any order. ``deleted_since``: ledgers our own journal deleted
+    since the newest of them. ``schema_ledgers``: ledgers tagged as schemas, so that a missing ``/schemas`` is noticed.
+    """
+    gaps: list[str] = []
+    if epoch.shared_with is None:
+        gaps.append(
+            "bookkeeper.shared_with is not set: list every other Pulsar cluster on this BookKeeper, "
+            "or [] if there is none"
+        )
+    for root in ("", *(epoch.shared_with or ())):
+        for table in ROOTS if root else ("bookkeeper_ledgers", *ROOTS):
+            if not any(c.table == table and c.root == root for c in epoch.census):
+                gaps.append(f"{_place(table, root)} was not read")
+    for census in epoch.census:
+        gaps.extend(_census_gaps(census, epoch.acknowledged, schema_ledgers))
+    gaps.extend(f"reference not read: {error}" for error in epoch.reference_errors)
+    gaps.extend(f"broker not heard: {error}" for error in epoch.broker_errors)
+    if previous:
+        gaps.extend(_history_gaps(epoch, max(previous, key=lambda e: e.started_at), deleted_since, max_shrinkage))
+    return tuple(gaps)
+
+
+def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: int) -> list[str]:
+    place = _place(census.table, census.root)
+    gaps = [
+        f"{place}: could not read {what}" for what in census.unread if not _no_schemas(census, what, schema_ledgers)
+    ]
+    if census.table != "bookkeeper_ledgers":  # an undecodable ledger z-node refers to nothing: it is a finding
+        gaps.extend(
+            f"{place}: cannot decode {path}; look at it, then list it in orphans.acknowledged_znodes"
+            for path in census.corrupt
+            if path not in acknowledged
+        )
+    gaps.extend(f"{place}: the children of {path} do not add up" for path in census.mismatched)
+    accounted = census.decoded + census.gone + census.empty + len(census.corrupt)
+    if census.listed != accounted:
+        gaps.append(f"{place}: {census.listed} listed, but {accounted} decoded, empty or confirmed gone")
+    return gaps
+
+
+def _no_schemas(census: Census, what: str, schema_ledgers: int) -> bool:
+    return census.table == "schemas" and what.endswith(MISSING_ROOT) and schema_ledgers == 0
+
+
+MISSING_ROOT = "the root does not exist"
+"""How an absent root is reported; a cluster that never had a schema has no ``/schemas``."""
+
+
+def _history_gaps(epoch: Epoch, last: Epoch, deleted_since: int, max_shrinkage: float) -> list[str]:
+    gaps: list[str] = []
+    if epoch.fingerprint != last.fingerprint:
+        gaps.append("this is another cluster than the one of the last epoch: its fingerprint differs")
+    if epoch.max_czxid < last.max_czxid:
+        gaps.append(
+            f"the metadata store went back in time: newest transaction {epoch.max_czxid:#x}, "
+            f"before it was {last.max_czxid:#x}"
+        )
+    before = {(c.table, c.root): c for c in last.census}
+    for census in epoch.census:
+        earlier = before.get((census.table, census.root))
+        if earlier is None:
+            continue
+        ours = deleted_since if census.table == "bookkeeper_ledgers" else 0
+        lost = earlier.listed - census.listed - ours
+        if lost > max_shrinkage * earlier.listed and lost > SMALL_SHRINKAGE:
+            gaps.append(
+                f"{_place(census.table, census.root)}: the listing shrank from {earlier.listed} to {census.listed}, "
+                f"{ours} of them deleted by us (orphans.max_shrinkage)"
+            )
+    return gaps
+
+
+SMALL_SHRINKAGE = 100
+"""A listing may always lose this many: a share of a small number says nothing."""
+
+
+def _place(table: str, root: str) -> str:
+    return f"{table} of {root}" if root else table

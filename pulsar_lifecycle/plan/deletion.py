@@ -1,0 +1,184 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""Deletion plans: which orphans a second scan confirmed, the plan's digest, and its caps.
+
+Belongs here: the plan as a value and everything that decides whether it may be applied. Not here: storing it, sending
+it, deleting. A plan row carries what the deletion run compares again: component, owner, czxid and ctime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.plan.tables import FINDINGS
+
+PLAN = FINDINGS
+"""A plan's rows are findings of kind ``orphan``, sorted by ledger id."""
+
+FLOOR_SECONDS = 86_400
+"""Neither grace period nor confirmation interval may be shorter, except on a cluster with the sandbox's marker."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSummary:
+    """What is stored beside a plan's rows and covered by nothing but itself; ``digest`` covers the rows.
+
+    ``actionable`` is false for a report-only plan; ``gaps`` then says what was missing.
+    """
+
+    plan_id: str
+    cluster: str
+    fingerprint: str
+    epoch_id: str
+    confirmed_by: str
+    created_at: int
+    actionable: bool
+    gaps: tuple[str, ...]
+    ledgers: int
+    logical_bytes: int
+    physical_bytes: int
+    cluster_ledgers: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> PlanSummary:
+        """The inverse of :meth:`to_json`."""
+        values: dict[str, Any] = {**document, "gaps": tuple(document["gaps"])}
+        return cls(**values)
+
+
+def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
+    """Orphans of ``now`` that an earlier scan found too, the same z-node both times, sorted by ledger id."""
+    keys = ["ledger_id", "czxid", "ctime"]
+    orphans = now.filter(pc.equal(now.column("finding"), Finding.ORPHAN.value))
+    earlier = before.filter(pc.equal(before.column("finding"), Finding.ORPHAN.value)).select(keys)
+    both: Any = orphans.join(earlier, keys=keys, join_type="left semi")
+    return both.select(PLAN.names).cast(PLAN).sort_by("ledger_id")
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    hashed = hashlib.sha256()
+    facts = {
+        k: summary[k]
+        for k in (
+            "plan_id",
+            "cluster",
+            "fingerprint",
+            "epoch_id",
+            "confirmed_by",
+            "created_at",
+            "actionable",
+            "cluster_ledgers",
+        )
+    }
+    hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
+    for batch in rows.select(PLAN.names).sort_by("ledger_id").to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            hashed.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+    return hashed.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """Blast radius of one apply."""
+
+    max_ledgers: int
+    max_share: float
+    max_bytes: int
+    max_ledgers_per_topic: int
+
+
+def check_applicable(
+    summary: PlanSummary, rows: pa.Table, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
+) -> None:
+    """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster."""
+    found = digest(rows, summary.to_json())
+    if digest_given != summary.digest or found != summary.digest:
+        raise Refused(
+            f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
+            f"you gave {digest_given}"
+        )
+    if summary.fingerprint != fingerprint:
+        raise Refused(
+            f"plan {summary.plan_id} is of another cluster: fingerprint {summary.fingerprint}, "
+            f"this one has {fingerprint}"
+        )
+    if not summary.actionable:
+        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
+    if not 0 <= now - summary.created_at <= valid_for_ms:
+        raise Refused(
+            f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}; make a new one"
+        )
+
+
+def check_caps(summary: PlanSummary, rows: pa.Table, caps: Caps) -> None:
+    """Raise Refused naming the first cap that the rows to be applied exceed."""
+    if rows.num_rows > caps.max_ledgers:
+        raise Refused(
+            f"max_ledgers: {rows.num_rows} ledgers to delete, the cap is {caps.max_ledgers}; "
+            "give a limit or raise the cap"
+        )
+    share = rows.num_rows / max(summary.cluster_ledgers, 1)
+    if share > caps.max_share:
+        raise Refused(
+            f"max_share: {share:.1%} of the cluster's {summary.cluster_ledgers} ledgers, "
+            f"the cap is {caps.max_share:.1%}; look at the plan, then give a limit or raise the cap"
+        )
+    total = int(pc.sum(rows.column("physical_bytes")).as_py() or 0)
+    if total > caps.max_bytes:
+        raise Refused(f"max_bytes: {total} bytes to free, the cap is {caps.max_bytes}; give a limit or raise the cap")
+    counts: Any = pc.value_counts(rows.column("topic"))
+    for item in counts.to_pylist():
+        if item["counts"] > caps.max_ledgers_per_topic:
+            raise Refused(
+                f"max_ledgers_per_topic: {item['counts']} ledgers of {item['values']}, "
+                f"the cap is {caps.max_ledgers_per_topic}"
+            )
+
+
+_COMPONENTS = {
+    "managed-ledger": LedgerComponent.MANAGED_LEDGER,
+    "schema": LedgerComponent.SCHEMA_STORAGE,
+    "compacted-ledger": LedgerComponent.COMPACTED_LEDGER,
+    "delayed-index-bucket": LedgerComponent.DELAYED_INDEX_BUCKET,
+}
+
+
+def component_of(tag: str, cursor: str | None) -> LedgerComponent:
+    """The message's component for a ledger's tags; a cursor ledger is a managed ledger with a cursor tag."""
+    return LedgerComponent.MANAGED_CURSOR if tag == "managed-ledger" and cursor else _COMPONENTS[tag]
+
+
+def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterable[PendingDeleteLedgerInfo]:
+    """One message per plan row."""
+    for row in rows.to_pylist():
+        yield PendingDeleteLedgerInfo(
+            topic_name=row["topic"],
+            component=component_of(row["component"], row["cursor"]),
+            ledger_id=row["ledger_id"],
+            cursor_name=row["cursor"] or "",
+            schema_id=row["schema_id"] or "",
+            bucket_key=row["bucket_key"] or "",
+            plan_id=plan_id,
+            czxid=row["czxid"],
+            ctime=row["ctime"],
+            sent_at=sent_at,
+        )

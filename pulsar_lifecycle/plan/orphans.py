@@ -1,0 +1,353 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""What a ledger is that nothing needs: orphan, leftover, or kept, and why.
+
+Belongs here: the rule of an orphan decision, over Arrow tables, in two steps. ``judge`` looks at ledgers and the set
+of referenced ids; ``settle`` adds what the topic tells (for compacted ledgers and delayed-index snapshots). Both are
+pure: the time comes in with the context. When in doubt a ledger is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.model import Topic, decode_name
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS
+
+
+class Finding(StrEnum):
+    """What a ledger that is not plainly in use turns out to be."""
+
+    ORPHAN = "orphan"
+    """Nothing refers to it, and every rule agrees that it may go."""
+    OFFLOAD_LEFTOVER = "offload_leftover"
+    """Offloaded and marked deleted in BookKeeper, yet still there."""
+    OPEN_ORPHAN = "open_orphan"
+    """Nothing refers to it, past the grace period, and never closed: reported, not deleted."""
+    DANGLING = "dangling_reference"
+    """Metadata refers to it and BookKeeper does not have it."""
+    EMPTY_ZNODE = "empty_znode"
+    """A ledger z-node without data."""
+    UNDECODABLE = "undecodable"
+    """A ledger z-node that could not be decoded."""
+    FOREIGN = "foreign"
+    """Not Pulsar's, or of a namespace that no declared root has."""
+    TOO_YOUNG = "too_young"
+    """Unreferenced, but younger than the grace period."""
+    OPEN = "open"
+    """Unreferenced, young, and still open or in recovery."""
+    KEPT = "kept"
+    """Unreferenced, and kept by the rule that ``reason`` names."""
+
+
+COMPONENTS = ("managed-ledger", "compacted-ledger", "schema", "delayed-index-bucket")
+"""Values of the ``component`` tag (LedgerMetadataUtils, 4.0.7)."""
+
+NEEDS_OWNER = ("compacted-ledger", "delayed-index-bucket")
+"""Components whose owner's state decides: ``judge`` leaves them to ``settle``."""
+
+PENDING = "pending"
+"""What ``judge`` writes for a row that ``settle`` must decide."""
+
+
+def _empty() -> BitMap64:
+    return BitMap64()
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the decision needs beside the tables; small enough to go to every executor.
+
+    ``now`` and ``grace`` are ms. ``namespaces`` exist under a declared root; ``gone_namespaces`` were named as gone by
+    the operator; ``kept_namespaces`` could not be read whole. ``holds`` are tenants, namespaces or full topic names.
+    ``shadow_sources`` are full topic names that some shadow topic reads from.
+    """
+
+    now: int
+    grace: int
+    namespaces: frozenset[str]
+    gone_namespaces: frozenset[str] = frozenset()
+    kept_namespaces: frozenset[str] = frozenset()
+    holds: frozenset[str] = frozenset()
+    shadow_sources: frozenset[str] = frozenset()
+    system_topics: bool = False
+    under_replicated: BitMap64 = field(default_factory=_empty)
+    kept_topics: frozenset[str] = frozenset()
+    """Topics (schemas: the partitioned parent) that hold references in a ledger which is gone."""
+    open_topics: frozenset[str] = frozenset()
+    """Topics of which an unreferenced ledger is open: some broker, perhaps of another cluster, may be writing them."""
+
+    def at(self, now: int) -> Context:
+        """The same context at another time (ms)."""
+        return replace(self, now=now)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: sorted(v) if isinstance(v, frozenset | BitMap64) else v for name, v in values.items()}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Context:
+        """The inverse of :meth:`to_json`."""
+        values: dict[str, Any] = {n: frozenset(v) if isinstance(v, list) else v for n, v in document.items()}
+        values["under_replicated"] = BitMap64(document["under_replicated"])
+        return cls(**values)
+
+
+def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
+    """Findings (``tables.FINDINGS``) for one range of ledgers (``tables.BOOKKEEPER_LEDGERS``).
+
+    Ledgers in use give no row. Rows of components in ``NEEDS_OWNER`` that pass everything else come out as ``PENDING``.
+    """
+    suspects = _suspects(ledgers, refs)
+    rows = _described(suspects)
+    count = rows.num_rows
+    finding = np.full(count, Finding.KEPT.value, dtype=object)
+    reason = np.full(count, "", dtype=object)
+    open_ = np.ones(count, dtype=bool)  # not decided yet
+
+    def decide(where: Any, what: str, why: str | Any) -> None:
+        mask = np.asarray(where, dtype=bool) & open_
+        finding[mask] = what
+        reason[mask] = why[mask] if isinstance(why, np.ndarray) else why
+        open_[mask] = False
+
+    text = {name: _texts(rows.column(name)) for name in ("component", "namespace", "topic", "state")}
+    error = _texts(suspects.column("error"))
+    tagged = _texts(suspects.column("application")) == "pulsar"
+    ids = _numbers(rows.column("ledger_id"), -1)
+    ctime = _numbers(rows.column("ctime"), 0)
+    age = context.now - ctime
+    leftover = np.array([int(i) in refs.offloaded for i in ids], dtype=bool)
+
+    decide(error == EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
+    decide(np.char.startswith(error.astype(str), CORRUPT), Finding.UNDECODABLE, error)
+    decide(leftover, Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
+    decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar")
+    decide(~np.isin(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
+    decide(text["topic"] == "", Finding.KEPT, "its tags name no owner")
+    for mask, what, why in _owner_rules(text["namespace"], text["topic"], context):
+        decide(mask, what, why)
+    closed = text["state"] == "CLOSED"
+    decide(~closed & (age < context.grace), Finding.OPEN, "never closed, and younger than the grace period")
+    decide(~closed, Finding.OPEN_ORPHAN, "never closed: no broker rolled it over, nothing refers to it")
+    decide((ctime <= 0) | (age < 0), Finding.KEPT, "its age is unknown: ctime is missing or in the future")
+    decide(age < context.grace, Finding.TOO_YOUNG, "younger than the grace period")
+    decide(np.array([int(i) in context.under_replicated for i in ids], dtype=bool), Finding.KEPT, "under-replicated")
+    decide(
+        np.isin(text["topic"], list(context.open_topics)),
+        Finding.KEPT,
+        "another unreferenced ledger of its topic is open: some broker may be writing it",
+    )
+    decide(np.isin(text["component"], NEEDS_OWNER), PENDING, "")
+    decide(open_, Finding.ORPHAN, "closed, older than the grace period, and nothing refers to it")
+    return _with(rows, finding, reason)
+
+
+OWNER_FACTS = pa.schema(
+    [
+        *FINDINGS,
+        pa.field("topic_exists", pa.bool_()),
+        pa.field("load_state", pa.string()),
+        pa.field("compaction", pa.string()),
+        pa.field("first_ledger_id", pa.int64()),
+        pa.field("cursor_exists", pa.bool_()),
+    ]
+)
+"""Pending findings joined with what is known of their topic and cursor; nulls where there is no such topic."""
+
+
+def settle(pending: pa.Table) -> pa.Table:
+    """Decide rows that ``judge`` left pending (``OWNER_FACTS`` -> ``tables.FINDINGS``)."""
+    component = _texts(pending.column("component"))
+    state = _texts(pending.column("load_state"))
+    compaction = _texts(pending.column("compaction"))
+    exists: Any = pending.column("topic_exists").fill_null(False).to_numpy()
+    cursor: Any = pending.column("cursor_exists").fill_null(False).to_numpy()
+    first = _numbers(pending.column("first_ledger_id"), -1)
+    ends = np.array([bucket_range_end(key) for key in _texts(pending.column("bucket_key"))], dtype=np.int64)
+    resting = ~exists | (state == "unloaded") | (state == "never_loaded")
+    bucket = component == "delayed-index-bucket"
+    trimmed = (first >= 0) & (ends >= 0) & (ends < first)
+    free = np.where(bucket, resting | ~cursor | trimmed, resting | (np.isin(compaction, ["NOT_RUN", "SUCCESS"])))
+    why_kept = np.where(
+        bucket,
+        "its cursor exists on a loaded topic: the broker may hold this snapshot without having stored its key",
+        "its topic is loaded and a compaction may be running: its output is referenced nowhere yet",
+    )
+    finding = np.where(free, Finding.ORPHAN.value, Finding.KEPT.value)
+    reason = np.where(
+        free, "closed, older than the grace period, nothing refers to it, and no broker can hold it", why_kept
+    )
+    return _with(pending.select(FINDINGS.names), finding, reason)
+
+
+def bucket_range_end(key: str) -> int:
+    """Last topic ledger id of ``#pulsar.internal.delayed.bucket_<start>_<end>``; -1 if the key has another form."""
+    parts = key.split("_")
+    return int(parts[2]) if len(parts) == 3 and parts[2].isdecimal() else -1
+
+
+NEVER = (
+    "pulsar/system/__ledger_deletion",
+    "/__transaction_log_",
+    "__transaction_pending_ack",
+    "/transaction_coordinator_",
+)
+"""Parts of topic names whose ledgers are never deleted by us: our own queue, and transactions."""
+
+
+def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] | None:
+    """Why an owner's ledgers are kept: (finding, reason), or None where the owner is no reason.
+
+    ``namespace`` is ``T/NS``, ``topic`` the full name.
+    """
+    local = topic.rpartition("/")[2]
+    if any(part in topic for part in NEVER):
+        return Finding.KEPT, "deletion queue or transaction: never deleted"
+    if namespace not in context.namespaces and namespace not in context.gone_namespaces:
+        return (
+            Finding.FOREIGN,
+            f"namespace {namespace} exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)",
+        )
+    if namespace in context.kept_namespaces:
+        return Finding.KEPT, f"namespace {namespace} could not be read whole"
+    if topic in context.kept_topics:
+        return Finding.KEPT, "references of its topic are in a ledger that is gone"
+    if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
+        return Finding.KEPT, "legal hold"
+    if topic in context.shadow_sources:
+        return Finding.KEPT, "source of a shadow topic"
+    if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
+        return Finding.KEPT, "system topic (orphans.system_topics opts in)"
+    return None
+
+
+def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:
+    """Everything a legal hold may name to hold this topic: tenant, namespace, topic, partitioned parent."""
+    parent, found, number = topic.rpartition("-partition-")
+    return namespace.partition("/")[0], namespace, topic, parent if found and number.isdecimal() else topic
+
+
+def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:
+    """One (mask, finding, reason) per distinct answer of ``owner_rule``, computed once per distinct topic."""
+    names, first, inverse = np.unique(topics, return_index=True, return_inverse=True)
+    answers = [owner_rule(str(namespaces[i]), str(name), context) for name, i in zip(names, first, strict=True)]
+    rules: list[tuple[Any, str, str]] = []
+    for answer in dict.fromkeys(a for a in answers if a):
+        rules.append((np.array([a == answer for a in answers], dtype=bool)[inverse], *answer))
+    return rules
+
+
+def _suspects(ledgers: pa.Table, refs: Referenced) -> pa.Table:
+    """Ledgers that nothing needs in BookKeeper; undecodable z-nodes are suspects too, vanished ones are not."""
+    there = ledgers.filter(
+        pc.and_(
+            pc.is_valid(ledgers.column("ledger_id")),
+            pc.fill_null(pc.not_equal(ledgers.column("error"), "gone"), True),
+        )
+    )
+    ids = there.column("ledger_id").to_numpy()
+    unneeded = BitMap64(ids.astype(np.uint64)) - refs.needed
+    return (
+        there.filter(pa.array(np.isin(ids, np.array(unneeded.to_array(), dtype=np.int64))))
+        if len(unneeded)
+        else there.slice(0, 0)
+    )
+
+
+def _described(suspects: pa.Table) -> pa.Table:
+    """Suspects in the shape of FINDINGS, with namespace and topic worked out of their tags."""
+    owners = [
+        owner_of(*tags)
+        for tags in zip(
+            *(
+                suspects.column(n).to_pylist()
+                for n in ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
+            ),
+            strict=True,
+        )
+    ]
+    length = _numbers(suspects.column("length"), 0)
+    quorum = np.maximum(_numbers(suspects.column("write_quorum"), 1), 1)
+    cursors = [
+        _cursor_name(encoded) if encoded else bucket
+        for encoded, bucket in zip(
+            suspects.column("cursor").to_pylist(), suspects.column("bucket_cursor").to_pylist(), strict=True
+        )
+    ]
+    columns: dict[str, Any] = {name: suspects.column(name) for name in FINDINGS.names if name in suspects.column_names}
+    columns |= {
+        "finding": pa.nulls(suspects.num_rows, pa.string()),
+        "reason": pa.nulls(suspects.num_rows, pa.string()),
+        "namespace": pa.array([o[0] for o in owners], pa.string()),
+        "topic": pa.array([o[1] for o in owners], pa.string()),
+        "cursor": pa.array(cursors, pa.string()),
+        "logical_bytes": pa.array(length),
+        "physical_bytes": pa.array(length * quorum),
+    }
+    return pa.table({name: columns[name] for name in FINDINGS.names}, schema=FINDINGS)
+
+
+def owner_of(
+    component: str | None, managed_ledger: str | None, schema_id: str | None, compacted: str | None, bucket: str | None
+) -> tuple[str, str]:
+    """(namespace, full topic name) of the ledger with these tags; empty strings where they name none.
+
+    A schema's topic is the partitioned parent.
+    """
+    try:
+        if component == "managed-ledger" and managed_ledger:
+            topic = Topic.from_managed_ledger(managed_ledger)
+        elif component == "compacted-ledger" and compacted:
+            topic = Topic.parse(compacted)
+        elif component == "delayed-index-bucket" and bucket:
+            topic = Topic.parse(bucket)
+        elif component == "schema" and schema_id:
+            namespace, _, name = schema_id.rpartition("/")
+            topic = Topic.from_managed_ledger(f"{namespace}/persistent/{name}")
+        else:
+            return "", ""
+    except CorruptFormat:
+        return "", ""
+    return str(topic.namespace), str(topic)
+
+
+def _cursor_name(encoded: str) -> str:
+    try:
+        return decode_name(encoded)
+    except CorruptFormat:
+        return encoded
+
+
+def _texts(column: Any) -> Any:
+    return (
+        column.fill_null("").to_numpy(zero_copy_only=False)
+        if isinstance(column, pa.Array)
+        else column.fill_null("").to_numpy()
+    )
+
+
+def _numbers(column: Any, missing: int) -> Any:
+    return np.asarray(column.fill_null(missing), dtype=np.int64)
+
+
+def _with(rows: pa.Table, finding: Any, reason: Any) -> pa.Table:
+    rows = rows.set_column(
+        rows.column_names.index("finding"), FINDINGS.field("finding"), pa.array([str(f) for f in finding], pa.string())
+    )
+    return rows.set_column(
+        rows.column_names.index("reason"), FINDINGS.field("reason"), pa.array([str(r) for r in reason], pa.string())
+    )

@@ -1,0 +1,203 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""Who refers to a ledger: every kind of reference there is, and how each one is treated.
+
+Belongs here: turning metastore rows into reference rows, and the set of referenced ids. Not here: reading anything.
+The kinds are those a Pulsar 4.0 cluster can hold; a kind that cannot be read must be declared or must keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.plan.tables import REFERENCES
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of reference: its short name in the tables, where it lives, and what we do about it."""
+
+    code: str
+    name: str
+    where: str
+    treatment: str
+
+
+KINDS: Mapping[str, Kind] = {
+    kind.code: kind
+    for kind in (
+        Kind("R1", "managed-ledger", "/managed-ledgers/**: ManagedLedgerInfo.ledgerInfo", "read"),
+        Kind("R2", "cursor", "/managed-ledgers/*/<cursor>: ManagedCursorInfo.cursorsLedgerId", "read"),
+        Kind(
+            "R3",
+            "compacted-topic",
+            "CompactedTopicLedger of __compaction: z-node, last entry of its cursor ledger, the broker's memory",
+            "read, all three; while a compaction may run its topic's compacted ledgers are kept",
+        ),
+        Kind(
+            "R4",
+            "delayed-bucket",
+            "cursor properties #pulsar.internal.delayed.bucket_*",
+            "read; an unreferenced snapshot is kept until its cursor is gone, its range trimmed or its topic unloaded",
+        ),
+        Kind("R5", "schema", "/schemas/**: SchemaLocator, and SchemaEntry.index in the ledgers", "read, both"),
+        Kind("R6", "transaction", "__transaction_log_*, __transaction_pending_ack: managed ledgers", "read as R1, R2"),
+        Kind("R7", "system topic", "__change_events and other system topics: managed ledgers", "read as R1-R3"),
+        Kind("R8", "shadow topic", "a shadow topic's own z-node lists its source's ledgers", "read as R1"),
+        Kind("R9", "functions", "DistributedLog below /pulsar/functions: untagged ledgers", "untagged is kept"),
+        Kind("R10", "table service", "DistributedLog below /stream/storage: untagged ledgers", "untagged is kept"),
+        Kind(
+            "R11", "other clusters", "another metadata root on the same BookKeeper", "declared: bookkeeper.shared_with"
+        ),
+        Kind("R12", "broker memory", "a ledger created and not yet stored in metadata", "grace period, second scan"),
+        Kind("R13", "busy", "OPEN or IN_RECOVERY state, under-replication entry", "kept"),
+        Kind("R14", "streaming offload", "OffloadContext.offloadSegment", "read as R1; the ledger stays listed"),
+        Kind("R15", "own intents", "messages in __ledger_deletion", "refer to nothing that lives"),
+        Kind("R16", "older world", "ledgers without tags; a restored metadata store", "untagged is kept; report-only"),
+    )
+}
+"""Every kind of reference, by code."""
+
+
+def _empty() -> BitMap64:
+    return BitMap64()
+
+
+@dataclass(frozen=True, slots=True)
+class Referenced:
+    """Ledger ids by what their references ask for.
+
+    ``needed``: something needs the BookKeeper copy. ``offloaded``: every reference says that the BookKeeper copy is
+    deleted; ids in ``needed`` are in this set only if another reference says so.
+    """
+
+    needed: BitMap64 = field(default_factory=_empty)
+    offloaded: BitMap64 = field(default_factory=_empty)
+
+    def merge(self, other: Referenced) -> Referenced:
+        """The union of both."""
+        return Referenced(self.needed | other.needed, self.offloaded | other.offloaded)
+
+    def to_bytes(self) -> bytes:
+        """Length of the first bitmap (8 bytes, big-endian), then both in the portable Roaring form."""
+        first = self.needed.serialize()
+        return len(first).to_bytes(8, "big") + first + self.offloaded.serialize()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Referenced:
+        """The inverse of :meth:`to_bytes`."""
+        end = 8 + int.from_bytes(data[:8], "big")
+        return cls(BitMap64.deserialize(data[8:end]), BitMap64.deserialize(data[end:]))
+
+
+def referenced(references: pa.Table | pa.RecordBatch) -> Referenced:
+    """The sets of ids in a table of ``tables.REFERENCES``."""
+    references = references.filter(pc.is_valid(references.column("ledger_id")))
+    ids = references.column("ledger_id")
+    keeps = references.column("keeps_bookkeeper_copy")
+    return Referenced(
+        needed=id_set(pc.filter(ids, keeps)),
+        offloaded=id_set(pc.filter(ids, pc.invert(keeps))),
+    )
+
+
+def id_set(ids: Any) -> BitMap64:
+    """A bitmap of an Arrow column of ledger ids (no nulls)."""
+    return BitMap64(
+        np.asarray(ids.to_numpy(zero_copy_only=False) if isinstance(ids, pa.Array) else ids.to_numpy(), dtype=np.uint64)
+    )
+
+
+def from_managed_ledgers(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """R1 (with R6, R7, R8, R14) from rows of ``tables.MANAGED_LEDGERS``; rows with an error give none."""
+    nested: Any = rows.column("ledgers")
+    parents: Any = pc.list_parent_indices(nested)
+    flat: Any = pc.list_flatten(nested)
+    if isinstance(flat, pa.ChunkedArray):
+        flat = flat.combine_chunks()
+    complete: Any = pc.fill_null(flat.field("offload_complete"), False)
+    gone: Any = pc.fill_null(flat.field("bookkeeper_deleted"), False)
+    return _table(
+        flat.field("ledger_id"),
+        "R1",
+        rows.column("managed_ledger").take(parents),
+        rows.column("path").take(parents),
+        pc.invert(pc.and_(complete, gone)),
+    )
+
+
+def from_cursors(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """R2, R3 (the z-node's copy) and R4 from rows of ``tables.MANAGED_CURSORS``."""
+    parts = [
+        _scalar_column(rows, "cursors_ledger_id", "R2", "managed_ledger"),
+        _scalar_column(rows, "compacted_ledger_id", "R3", "managed_ledger"),
+        _list_column(rows, "buckets", "R4", "managed_ledger"),
+    ]
+    return pa.concat_tables(parts)
+
+
+def from_schemas(rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """R5 (the locators) from rows of ``tables.SCHEMAS``; the index inside the entries is added by the reader."""
+    return _list_column(rows, "versions", "R5", "schema_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One reference found outside the z-nodes' own tables, or (with ``error``) one that could not be read."""
+
+    ledger_id: int | None
+    kind: str
+    owner: str
+    referrer: str
+    error: str | None = None
+
+
+def from_words(words: Iterable[Word]) -> pa.Table:
+    """Rows of single references; ids below 0 are left out."""
+    kept = [word for word in words if word.error or (word.ledger_id is not None and word.ledger_id >= 0)]
+    return pa.table(
+        {
+            "ledger_id": [word.ledger_id for word in kept],
+            "kind": [word.kind for word in kept],
+            "owner": [word.owner for word in kept],
+            "referrer": [word.referrer for word in kept],
+            "keeps_bookkeeper_copy": [True] * len(kept),
+            "error": [word.error for word in kept],
+        },
+        schema=REFERENCES,
+    )
+
+
+def _scalar_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
+    ids = rows.column(column)
+    there: Any = pc.fill_null(pc.greater_equal(ids, 0), False)
+    return _table(ids.filter(there), kind, rows.column(owner).filter(there), rows.column("path").filter(there), None)
+
+
+def _list_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
+    nested: Any = rows.column(column)
+    parents: Any = pc.list_parent_indices(nested)
+    flat: Any = pc.list_flatten(nested)
+    if isinstance(flat, pa.ChunkedArray):
+        flat = flat.combine_chunks()
+    ids: Any = flat.field("ledger_id")
+    there: Any = pc.greater_equal(ids, 0)
+    owners = rows.column(owner).take(parents)
+    paths = rows.column("path").take(parents)
+    return _table(ids.filter(there), kind, owners.filter(there), paths.filter(there), None)
+
+
+def _table(ids: Any, kind: str, owners: Any, referrers: Any, keeps: Any) -> pa.Table:
+    count = len(ids)
+    keeps = pa.array([True] * count) if keeps is None else keeps
+    columns = [ids, pa.array([kind] * count, pa.string()), owners, referrers, keeps, pa.nulls(count, pa.string())]
+    return pa.table(dict(zip(REFERENCES.names, columns, strict=True)), schema=REFERENCES)

@@ -1,0 +1,208 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""The driver's side of plans and deletion runs: what the jobs and the command line call.
+
+Belongs here: composing lake, lease, engine and Spark for one run. Not here: the rules and the effects themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
+from pulsar_lifecycle.engine.deletion import Evidence, Run
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal, sent_ledgers
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, PlanSummary
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
+from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.session import concurrency
+
+
+def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
+    """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster."""
+    settings = cluster.settings
+    now = SystemClock().now_ms()
+    gaps = list(epoch.gaps)
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        gaps += _below_floor(settings, control.is_sandbox(store))
+    earlier = earlier_epoch(cluster, epoch)
+    found = cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=plan_deletion.PLAN.names)
+    if earlier is None:
+        gaps.append(f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet")
+        rows = plan_deletion.confirm(found, found)
+    else:
+        rows = plan_deletion.confirm(
+            found, cluster.lake.read_epoch_table(earlier.epoch_id, "findings", columns=plan_deletion.PLAN.names)
+        )
+    ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
+    summary = PlanSummary(
+        plan_id=f"orphans-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch.epoch_id,
+        confirmed_by=earlier.epoch_id if earlier else "",
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        ledgers=rows.num_rows,
+        logical_bytes=int(pc.sum(rows.column("logical_bytes")).as_py() or 0),
+        physical_bytes=int(pc.sum(rows.column("physical_bytes")).as_py() or 0),
+        cluster_ledgers=ledgers,
+        digest="",
+    )
+    summary = replace(summary, digest=plan_deletion.digest(rows, summary.to_json()))
+    cluster.lake.store_plan(summary, rows)
+    return summary, rows
+
+
+def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
+    """Waiting times under their floors, which only the sandbox's marker permits."""
+    times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
+    return (
+        []
+        if sandbox
+        else [
+            f"orphans.{n} is {t:.0f} s, the floor is {FLOOR_SECONDS} s" for n, t in times.items() if t < FLOOR_SECONDS
+        ]
+    )
+
+
+def earlier_epoch(cluster: Cluster, epoch: Epoch) -> Epoch | None:
+    """The newest covered epoch of this cluster at least ``confirm_after`` older than ``epoch``."""
+    limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
+    older = [
+        e
+        for e in cluster.lake.epochs(epoch.fingerprint)
+        if e.covered and e.started_at <= limit and e.epoch_id != epoch.epoch_id
+    ]
+    return older[-1] if older else None
+
+
+def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
+    """The newest finished epoch; Refused if it is not covered, NotFound if there is none."""
+    epochs = cluster.lake.epochs(fingerprint)
+    if not epochs:
+        raise NotFound("there is no scan of this cluster yet: run the job scan first")
+    if not epochs[-1].covered:
+        raise Refused(f"the newest scan {epochs[-1].epoch_id} is not covered: " + "; ".join(epochs[-1].gaps))
+    return epochs[-1]
+
+
+def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Applied:
+    """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound."""
+    settings, clock = cluster.settings, SystemClock()
+    with KazooStore(settings.zookeeper) as store:
+        rows, summary = _rows_to_apply(cluster, store, order, clock.now_ms())
+        already = sent_ledgers(settings.lake.path, summary.plan_id)
+        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+            with closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue:
+                return send_intents(
+                    run_id,
+                    summary,
+                    rows,
+                    already,
+                    store=store,
+                    queue=queue,
+                    journal=FileJournal(settings.lake.path),
+                    clock=clock,
+                    deliver_after_ms=_deliver_after_ms(settings, control.is_sandbox(store)),
+                    progress=progress,
+                )
+
+
+MIN_DELIVER_AFTER = 600.0
+"""Seconds an intent waits at least; only the sandbox's marker permits less."""
+
+
+def _deliver_after_ms(settings: Settings, sandbox: bool) -> int:
+    wanted = settings.deletion.deliver_after
+    return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
+
+
+def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
+    settings = cluster.settings
+    if not settings.deletion.topicTwoPhaseDeletionEnabled:
+        raise Refused("deletion.topicTwoPhaseDeletionEnabled is false")
+    summary, rows = cluster.lake.plan(order.plan_id)
+    fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
+    valid = int(settings.orphans.plan_valid_for * 1000)
+    return chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid), summary
+
+
+def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
+    """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
+    with KazooStore(cluster.settings.zookeeper) as store:
+        run = _begin(cluster, run_id, store)
+        try:
+            return delete_from_queue(cluster.spark, cluster.settings, run)
+        finally:
+            control.release_lease(store)
+
+
+def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
+    """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
+    with KazooStore(cluster.settings.zookeeper) as store:
+        rows, summary = _rows_to_apply(cluster, store, order, SystemClock().now_ms())
+        run = _begin(cluster, run_id, store)
+        try:
+            return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
+        finally:
+            control.release_lease(store)
+
+
+def _begin(cluster: Cluster, run_id: str, store: KazooStore) -> Run:
+    """Check that we may act, take the lease, and gather the evidence."""
+    settings = cluster.settings
+    control.check_not_paused(store)
+    epoch = newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
+    below = _below_floor(settings, control.is_sandbox(store))
+    if below:
+        raise Refused("; ".join(below))
+    earlier = earlier_epoch(cluster, epoch)
+    if earlier is None:
+        raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+        brokers = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+    lease = control.take_lease(
+        store, f"{settings.cluster} run {run_id}", SystemClock(), settings.zookeeper.session_timeout + 5
+    )
+    context = replace(
+        cluster.lake.context(epoch.epoch_id),
+        grace=int(settings.orphans.grace_period * 1000),
+        holds=frozenset(settings.orphans.legal_holds),
+    )
+    return Run(
+        run_id=run_id,
+        cluster=settings.cluster,
+        guard=lease.guard,
+        ledgers_root=settings.bookkeeper.ledgers_root,
+        brokers=brokers,
+        evidence=Evidence(
+            refs=cluster.lake.referenced(epoch.epoch_id),
+            started_at=epoch.started_at,
+            earlier=cluster.lake.referenced(earlier.epoch_id),
+            earlier_started_at=earlier.started_at,
+            context=context,
+        ),
+        batch=settings.deletion.batch,
+        deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
+        slow_above_ms=settings.zookeeper.slow_above * 1000,
+        stop_above_ms=settings.zookeeper.stop_above * 1000,
+    )

@@ -1,0 +1,50 @@
+"""Making a Spark session fit for the library: our code on the executors, our data sources known.
+
+Belongs here: what any session needs, whatever its master. Not here: creating it (``resources/`` does, from settings).
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from pathlib import Path
+
+import pyspark
+from pyspark.sql import SparkSession
+
+import pulsar_lifecycle
+from pulsar_lifecycle.spark import sources
+
+CONF = {
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.speculation": "false",  # a speculative copy of a deletion task would only repeat its work
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""What our jobs rely on; settings may add to it."""
+
+
+def prepare(spark: SparkSession) -> SparkSession:
+    """Ship the library to the executors and register the data sources; harmless when repeated."""
+    if spark.conf.get("spark.pulsarLifecycle.shipped", "") != pyspark.__version__:
+        spark.addArtifacts(str(_zip()), pyfile=True)
+        spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
+    sources.register(spark)
+    return spark
+
+
+def concurrency(spark: SparkSession) -> int:
+    """How many tasks run at once."""
+    return max(1, spark.sparkContext.defaultParallelism)
+
+
+def _zip() -> Path:
+    """The library as one zip; executors import it by name, so kernels may be pickled by reference."""
+    root = Path(pulsar_lifecycle.__file__).parent
+    target = Path(tempfile.mkdtemp(prefix="pulsar-lifecycle-")) / "pulsar_lifecycle.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(root.rglob("*.py")):
+            archive.write(path, f"pulsar_lifecycle/{path.relative_to(root)}")
+    return target

@@ -1,0 +1,337 @@
+"""Spark data sources over the metastore, by name the keys of :data:`TABLES`.
+
+Usable alone, once :func:`register` was called on a session::
+
+    ledgers = spark.read.format("bookkeeper_ledgers").option("settings", "/etc/lifecycle.toml").load()
+    ledgers.groupBy("component", "state").count().show()
+
+Options: ``settings`` (path of the settings file, default ``$PULSAR_LIFECYCLE_CONFIG``) or ``zookeeper`` (a connect
+string) with ``admin_url`` for ``topics``; ``root`` (a name from ``bookkeeper.shared_with``); ``columns``
+(comma-separated: PySpark prunes none by itself); ``partitions``; ``concurrency`` (tasks that run at once and share the
+read budget); ``errors``: ``fail`` (default: the first z-node that cannot be read or decoded ends the query) or ``rows``
+(every listed z-node is a row, with an ``error``). Filters on ``ledger_id``, ``namespace``, ``topic`` and
+``managed_ledger`` prune what is read; Spark applies them again.
+
+Not here: what the rows mean (``plan/tables.py``) and how a z-node is read (``engine/inventory.py``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    LessThan,
+    LessThanOrEqual,
+)
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.inventory import Brokers, Unit
+from pulsar_lifecycle.errors import ConfigError, CorruptFormat, LifecycleError, UsageError
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.plan import tables
+from pulsar_lifecycle.settings import Settings, ZooKeeperSettings, load_settings
+
+
+def register(spark: SparkSession) -> None:
+    """Make the data sources known to a session; harmless when repeated."""
+    for source in (BookKeeperLedgers, ManagedLedgers, ManagedCursors, Schemas, Topics):
+        spark.dataSource.register(source)
+
+
+@dataclass
+class Work(InputPartition):
+    """What one task reads. Everything it needs comes with it: nothing leans on the driver's memory."""
+
+    settings: Settings
+    zookeeper: ZooKeeperSettings
+    units: list[Unit]
+    reads_per_second: int
+    brokers: Brokers | None = None
+    policies: Mapping[str, Mapping[str, Any]] | None = None
+    now: int = 0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the pushed-down filters leave: inclusive id bounds, ids, and exact values of the name columns."""
+
+    low: int = 0
+    high: int = 2**63 - 1
+    ids: frozenset[int] | None = None
+    names: Mapping[str, frozenset[str]] | None = None
+
+    def narrowed(self, condition: Filter) -> Wanted | None:
+        """This, narrowed by one more filter; None if the filter says nothing we can use."""
+        if not isinstance(condition, EqualTo | In | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
+            return None
+        column = ".".join(condition.attribute)
+        values = condition.value if isinstance(condition, In) else (condition.value,)
+        if column == "ledger_id":
+            value = values[0] if values else 0
+            match condition:
+                case EqualTo() | In():
+                    ids = frozenset(values)
+                    return Wanted(self.low, self.high, ids if self.ids is None else self.ids & ids, self.names)
+                case GreaterThan():
+                    return Wanted(max(self.low, value + 1), self.high, self.ids, self.names)
+                case GreaterThanOrEqual():
+                    return Wanted(max(self.low, value), self.high, self.ids, self.names)
+                case LessThan():
+                    return Wanted(self.low, min(self.high, value - 1), self.ids, self.names)
+                case LessThanOrEqual():
+                    return Wanted(self.low, min(self.high, value), self.ids, self.names)
+        if column in ("namespace", "topic", "managed_ledger") and isinstance(condition, EqualTo | In):
+            names = dict(self.names or {})
+            names[column] = names.get(column, frozenset(values)) & frozenset(values)
+            return Wanted(self.low, self.high, self.ids, names)
+        return None
+
+    def namespace(self, namespace: str) -> bool:
+        """Whether a namespace is worth reading."""
+        for column, values in (self.names or {}).items():
+            known = {_namespace_of(column, value) for value in values}
+            if namespace not in known:
+                return False
+        return True
+
+    def overlaps(self, low: int, high: int) -> bool:
+        """Whether any wanted ledger id is in low..high."""
+        if high < self.low or low > self.high:
+            return False
+        return self.ids is None or any(low <= i <= high for i in self.ids)
+
+
+def _namespace_of(column: str, value: str) -> str:
+    if column == "topic":
+        return value.partition("://")[2].rpartition("/")[0]
+    return value.rpartition("/")[0].rpartition("/")[0] if column == "managed_ledger" else value
+
+
+class MetastoreReader(DataSourceReader):
+    """Plans on the driver, reads on executors."""
+
+    def __init__(self, source: MetastoreSource, wanted: pa.Schema) -> None:
+        self.table = source.table
+        self.columns = wanted
+        self.options = dict(source.options)
+        self.filters = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """Take what prunes; every filter goes back, since Spark must still apply it to the rows."""
+        for condition in filters:
+            self.filters = self.filters.narrowed(condition) or self.filters
+        return filters
+
+    def partitions(self) -> list[Work]:
+        """One group of subtrees per task."""
+        settings, zookeeper = _settings(self.options)
+        parts = int(self.options.get("partitions", settings.spark.scan_partitions))
+        concurrency = max(1, min(parts, int(self.options.get("concurrency", parts))))
+        budget = max(1, zookeeper.reads_per_second // concurrency)
+        with KazooStore(zookeeper, read_only=True) as store:
+            store.sync("/")
+            units = _units(self.table, store, settings, self.filters)
+            work = [Work(settings, zookeeper, group, budget) for group in inventory.share(units, parts)]
+            if self.table == "topics":
+                _hear_brokers(work, store, settings, self.options.get("errors", "fail") == "fail")
+        return work or [Work(settings, zookeeper, [], budget)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one group."""
+        assert isinstance(partition, Work)
+        strict = self.options.get("errors", "fail") == "fail"
+        schema = self.columns
+        if strict:
+            needed = {*schema.names, "path", "error"}
+            schema = pa.schema([f for f in TABLES[self.table] if f.name in needed])
+        with KazooStore(partition.zookeeper, read_only=True, reads_per_second=partition.reads_per_second) as store:
+            for batch in _batches(self.table, store, partition, schema):
+                yield _checked(batch).select(self.columns.names) if strict else batch
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    errors = batch.column("error").to_pylist()
+    for error, path in zip(errors, batch.column("path").to_pylist(), strict=True):
+        if error and error not in (tables.GONE, tables.EMPTY):
+            raise CorruptFormat(path, 0, f"a readable z-node: {error} (option errors=rows shows such z-nodes as rows)")
+    keep = [error != tables.GONE for error in errors]
+    return batch if all(keep) else batch.filter(pa.array(keep))
+
+
+TABLES: Mapping[str, pa.Schema] = {
+    "bookkeeper_ledgers": tables.BOOKKEEPER_LEDGERS,
+    "managed_ledgers": tables.MANAGED_LEDGERS,
+    "managed_cursors": tables.MANAGED_CURSORS,
+    "schemas": tables.SCHEMAS,
+    "topics": tables.TOPICS,
+}
+"""Every table of the metastore by the name of its data source."""
+
+
+def _settings(options: Mapping[str, str]) -> tuple[Settings, ZooKeeperSettings]:
+    if options.get("zookeeper"):
+        settings = Settings.model_validate(
+            {
+                "cluster": "adhoc",
+                "zookeeper": {"hosts": options["zookeeper"]},
+                "pulsar": {"admin_url": options.get("admin_url", ""), "service_url": ""},
+                "lake": {"path": "/nonexistent"},
+            }
+        )
+    else:
+        settings = load_settings(options.get("settings") or os.environ.get("PULSAR_LIFECYCLE_CONFIG"))
+    return settings, root_settings(settings, options.get("root", ""))
+
+
+def root_settings(settings: Settings, root: str) -> ZooKeeperSettings:
+    """How to reach the metadata store of our own root (empty name) or of a declared one. Raises ConfigError."""
+    if not root:
+        return settings.zookeeper
+    for shared in settings.bookkeeper.shared_with or ():
+        if shared.name == root:
+            limits = settings.zookeeper.model_dump(
+                include={"session_timeout", "reads_per_second", "slow_above", "stop_above"}
+            )
+            return ZooKeeperSettings(hosts=shared.hosts, tls=shared.tls, digest=shared.digest, **limits)
+    raise ConfigError(f"bookkeeper.shared_with: there is no root named {root!r}")
+
+
+def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) -> list[Unit]:
+    if table == "bookkeeper_ledgers":
+        units = inventory.ledger_units(store, settings.bookkeeper.ledgers_root)
+        return [
+            u
+            for u in units
+            if u.error or wanted.overlaps(*inventory.id_range(u.parent, settings.bookkeeper.ledgers_root))
+        ]
+    if table == "schemas":
+        return inventory.schema_units(store, wanted.namespace)
+    return inventory.topic_units(store, wanted.namespace)
+
+
+def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, strict: bool) -> None:
+    if not settings.pulsar.admin_url:
+        raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
+    admin = HttpBrokerAdmin(settings.pulsar)
+    try:
+        heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+    except LifecycleError as error:
+        if strict:
+            raise
+        heard = Brokers({}, 0, str(error))
+    finally:
+        admin.close()
+    policies = inventory.namespace_policies(store)
+    now = SystemClock().now_ms()
+    for part in work:
+        namespaces = {unit.parent[len(inventory.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in part.units}
+        mine = {t: b for t, b in heard.loaded.items() if _namespace_of("topic", t) in namespaces}
+        part.brokers = replace(heard, loaded=mine)
+        part.policies = {n: p for n, p in policies.items() if n in namespaces}
+        part.now = now
+
+
+def _batches(table: str, store: KazooStore, work: Work, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    if table == "topics":
+        if not work.units:
+            return
+        assert work.brokers is not None
+        assert work.policies is not None
+        admin = HttpBrokerAdmin(work.settings.pulsar)
+        try:
+            yield from inventory.read_topics(
+                store,
+                work.units,
+                work.brokers,
+                work.policies,
+                admin.compaction_status,
+                work.now,
+                work.settings.bookkeeper.ledgers_root,
+                schema,
+            )
+        finally:
+            admin.close()
+        return
+    if table == "bookkeeper_ledgers":
+        yield from inventory.read_ledgers(store, work.units, schema, work.settings.bookkeeper.ledgers_root)
+        return
+    yield from _READERS[table](store, work.units, schema)
+
+
+_READERS: Mapping[str, Callable[..., Iterator[pa.RecordBatch]]] = {
+    "managed_ledgers": inventory.read_managed_ledgers,
+    "managed_cursors": inventory.read_cursors,
+    "schemas": inventory.read_schemas,
+}
+
+
+class MetastoreSource(DataSource):
+    """What the five data sources share."""
+
+    table = ""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return cls.table
+
+    def _wanted(self) -> pa.Schema:
+        try:
+            return tables.pick(TABLES[self.table], self.options.get("columns"))
+        except KeyError as error:
+            raise UsageError(f"{self.table}: option columns: {error.args[0]}") from None
+
+    def schema(self) -> StructType:
+        """The table's columns, or the picked ones."""
+        return from_arrow_schema(self._wanted())
+
+    def reader(self, schema: StructType) -> MetastoreReader:
+        """A reader for the columns of :meth:`schema`."""
+        return MetastoreReader(self, self._wanted())
+
+
+class BookKeeperLedgers(MetastoreSource):
+    """``bookkeeper_ledgers``: every ledger z-node."""
+
+    table = "bookkeeper_ledgers"
+
+
+class ManagedLedgers(MetastoreSource):
+    """``managed_ledgers``: every topic z-node."""
+
+    table = "managed_ledgers"
+
+
+class ManagedCursors(MetastoreSource):
+    """``managed_cursors``: every cursor z-node."""
+
+    table = "managed_cursors"
+
+
+class Schemas(MetastoreSource):
+    """``schemas``: every schema locator."""
+
+    table = "schemas"
+
+
+class Topics(MetastoreSource):
+    """``topics``: load state, owner broker and namespace policies of every topic."""
+
+    table = "topics"

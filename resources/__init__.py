@@ -1,0 +1,1 @@
+"""Dagster resources: settings, open, close; nothing else."""

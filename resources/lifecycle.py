@@ -1,0 +1,58 @@
+"""The one resource of the code location: settings, lake and Spark session of a cluster.
+
+Not here: anything that reads or changes a cluster; that is the library's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import dagster as dg
+from dagster_pyspark import LazyPySparkResource
+
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
+from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.session import CONF, prepare
+
+
+def spark_config(settings: Settings) -> dict[str, Any]:
+    """Spark's configuration: what the library needs, then what the settings say."""
+    driver = {"spark.master": settings.spark.master, "spark.app.name": f"pulsar-lifecycle {settings.cluster}"}
+    local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+    python = {"spark.pyspark.python": sys.executable}
+    return {
+        **CONF,
+        **driver,
+        **python,
+        **(local if settings.spark.master.startswith("local") else {}),
+        **settings.spark.conf,
+    }
+
+
+class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A cluster by its settings file; an empty path stands for ``$PULSAR_LIFECYCLE_CONFIG``."""
+
+    config_file: str = ""
+
+    def path(self) -> str:
+        """The settings file's path as Spark needs it, too."""
+        return self.config_file or os.environ.get(CONFIG_VARIABLE, "")
+
+    def settings(self) -> Settings:
+        """The validated settings, read now. Raises ConfigError."""
+        return load_settings(self.path() or None)
+
+    def lake(self) -> Lake:
+        """The lake, without Spark."""
+        return Lake(self.settings().lake.path)
+
+    def cluster(self) -> Cluster:
+        """Everything a scan or a deletion run needs; starts Spark if this process has none yet."""
+        settings = self.settings()
+        config = spark_config(settings)
+        os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
+        spark = prepare(LazyPySparkResource(spark_config=config).spark_session)
+        return Cluster(spark, settings, self.path(), Lake(settings.lake.path))
