@@ -99,6 +99,7 @@ class ZooKeeperSession:
         assert client is not None
         self._raise_if_denied()
         if not self._live.wait(self._settings.session_timeout):
+            self._raise_if_denied()
             raise Unavailable(f"{self.key}.hosts: no connection to {self._settings.hosts}{self._warning}")
         return client
 
@@ -166,6 +167,7 @@ class ZooKeeperSession:
             self._process = os.getpid()
         self._lost_ephemerals = bool(self._ephemerals)
         self._denied = False
+        self._warning.fatal = None
         self._live.clear()
         client = self._client = self._new_client()
         client.add_listener(lambda state: self._state_changed(client, state))
@@ -249,7 +251,9 @@ class ZooKeeperSession:
             self._lost_ephemerals = self._lost_ephemerals or bool(self._ephemerals)
 
     def _raise_if_denied(self) -> None:
-        if self._denied:
+        # kazoo's loop dies of a server that answers SASL with an error, and says so only in its log.
+        fatal = self._warning.fatal
+        if self._denied or (fatal and isinstance(self.translate(fatal, "connect"), AccessDenied)):
             raise AccessDenied(f"{self.key}: {self._settings.hosts} refused the credentials{self._warning}")
 
     def _probe(self) -> None:
@@ -273,10 +277,14 @@ def _end(client: KazooClient) -> None:
 
 
 class _LastWarning(logging.Handler):
-    """Remembers kazoo's last warning, which says why a connection failed; also passes it on to kazoo's own logger."""
+    """Remembers kazoo's last warning, which says why a connection failed; also passes it on to kazoo's own logger.
+
+    ``fatal`` is the exception that ended kazoo's connection loop.
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
+        self.fatal: BaseException | None = None
         self._text = ""
 
     def logger(self) -> logging.Logger:
@@ -289,6 +297,9 @@ class _LastWarning(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Keep the message."""
         self._text = record.getMessage()
+        if record.exc_info and isinstance(record.exc_info[1], zk.KazooException):
+            self.fatal = record.exc_info[1]
+            self._text = type(self.fatal).__name__
 
     def __str__(self) -> str:
         return f" ({self._text})" if self._text else ""
