@@ -100,8 +100,12 @@ def root(store: MetadataStore) -> Iterator[str]:
 
 def remove(store: MetadataStore, path: str) -> None:
     below = store.children([path])[0]
-    for name in below.names if isinstance(below, Children) else ():
-        remove(store, f"{path}/{name}")
+    paths = [f"{path}/{name}" for name in below.names] if isinstance(below, Children) else []
+    for child, names in zip(paths, store.children(paths), strict=True):
+        if isinstance(names, Children) and not names.names:
+            store.delete(child, -1)
+        else:
+            remove(store, child)
     store.delete(path, -1)
 
 
