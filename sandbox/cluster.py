@@ -239,7 +239,8 @@ class Cluster:
                 self._wait(wanted)
             if "broker-1" in started:
                 with Admin(state.of_kind("broker")[0].http) as admin:
-                    admin.forestall_leaks("pulsar/system")
+                    for namespace in ("pulsar/system", "public/default"):
+                        admin.forestall_leaks(namespace)
             self._wait([state.servers[name] for name in names])  # those that ran all along may have lost others
         except BaseException:
             for name in reversed(started):
