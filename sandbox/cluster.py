@@ -16,8 +16,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -25,11 +25,11 @@ from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from sandbox import processes, servers
 from sandbox.clients import Admin
-from sandbox.servers import Server
+from sandbox.servers import CONF, Server
+from sandbox.state import CLUSTER, State
 from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
-CLUSTER = "sandbox"
 MARKER = "/pulsar-lifecycle/sandbox"
 """The z-node by which the product knows a sandbox and permits short grace periods; nothing else ever writes it."""
 
@@ -40,39 +40,6 @@ _STOP_TIMEOUT = 20.0
 def default_data_folder() -> Path:
     """``$PULSAR_LIFECYCLE_SANDBOX``, or ``.run/sandbox`` below the current folder."""
     return Path(os.environ.get(DATA_VARIABLE) or ".run/sandbox").absolute()
-
-
-@dataclass
-class State:
-    """What ``state.json`` holds."""
-
-    data: Path
-    gc_wait: float = 60.0
-    servers: dict[str, Server] = field(default_factory=dict)
-
-    def of_kind(self, kind: str) -> list[Server]:
-        """The servers of one kind, by number."""
-        return [server for server in self.servers.values() if server.kind == kind]
-
-    def as_json(self) -> dict[str, Any]:
-        """The file's document: where everything listens, for people, tests and scripts."""
-        brokers, bookies = self.of_kind("broker"), self.of_kind("bookie")
-        return {
-            "cluster": CLUSTER,
-            "data": str(self.data),
-            "zookeeper": self.servers["zookeeper"].address,
-            "admin_url": brokers[0].http,
-            "service_url": "pulsar://" + ",".join(broker.address for broker in brokers),
-            "bookies": [{"id": bookie.address, "http": bookie.http} for bookie in bookies],
-            "brokers": [{"service_url": f"pulsar://{broker.address}", "admin_url": broker.http} for broker in brokers],
-            "s3": {
-                "endpoint": f"http://{self.servers['s3proxy'].address}",
-                "credentials_file": str(self.data / "s3-credentials.json"),
-            },
-            "lifecycle_toml": str(self.data / "lifecycle.toml"),
-            "gc_wait": self.gc_wait,
-            "servers": {name: server.as_json() for name, server in self.servers.items()},
-        }
 
 
 class Cluster:
@@ -201,17 +168,7 @@ class Cluster:
     # ------------------------------------------------------------------------------------------------- inside
 
     def _load(self) -> State | None:
-        try:
-            document = json.loads(self.state_file.read_text())
-        except FileNotFoundError:
-            return None
-        known = {name: Server(**entry) for name, entry in document["servers"].items()}
-        return State(self.data, document["gc_wait"], known)
-
-    def _save(self, state: State) -> None:
-        temporary = self.state_file.with_suffix(".tmp")
-        temporary.write_text(json.dumps(state.as_json(), indent=2) + "\n")
-        temporary.replace(self.state_file)
+        return State.load(self.state_file)
 
     def _grow(self, state: State, bookies: int, brokers: int) -> None:
         wanted = {"zookeeper": "zookeeper", "s3proxy": "s3proxy"}
@@ -221,7 +178,7 @@ class Cluster:
         ports = iter(processes.free_ports(2 * len(missing)))
         for name, kind in missing.items():
             state.servers[name] = Server(name, kind, {port: next(ports) for port in servers.port_names(kind)})
-        self._save(state)
+        state.save(self.state_file)
 
     def _start(self, state: State, names: list[str]) -> list[str]:
         missing = [state.servers[name] for name in names if not _runs(state.servers[name])]
@@ -265,7 +222,7 @@ class Cluster:
             server.pid = processes.spawn(server.command, folder, self._log(server.name), dict(os.environ))
             server.started = processes.start_time(server.pid)
             started.append(server.name)
-            self._save(state)
+            state.save(self.state_file)
 
     def _forget_registration(self, bookie: Server) -> None:
         """Remove what the session of a killed bookie left; until it expires, a bookie of that id refuses to start."""
@@ -323,7 +280,7 @@ class Cluster:
             credentials.write_text(json.dumps(keys) + "\n")
         broker = state.of_kind("broker")[0]
         self.config.write_text(
-            _LIFECYCLE_TOML.format(
+            Template((CONF / "lifecycle.toml").read_text()).substitute(
                 cluster=CLUSTER,
                 zookeeper=state.servers["zookeeper"].address,
                 admin_url=broker.http,
@@ -367,38 +324,3 @@ def _registration(bookie: Server) -> str:
 
 def _runs(server: Server) -> bool:
     return server.pid is not None and server.started is not None and processes.start_time(server.pid) == server.started
-
-
-_LIFECYCLE_TOML = """\
-# Settings of pulsar-lifecycle for this sandbox; written by `pulsar-lifecycle sandbox start`.
-cluster = "{cluster}"
-
-[zookeeper]
-hosts = "{zookeeper}"
-
-[pulsar]
-admin_url = "{admin_url}"
-service_url = "{service_url}"
-
-[bookkeeper]
-shared_with = []
-
-[lake]
-path = "{lake}"
-
-[spark]
-master = "local[2]"
-scan_partitions = 4
-
-# Short, as the sandbox's marker z-node permits.
-[orphans]
-grace_period = "20s"
-confirm_after = "1s"
-
-# A sandbox is so small that its leaks are a large share of it.
-[apply]
-max_share = 0.5
-
-[deletion]
-deliver_after = "2s"
-"""

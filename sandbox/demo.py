@@ -1,0 +1,189 @@
+"""``make demo``: the main job on a sandbox, from leaked ledgers to proof that nothing live was touched.
+
+Belongs here: driving the Dagster jobs as an operator would, and checking the outcome against what was planted. The
+product itself never sees what was planted. Exit code 0 only if exactly the planted orphans were deleted and every live
+topic still reads back whole.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+from rich.console import Console
+from rich.table import Table
+
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.journal import journal_rows
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.references import KINDS
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
+from sandbox import znodes
+from sandbox.cluster import Cluster
+from sandbox.seed import Seeded, seed
+from sandbox.verify import read_back
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing the demo proves."""
+
+    what: str
+    holds: bool
+    detail: str
+
+
+def main() -> int:
+    """Run the demo on the sandbox in ``$PULSAR_LIFECYCLE_SANDBOX`` (default ``.run/sandbox``)."""
+    warnings.filterwarnings("ignore", category=dg.BetaWarning)
+    begun = time.monotonic()
+    try:
+        return _demo(Cluster(None), begun)
+    except LifecycleError as error:
+        console.print(f"[red]demo: {error}[/red]")
+        return 1
+
+
+def _demo(cluster: Cluster, begun: float) -> int:
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - begun:5.0f} s[/dim]  {text}")
+
+    say("starting ZooKeeper, a bookie, a broker and an S3 server")
+    cluster.start(progress=lambda line: None)
+    say(f"cluster is up: {cluster.admin_url}; seeding topics and leaks")
+    seeded = seed(cluster, lambda line: None)
+    say(f"{len(seeded.live)} live topics, {len(seeded.planted)} planted ledgers")
+    config = str(cluster.data / "lifecycle.toml")
+    os.environ[CONFIG_VARIABLE] = config
+    settings = load_settings(config)
+    jobs = _Jobs(settings, config, say)
+    _wait_for_grace(cluster, seeded, settings, say)
+    before = _there(cluster)
+    expected = {p.ledger_id for p in seeded.planted if p.verdict == "orphan"} & before
+    jobs.run("scan", "first scan: read the metastore, find who refers to what, judge every ledger")
+    seeded = seed(cluster, lambda line: None)
+    jobs.run("scan", "second scan: confirm, and plan")
+    lake = Lake(settings.lake.path)
+    summary, rows = lake.plan(lake.plans()[-1].plan_id)
+    say(f"plan {summary.plan_id}: {summary.ledgers} ledgers, actionable: {summary.actionable}")
+    if summary.ledgers:
+        jobs.apply(summary)
+        time.sleep(settings.deletion.deliver_after + 1)
+        jobs.run("delete_pending", "deletion run: scan again, then delete what the queue holds")
+    say("reading every live topic back through the broker")
+    wrong = read_back(cluster, seeded.live)
+    after = _there(cluster)
+    gone = before - after
+    verdicts = [
+        Verdict("the plan may be applied", summary.actionable, "; ".join(summary.gaps)),
+        Verdict("planned exactly the leaked ledgers", set(rows.column("ledger_id").to_pylist()) == expected, f"{summary.ledgers} of {len(expected)}"),
+        Verdict("deleted exactly the planned ledgers", _ours(gone, seeded) == expected, f"{len(_ours(gone, seeded))} of {len(expected)}"),
+        Verdict("every live topic reads back whole", not wrong, "; ".join(wrong[:3]) or f"{len(seeded.live)} topics"),
+    ]
+    _report(lake, summary, jobs.run_ids, verdicts)
+    return 0 if all(v.holds for v in verdicts) else 1
+
+
+def _ours(gone: set[int], seeded: Seeded) -> set[int]:
+    """Vanished ledgers apart from the young one, which each seeding replaces."""
+    return gone - {p.ledger_id for p in seeded.planted if p.verdict == "young"}
+
+
+def _wait_for_grace(cluster: Cluster, seeded: Seeded, settings: Settings, say: Callable[[str], None]) -> None:
+    """Planted orphans must be older than the sandbox's short grace period."""
+    with cluster.metadata() as zk:
+        paths = [znodes.ledger_znode(p.ledger_id) for p in seeded.planted if p.verdict == "orphan"]
+        stats = [zk.exists(path) for path in paths]
+    youngest = max((s.ctime / 1000 for s in stats if s), default=0.0)
+    wait = youngest + settings.orphans.grace_period + 1 - time.time()
+    if wait > 0:
+        say(f"waiting {wait:.0f} s: the leaks must be older than the grace period")
+        time.sleep(wait)
+
+
+def _there(cluster: Cluster) -> set[int]:
+    """Ids of every ledger z-node there is, read independently of the product."""
+    with cluster.metadata() as zk:
+        return znodes.all_ledgers(zk)
+
+
+class _Jobs:
+    """The code location's jobs, run in this process on the instance that ``make ui`` shows."""
+
+    def __init__(self, settings: Settings, config: str, say: Callable[[str], None]) -> None:
+        home = os.environ.setdefault("DAGSTER_HOME", str(Path(".run/dagster").absolute()))
+        Path(home).mkdir(parents=True, exist_ok=True)
+        self._defs = build_defs(config)
+        self._settings = settings
+        self._say = say
+        self.run_ids: list[str] = []
+
+    def run(self, name: str, what: str, ops: dict[str, Any] | None = None) -> None:
+        """Run a job to its end. Raises LifecycleError when it fails."""
+        self._say(what)
+        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        with dg.DagsterInstance.get() as instance:
+            result = self._defs.resolve_job_def(name).execute_in_process(
+                run_config={**quiet, **({"ops": ops} if ops else {})}, instance=instance, raise_on_error=False
+            )
+        self.run_ids.append(result.run_id)
+        if not result.success:
+            failures = [e.message or "" for e in result.all_events if e.is_failure]
+            raise LifecycleError(f"job {name} failed: {failures[-1] if failures else 'no message'}")
+
+    def apply(self, summary: PlanSummary) -> None:
+        """Launch ``apply_plan`` as the plan's page says."""
+        caps = self._settings.apply.model_dump()
+        config = {"plan_id": summary.plan_id, "digest": summary.digest, **caps}
+        self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", {"apply_plan": {"config": config}})
+
+
+def _report(lake: Lake, summary: PlanSummary, run_ids: Iterable[str], verdicts: list[Verdict]) -> None:
+    epoch = lake.epoch(summary.epoch_id)
+    listed = next(c.listed for c in epoch.census if c.table == "bookkeeper_ledgers")
+    table = Table(title="What was found, planned and done", title_justify="left", show_header=True)
+    table.add_column("what")
+    table.add_column("which")
+    table.add_column("ledgers", justify="right")
+    table.add_column("bytes", justify="right")
+    table.add_row("scanned", "every ledger z-node", str(listed), "")
+    kinds = Counter(lake.read_epoch_table(epoch.epoch_id, "references", ["kind"]).column("kind").to_pylist())
+    for kind, count in sorted(kinds.items()):
+        table.add_row("references", f"{kind} {KINDS[kind].name}", str(count), "")
+    for (finding, reason), (count, size) in _grouped(lake.read_epoch_table(epoch.epoch_id, "findings"), "finding", "reason", "physical_bytes").items():
+        table.add_row(f"finding: {finding}", reason, str(count), str(size))
+    table.add_row("planned", summary.plan_id, str(summary.ledgers), str(summary.physical_bytes))
+    rows = pa.concat_tables([journal_rows(lake.location, run_id=run_id) for run_id in run_ids])
+    for (outcome, reason), (count, size) in _grouped(rows, "outcome", "reason", "bytes").items():
+        table.add_row(f"journal: {outcome}", reason, str(count), str(size))
+    console.print(table)
+    for verdict in verdicts:
+        mark = "[green]yes[/green]" if verdict.holds else "[red]NO[/red] "
+        console.print(f"{mark}  {verdict.what}  [dim]{verdict.detail}[/dim]")
+
+
+def _grouped(rows: pa.Table, first: str, second: str, size: str) -> dict[tuple[str, str], tuple[int, int]]:
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows.select([first, second, size]).to_pylist():
+        count, total = found.get((row[first], row[second]), (0, 0))
+        found[row[first], row[second]] = (count + 1, total + (row[size] or 0))
+    return dict(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    logging.getLogger("kazoo").setLevel(logging.ERROR)
+    sys.exit(main())
