@@ -14,7 +14,7 @@ from typing import Protocol
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Topic
 
 # ---------------------------------------------------------------------------------------------------------- metadata
 
@@ -195,18 +195,6 @@ class TopicInternals:
     schema_ledgers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """Acknowledged by a subscription: all up to ``mark_delete``, and each range (lower excluded, upper included]."""
-
-    mark_delete: Position
-    ranges: tuple[tuple[Position, Position], ...]
-
-    def covers(self, position: Position) -> bool:
-        """Whether the message at ``position`` is acknowledged."""
-        return position <= self.mark_delete or any(low < position <= high for low, high in self.ranges)
-
-
 class BrokerAdmin(Protocol):
     """The admin REST API; only calls that do not load a topic, except where a docstring says so."""
 
@@ -255,10 +243,6 @@ class BrokerAdmin(Protocol):
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
-        ...
-
-    def acknowledged(self, topic: Topic, subscription: str) -> Acknowledged:
-        """What one subscription of one partition or topic has acknowledged. Loads the topic."""
         ...
 
     def close(self) -> None:
@@ -312,7 +296,7 @@ class DeletionQueue(Protocol):
         ...
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
-        """Acknowledge; returns when the broker confirmed, raises OutcomeUnknown when it did not."""
+        """Acknowledge for good; surely sent once the queue is closed, and unconfirmed: a lost one comes again."""
         ...
 
     def release(self, messages: Sequence[Received]) -> None:

@@ -26,15 +26,12 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.model import Position, Topic, decode_name, encode_name
-from pulsar_lifecycle.ports import Acknowledged, TopicInternals
+from pulsar_lifecycle.model import Topic, decode_name, encode_name
+from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings, Tls
 
 MAX_REDIRECTS = 5
 TOO_MANY_REQUESTS = 429
-
-_RANGE = re.compile(r"\((-?\d+):(-?\d+)\.\.(-?\d+):(-?\d+)\]")
-_RANGES = re.compile(rf"\[(?:{_RANGE.pattern}(?:,{_RANGE.pattern})*)?\]")
 
 
 class HttpBrokerAdmin:
@@ -208,26 +205,6 @@ class HttpBrokerAdmin:
             return int(answer["subscriptions"][subscription]["msgBacklog"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unexpected(path, "TopicStats") from error
-
-    def acknowledged(self, topic: Topic, subscription: str) -> Acknowledged:
-        """What the broker holds as acknowledged for one subscription of one partition or topic."""
-        path = _path(topic, "internalStats")
-        answer = self._get(path)
-        try:
-            cursor = answer["cursors"].get(encode_name(subscription))
-            if cursor is None:
-                raise NotFound(f"{topic}: no subscription {subscription}")
-            ledger, entry = cursor["markDeletePosition"].split(":")
-            text = cursor["individuallyDeletedMessages"].replace(" ", "")
-            if not _RANGES.fullmatch(text):
-                raise ValueError(text)
-            numbers = [tuple(map(int, found)) for found in _RANGE.findall(text)]
-            return Acknowledged(
-                mark_delete=Position(int(ledger), int(entry)),
-                ranges=tuple((Position(a, b), Position(c, d)) for a, b, c, d in numbers),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _unexpected(path, "CursorStats") from error
 
     # ----------------------------------------------------------------------------------------------------- requests
 

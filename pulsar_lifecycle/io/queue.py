@@ -14,7 +14,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,7 +27,6 @@ from pulsar_lifecycle.errors import (
     CorruptFormat,
     LifecycleError,
     NotFound,
-    OutcomeUnknown,
     StoreError,
     Unavailable,
 )
@@ -37,7 +35,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     decode_deletion_message,
     encode_deletion_message,
 )
-from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Received, Sent
 from pulsar_lifecycle.settings import PulsarSettings
 
@@ -51,8 +49,6 @@ IN_FLIGHT = 500
 """Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
 PREFETCHED = 500
 """Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
-CONFIRM_EVERY = 0.1
-"""Seconds between two looks at the cursor; the client itself sends acknowledgements every 0.1 s."""
 
 
 def topics_of(admin: BrokerAdmin, topic: Topic) -> list[Topic]:
@@ -155,39 +151,20 @@ class PulsarDeletionQueue:
         return received
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
-        """Acknowledge and wait until the broker's cursor shows it; OutcomeUnknown when it does not in time.
+        """Acknowledge without waiting for the broker; the client sends them every 0.1 s and when it is closed.
 
-        The Python client has no acknowledgement receipts, hence the look at the cursor. An entry that a foreign
-        producer filled with several messages is acknowledged, but not looked for: the cursor shows it only when all
-        of them are.
+        A lost acknowledgement does no harm, so none is confirmed: what was done is in the journal before, and the
+        message only comes again, where the next run finds its ledger gone or decides afresh. Waiting for the cursor
+        instead would cost a statistics call per batch and partition.
         """
         if not messages:
             return
-        awaited: dict[str, list[Position]] = defaultdict(list)
-        with _ours("acknowledge", lost=OutcomeUnknown):
+        with _ours("acknowledge"):
             if self._consumer is None:
                 raise Unavailable("acknowledge: the consumer these messages came from is closed")
             for message in messages:
                 message_id: Any = message.handle
                 self._consumer.acknowledge(message_id)
-                if message_id.batch_index() < 0:
-                    awaited[message.topic].append(Position(message_id.ledger_id(), message_id.entry_id()))
-        for topic, positions in awaited.items():
-            self._confirm(Topic.parse(topic), positions)
-
-    def _confirm(self, topic: Topic, positions: Sequence[Position]) -> None:
-        deadline = time.monotonic() + self._timeout
-        while True:
-            time.sleep(CONFIRM_EVERY)
-            try:
-                done = self._admin.acknowledged(topic, SUBSCRIPTION)
-            except LifecycleError as error:
-                raise OutcomeUnknown(f"acknowledge on {topic}: cannot be confirmed: {error}") from error
-            open_ = [position for position in positions if not done.covers(position)]
-            if not open_:
-                return
-            if time.monotonic() > deadline:
-                raise OutcomeUnknown(f"acknowledge on {topic}: {len(open_)} not confirmed, the first is {open_[0]}")
 
     def release(self, messages: Sequence[Received]) -> None:
         """Leave messages unacknowledged: the broker hands them out again once this queue is closed.
@@ -196,7 +173,10 @@ class PulsarDeletionQueue:
         """
 
     def close(self) -> None:
-        """Close producer, consumer and connections; what was not acknowledged goes back to the subscription."""
+        """Send what acknowledgements are left, close producer, consumer and connections.
+
+        What was not acknowledged goes back to the subscription.
+        """
         self._producer = self._consumer = None
         with contextlib.suppress(pulsar.exceptions.PulsarException):
             self._client.close()
@@ -291,9 +271,9 @@ _ERRORS: dict[type[Exception], type[LifecycleError]] = {
 
 
 @contextlib.contextmanager
-def _ours(what: str, lost: type[Unavailable] = Unavailable) -> Iterator[None]:
+def _ours(what: str) -> Iterator[None]:
     """Turn the client's exceptions into ours."""
     try:
         yield
     except pulsar.exceptions.PulsarException as error:
-        raise _ERRORS.get(type(error), lost)(f"{what}: {type(error).__name__}: {error}") from error
+        raise _ERRORS.get(type(error), Unavailable)(f"{what}: {type(error).__name__}: {error}") from error

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
-from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import Acknowledged, TopicInternals
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import TopicInternals
 
 
 @dataclass
 class FakeSubscription:
     backlog: int = 0
-    acknowledged: Acknowledged = field(default_factory=lambda: Acknowledged(Position(0, -1), ()))
 
 
 class FakeBrokerAdmin:
@@ -82,9 +81,6 @@ class FakeBrokerAdmin:
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         return self._subscription(topic, subscription).backlog
-
-    def acknowledged(self, topic: Topic, subscription: str) -> Acknowledged:
-        return self._subscription(topic, subscription).acknowledged
 
     def close(self) -> None:
         pass

@@ -14,8 +14,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.ports import Acknowledged
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.settings import PulsarSettings, SecretRef
 from tests.fakes.broker_admin import FakeBrokerAdmin
 
@@ -62,14 +61,11 @@ class BrokerAdminContract:
         assert name in admin.subscriptions(partition(topic, 1))
         assert name not in admin.subscriptions(partition(topic, 0))
         assert admin.backlog(partition(topic, 1), name) == 0
-        assert admin.acknowledged(partition(topic, 1), name).ranges == ()
 
     def test_a_missing_subscription_is_not_found(self, admin, topic):
         admin.create_topic(topic)
         with pytest.raises(NotFound):
             admin.backlog(topic, "none")
-        with pytest.raises(NotFound):
-            admin.acknowledged(topic, "none")
 
     def test_the_internals_of_a_fresh_topic(self, admin, topic):
         admin.create_topic(topic)
@@ -226,7 +222,6 @@ def test_every_failure_has_its_class(answer, read, write):
         (f"{TOPIC_PATH}/partitions", lambda admin: admin.partitions(TOPIC)),
         (f"{TOPIC_PATH}/subscriptions", lambda admin: admin.subscriptions(TOPIC)),
         (f"{TOPIC_PATH}/internalStats", lambda admin: admin.internal_stats(TOPIC)),
-        (f"{TOPIC_PATH}/internalStats", lambda admin: admin.acknowledged(TOPIC, "s")),
         (f"{TOPIC_PATH}/compaction", lambda admin: admin.compaction_status(TOPIC)),
         (
             f"{TOPIC_PATH}/stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true",
@@ -315,26 +310,6 @@ def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
     assert found.cursor_properties == {"a+b c": {}, "__compaction": {"CompactedTopicLedger": 5}}
     assert found.compacted_ledger == 5
     assert found.schema_ledgers == (8,)
-
-
-def test_acknowledged_reads_the_cursor():
-    cursor = {"markDeletePosition": "3:-1", "individuallyDeletedMessages": "[(3:1..3:2],(3:4..5:0]]"}
-    cluster = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): {"cursors": {"a+b": cursor}}})
-    found = cluster.admin.acknowledged(TOPIC, "a b")
-    assert found == Acknowledged(Position(3, -1), ((Position(3, 1), Position(3, 2)), (Position(3, 4), Position(5, 0))))
-    covered = [
-        position
-        for position in map(Position, [2, 3, 3, 3, 3, 3, 5, 5], [9, -1, 0, 1, 2, 4, 0, 1])
-        if found.covers(position)
-    ]
-    assert covered == [Position(2, 9), Position(3, -1), Position(3, 2), Position(5, 0)]
-
-
-def test_an_unreadable_cursor_is_an_error():
-    cursor = {"markDeletePosition": "3:-1", "individuallyDeletedMessages": "[(3:1..3:2], ...]"}
-    cluster = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): {"cursors": {"s": cursor}}})
-    with pytest.raises(StoreError, match="CursorStats"):
-        cluster.admin.acknowledged(TOPIC, "s")
 
 
 def test_a_refused_subscription_is_no_existing_one():

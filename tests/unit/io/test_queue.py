@@ -1,7 +1,7 @@
 import _pulsar
 import pytest
 
-from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.io import queue as queue_module
 from pulsar_lifecycle.io.queue import (
@@ -14,7 +14,6 @@ from pulsar_lifecycle.io.queue import (
     topics_of,
 )
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
@@ -53,11 +52,22 @@ class DeletionQueueContract:
         assert sorted(one.info.ledger_id for one in first + second) == list(range(30))
         assert {one.problem for one in first + second} == {""}
         assert {one.message_id for one in first + second} == {one.message_id for one in sent}
-        queue.acknowledge(first[::2])
-        assert queue.backlog() == 20
-        queue.acknowledge(first[1::2] + second)
-        assert queue.backlog() == 0
         assert queue.receive(1, 100) == []
+        queue.acknowledge(first + second)
+        queue.close()
+        assert open_queue().backlog() == 0
+
+    def test_acknowledgements_are_sent_before_the_queue_is_closed(self, open_queue):
+        open_queue().send(intents(30), 0)
+        queue = open_queue()
+        received = queue.receive(30, 10_000)
+        queue.acknowledge(received[::2])
+        queue.close()
+        other = open_queue()
+        assert other.backlog() == 15
+        again = other.receive(15, 10_000)
+        assert {one.message_id for one in again} == {one.message_id for one in received[1::2]}
+        assert other.receive(1, 100) == []
 
     def test_nothing_is_sent_and_acknowledged(self, open_queue):
         queue = open_queue()
@@ -101,7 +111,8 @@ class DeletionQueueContract:
         assert received.raw == raw
         assert received.properties == {"from": "someone"}
         queue.acknowledge([received])
-        assert queue.backlog() == 0
+        queue.close()
+        assert open_queue().backlog() == 0
 
 
 class TestFakeDeletionQueue(DeletionQueueContract):
@@ -284,42 +295,20 @@ class Message:
         return 0
 
 
-def received_from(open_on, *messages, **settings):
-    """A queue that has received the messages, and them."""
-    queue = open_on(Client(messages=messages), **settings)
-    return queue, queue.receive(len(messages), 1000)
-
-
-def test_an_acknowledgement_the_cursor_does_not_show_is_unknown(open_on, admin):
+def test_an_acknowledgement_asks_nothing_of_the_admin_api(open_on, admin):
     part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
-    queue, messages = received_from(
-        open_on, Message(part, Position(5, 1)), Message(part, Position(5, 3)), request_timeout=0
-    )
-    subscription = admin.topics[part][SUBSCRIPTION]
-    subscription.acknowledged = Acknowledged(Position(5, 1), ())
-    with pytest.raises(OutcomeUnknown, match="1 not confirmed, the first is 5:3"):
-        queue.acknowledge(messages)
-    subscription.acknowledged = Acknowledged(Position(5, 1), ((Position(5, 2), Position(5, 3)),))
-    queue.acknowledge(messages)
-
-
-def test_part_of_a_foreign_batch_is_acknowledged_without_waiting_for_the_rest(open_on, admin):
-    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
-    queue, messages = received_from(open_on, Message(part, Position(5, 1), 0), request_timeout=0)
-    queue.acknowledge(messages)
-
-
-def test_without_the_admin_api_an_acknowledgement_is_unknown(open_on, admin):
-    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
-    queue, messages = received_from(open_on, Message(part, Position(5, 1)))
+    client = Client(messages=[Message(part, Position(5, n)) for n in range(3)])
+    queue = open_on(client)
+    messages = queue.receive(3, 1000)
     admin.failure = AccessDenied("no")
-    with pytest.raises(OutcomeUnknown):
-        queue.acknowledge(messages)
+    queue.acknowledge(messages[:2])
+    assert client.consumer.acknowledged == [message.handle for message in messages[:2]]
 
 
 def test_after_close_nothing_is_acknowledged(open_on, admin):
     part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
-    queue, messages = received_from(open_on, Message(part, Position(5, 1)))
+    queue = open_on(Client(messages=[Message(part, Position(5, 1))]))
+    messages = queue.receive(1, 1000)
     queue.close()
     with pytest.raises(Unavailable):
         queue.acknowledge(messages)
