@@ -76,11 +76,11 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     deleted = deleted_since(cluster.lake.location, last) if previous else 0
     gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, facts["schemas"] or 0)
     epoch = Epoch(**{**epoch.to_json(), "census": epoch.census, "gaps": gaps})
-    cluster.lake.store_epoch(epoch, refs, _context(cluster, epoch_id, refs, now))
+    cluster.lake.store_epoch(epoch, refs, _context(cluster, epoch_id, refs, started_at))
     return epoch
 
 
-def _context(cluster: Cluster, epoch_id: str, refs: Referenced, now: int) -> Context:
+def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int) -> Context:
     settings = cluster.settings
     known: set[str] = set()
     busy: set[int] = set()
@@ -109,7 +109,7 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, now: int) -> Con
         .collect()
     )
     return Context(
-        now=now,
+        now=started_at,  # ages are those at the listing, however long the scan took
         grace=int(settings.orphans.grace_period * 1000),
         namespaces=frozenset(known),
         gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),

@@ -21,6 +21,7 @@ CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
     "spark.speculation": "false",  # a speculative copy of a deletion task would only repeat its work
     "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
 }
 """What our jobs rely on; settings may add to it."""

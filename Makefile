@@ -1,0 +1,51 @@
+# Everything does its own set-up: a virtual environment in .venv, the servers' jars once into .cache.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SHELL := bash
+SANDBOX := $(CURDIR)/.run/sandbox
+export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
+export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check ui bench bench-metastore clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: $(STAMP) ## Make the virtual environment
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on the PATH: install Python 3.11, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || { echo "make: $(PYTHON) is not Python 3.11 or 3.12: say make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: setup ## Find, plan and delete leaked ledgers on a real cluster in miniature
+	@$(BIN)/python -m sandbox.demo
+
+test: setup check ## Every test; starts the servers it needs
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: setup ## Linters, types and import rules
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30; test $${PIPESTATUS[0]} -eq 0
+	@$(BIN)/pyright
+
+ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
+	@$(BIN)/python -m sandbox.cli start
+	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
+	@PULSAR_LIFECYCLE_CONFIG=$(PULSAR_LIFECYCLE_SANDBOX)/lifecycle.toml $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
+
+bench: bench-metastore ## Every benchmark, side by side with its peer
+
+bench-metastore: setup ## Scan and plan against the BookKeeper shell
+	@$(BIN)/python bench/metastore.py
+
+clean: ## Stop the sandbox and remove what was made; the cache stays
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox.cli stop --purge; fi
+	@rm -rf .run .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse $(VENV)
