@@ -24,6 +24,10 @@ from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
 
+DAY_MS = 86_400_000
+KEPT_WHOLE_MS = 2 * DAY_MS
+KEPT_DAYS = 30
+
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
 
@@ -109,6 +113,27 @@ class Lake:
             if document is not None:
                 found.append(Epoch.from_json(document))
         return sorted((e for e in found if not fingerprint or e.fingerprint == fingerprint), key=lambda e: e.started_at)
+
+    def prune(self, now: int) -> list[str]:
+        """Remove epochs that are kept no longer: all of 48 hours stay, then the last covered one of each of 30 days.
+
+        ``now`` is ms; returns the removed ids. Journal, archive and plans are never pruned.
+        """
+        finished = {e.epoch_id: e for e in self.epochs()}
+        daily = {(e.fingerprint, e.started_at // DAY_MS): e.epoch_id for e in finished.values() if e.covered}
+        kept = {epoch_id for (_, day), epoch_id in daily.items() if day > now // DAY_MS - KEPT_DAYS}
+        old = [
+            name
+            for name in self._folders("epochs")
+            if self._started_at(name) < now - KEPT_WHOLE_MS and name not in kept
+        ]
+        for name in old:
+            self._filesystem.delete_dir(f"{self._root}/epochs/{name}")
+        return sorted(old)
+
+    def _started_at(self, epoch_id: str) -> int:
+        document = self._document(f"epochs/{epoch_id}/started.json")
+        return document["started_at"] if document else 0
 
     # --------------------------------------------------------------------------------------------------------- plans
 

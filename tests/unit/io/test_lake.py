@@ -1,0 +1,96 @@
+"""The lake keeps epochs and plans whole, shows no unfinished ones, and forgets old epochs by rule."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.io.lake import DAY_MS, Lake
+from pulsar_lifecycle.plan.coverage import Census, Epoch
+from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
+
+NOW = 100 * DAY_MS
+
+
+def epoch(epoch_id: str, started_at: int, gaps: tuple[str, ...] = ()) -> Epoch:
+    return Epoch(
+        epoch_id, "c", "fp", started_at, started_at + 1, (Census("schemas", "", 1, 1, 0, 0),), 9, 9, (), gaps=gaps
+    )
+
+
+def finish(lake: Lake, one: Epoch) -> None:
+    lake.begin_epoch(one.epoch_id, one.started_at, "run")
+    lake.store_epoch(
+        one,
+        Referenced(BitMap64([1]), BitMap64([2])),
+        Context(now=one.started_at, grace=1, namespaces=frozenset({"t/n"})),
+    )
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(str(tmp_path / "lake"))
+
+
+def test_an_epoch_reads_back_as_stored(lake: Lake) -> None:
+    one = epoch("e1", NOW)
+    finish(lake, one)
+    assert lake.epochs() == [one]
+    assert lake.referenced("e1") == Referenced(BitMap64([1]), BitMap64([2]))
+    assert lake.context("e1").namespaces == {"t/n"}
+
+
+def test_an_unfinished_epoch_is_not_seen_but_is_open(lake: Lake) -> None:
+    lake.begin_epoch("e1", NOW, "run-1")
+    lake.begin_epoch("e2", NOW + 5, "run-2")
+    assert lake.epochs() == []
+    assert lake.open_epoch("run-1") == ("e1", NOW)
+    assert lake.open_epoch("another run") == ("e2", NOW + 5)
+
+
+def test_without_a_scan_there_is_no_open_epoch(lake: Lake) -> None:
+    with pytest.raises(NotFound, match="bookkeeper_ledgers"):
+        lake.open_epoch("run")
+
+
+def test_epochs_of_another_cluster_are_left_out(lake: Lake) -> None:
+    finish(lake, epoch("e1", NOW))
+    assert lake.epochs("other") == []
+
+
+def test_a_census_reads_back(lake: Lake) -> None:
+    one = Census("topics", "", 3, 2, 1, 0, corrupt=("/a",), unread=("/b: no",))
+    lake.store_census("e1", one)
+    assert lake.census("e1") == [one]
+
+
+def test_a_plan_reads_back_with_its_rows(lake: Lake) -> None:
+    summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "digest")
+    lake.store_plan(summary, PLAN.empty_table())
+    found, rows = lake.plan("p1")
+    assert found == summary
+    assert rows.schema == pa.schema(PLAN)
+    assert lake.plans() == [summary]
+
+
+@pytest.mark.parametrize("plan_id", ["", "../epochs", "p2", ".hidden", "a/b"])
+def test_a_plan_that_is_not_there_is_not_found(lake: Lake, plan_id: str) -> None:
+    with pytest.raises(NotFound, match="no plan"):
+        lake.plan(plan_id)
+
+
+def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) -> None:
+    finish(lake, epoch("recent", NOW - DAY_MS))
+    finish(lake, epoch("morning", NOW - 5 * DAY_MS))
+    finish(lake, epoch("evening", NOW - 5 * DAY_MS + 1000))
+    finish(lake, epoch("gappy", NOW - 6 * DAY_MS, ("something",)))
+    finish(lake, epoch("ancient", NOW - 40 * DAY_MS))
+    lake.begin_epoch("abandoned", NOW - 3 * DAY_MS, "run")
+    lake.begin_epoch("running", NOW - 1, "run")
+    assert lake.prune(NOW) == ["abandoned", "ancient", "gappy", "morning"]
+    assert [e.epoch_id for e in lake.epochs()] == ["evening", "recent"]
+    assert lake.open_epoch("")[0] in ("recent", "running")
