@@ -1,0 +1,97 @@
+"""The settings file is checked as a whole, names its wrong keys, and is documented key by key."""
+
+from pathlib import Path
+
+import pytest
+
+from pulsar_lifecycle.errors import ConfigError
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, SecretRef, Settings, load_settings
+
+MINIMAL = """
+cluster = "c"
+[zookeeper]
+hosts = "zk:2181"
+[pulsar]
+admin_url = "http://b:8080"
+service_url = "pulsar://b:6650"
+[lake]
+path = "/lake"
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "lifecycle.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_smallest_file_has_safe_defaults(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, MINIMAL))
+    assert settings.bookkeeper.shared_with is None
+    assert settings.orphans.grace_period == 7 * 86_400
+    assert settings.orphans.confirm_after == 86_400
+    assert settings.apply.max_share == 0.05
+    assert settings.deletion.deliver_after == 600
+
+
+def test_the_variable_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(write(tmp_path, MINIMAL)))
+    assert load_settings().cluster == "c"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (("[lake]", "[lakes]"), "lakes"),
+        (('path = "/lake"', 'path = "lake"'), "lake.path"),
+        (('cluster = "c"', 'cluster = "a b"'), "cluster"),
+        (('hosts = "zk:2181"', 'hosts = "zk:2181"\nslow_above = "soon"'), "zookeeper.slow_above"),
+        (('hosts = "zk:2181"', 'hosts = "zk:2181"\npassword = "x"'), "zookeeper.password"),
+    ],
+)
+def test_every_wrong_key_is_named(tmp_path: Path, change: tuple[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_settings(write(tmp_path, MINIMAL.replace(*change)))
+
+
+def test_several_wrong_keys_are_named_at_once(tmp_path: Path) -> None:
+    text = MINIMAL.replace('"/lake"', '"lake"').replace('cluster = "c"', 'cluster = ""')
+    with pytest.raises(ConfigError, match=r"(?s)cluster.*lake\.path"):
+        load_settings(write(tmp_path, text))
+
+
+def test_a_missing_file_and_broken_toml_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=CONFIG_VARIABLE):
+        load_settings()
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_settings(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="TOML"):
+        load_settings(write(tmp_path, "cluster ="))
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [('"90s"', 90), ('"15m"', 900), ('"24h"', 86_400), ('"500ms"', 0.5), ("2", 2)]
+)
+def test_durations(tmp_path: Path, text: str, seconds: float) -> None:
+    settings = load_settings(write(tmp_path, MINIMAL + f"[orphans]\ngrace_period = {text}\n"))
+    assert settings.orphans.grace_period == seconds
+
+
+def test_a_secret_comes_from_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token").write_text("s3cret\n")
+    monkeypatch.setenv("TOKEN", "from-env")
+    assert SecretRef(file=str(tmp_path / "token")).resolve("pulsar.token") == "s3cret"
+    assert SecretRef(env="TOKEN").resolve("pulsar.token") == "from-env"
+    for wrong in (SecretRef(), SecretRef(file="a", env="b"), SecretRef(env="UNSET_HERE"), SecretRef(file="/nowhere")):
+        with pytest.raises(ConfigError, match=r"pulsar\.token"):
+            wrong.resolve("pulsar.token")
+
+
+def test_every_key_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
+    for section, field in Settings.model_fields.items():
+        assert f"`{section}" in text
+        fields = getattr(field.annotation, "model_fields", {})
+        missing = [name for name in fields if f"`{section}.{name}`" not in text and f"`{name}`" not in text]
+        assert not missing, f"docs/settings.md lacks {section}.{missing}"
