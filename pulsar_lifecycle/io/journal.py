@@ -100,10 +100,16 @@ class FileJournal:
 
 
 def journal_rows(
-    lake: str, *, ledger_id: int | None = None, run_id: str | None = None, topic: str | None = None
+    lake: str,
+    *,
+    ledger_id: int | None = None,
+    run_id: str | None = None,
+    plan_id: str | None = None,
+    topic: str | None = None,
 ) -> pa.Table:
     """Journal rows in the order of their time, all or those that match; ``JOURNAL_SCHEMA``."""
-    return _read(lake, JOURNAL, JOURNAL_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id, "topic": topic})
+    wanted = {"ledger_id": ledger_id, "run_id": run_id, "plan_id": plan_id, "topic": topic}
+    return _read(lake, JOURNAL, JOURNAL_SCHEMA, wanted)
 
 
 def deleted_since(lake: str, since: int) -> int:

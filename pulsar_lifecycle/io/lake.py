@@ -14,6 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -49,11 +50,14 @@ class Lake:
         location = self.location.replace("s3://", "s3a://", 1) if "://" in self.location else f"file://{self.location}"
         return f"{location}/epochs/{epoch_id}/{table}"
 
-    def read_epoch_table(self, epoch_id: str, table: str, columns: list[str] | None = None) -> pa.Table:
-        """A table of an epoch in memory: for small ones."""
+    def read_epoch_table(
+        self, epoch_id: str, table: str, columns: list[str] | None = None, ledger_id: int | None = None
+    ) -> pa.Table:
+        """A table of an epoch in memory, or the rows of one ledger: all of it only for small ones."""
         path = f"{self._root}/epochs/{epoch_id}/{table}"
         try:
-            return ds.dataset(path, format="parquet", filesystem=self._filesystem).to_table(columns=columns)
+            wanted = None if ledger_id is None else pc.field("ledger_id") == ledger_id
+            return ds.dataset(path, format="parquet", filesystem=self._filesystem).to_table(columns, wanted)
         except FileNotFoundError:
             raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
         except (OSError, pa.ArrowException) as error:
@@ -152,6 +156,17 @@ class Lake:
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/plans")
         rows = pq.read_table(pa.BufferReader(self._read(f"plans/{plan_id}/rows.parquet")))
         return PlanSummary.from_json(document), rows.select(PLAN.names).cast(PLAN)
+
+    def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
+        """Whether a stored plan has a row for the ledger."""
+        path = f"{self._root}/plans/{plan_id}/rows.parquet"
+        try:
+            rows = pq.read_table(
+                path, columns=["ledger_id"], filesystem=self._filesystem, filters=pc.field("ledger_id") == ledger_id
+            )
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path}: cannot be read: {error}") from error
+        return rows.num_rows > 0
 
     def plans(self) -> list[PlanSummary]:
         """Stored plans, oldest first."""

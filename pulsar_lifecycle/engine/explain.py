@@ -1,0 +1,282 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Why one ledger is kept or may go: what its owners say now, joined with what the lake remembers of it.
+
+Belongs here: looking one ledger up afresh through the ports, and the answer. Not here: the rule, which is that of
+``plan/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is loaded, so what
+brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import inventory, references
+from pulsar_lifecycle.engine.deletion import DELETED
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.errors import AccessDenied
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import orphans, tables
+from pulsar_lifecycle.plan import references as kinds
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.orphans import Context, Finding
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+
+Row = dict[str, Any]
+
+
+class Verdict(StrEnum):
+    """The answer in a word."""
+
+    IN_USE = "in_use"
+    """Something refers to it now."""
+    MAY_GO = "may_go"
+    """An orphan by every rule, in a covered scan and now."""
+    KEPT = "kept"
+    """Nothing refers to it now, and a rule keeps it."""
+    UNJUDGED = "unjudged"
+    """Nothing its owner has refers to it, and no scan says whether anything else does."""
+    DANGLING = "dangling"
+    """BookKeeper does not have it, and something refers to it."""
+    DELETED = "deleted"
+    """Our journal says which run deleted it."""
+    GONE = "gone"
+    """It is not there any more, and it was not us."""
+    UNKNOWN = "unknown"
+    """No trace of it anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the lake knows of one ledger.
+
+    ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
+    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
+    ledger, newest first. ``journal`` and ``archived`` are oldest first.
+    """
+
+    epoch: Epoch | None = None
+    context: Context | None = None
+    references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
+    finding: Row | None = None
+    plans: tuple[PlanSummary, ...] = ()
+    journal: tuple[Row, ...] = ()
+    archived: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable."""
+
+    references: pa.Table
+    asked: tuple[str, ...]
+    trouble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer: ``verdict``, one sentence, more reasons, and all it rests on.
+
+    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node.
+    """
+
+    ledger_id: int
+    verdict: Verdict
+    answer: str
+    notes: tuple[str, ...]
+    ledger: Row | None
+    path: str
+    topic: str
+    look: Look
+    history: History
+
+
+def explain(
+    ledger_id: int, history: History, *, store: MetadataStore, reader: LedgerReader, now: int, ledgers_root: str
+) -> Explanation:
+    """Explain one ledger at ``now`` (ms). Raises what ``store`` raises; an unreadable owner keeps the ledger."""
+    store.sync("/")
+    path = ledger_path.ledger_path(ledger_id, ledgers_root)
+    node = store.read([path])[0]
+    rows = inventory.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
+    ledger = rows.to_pylist()[0] if rows.num_rows else None
+    topic = owner_of(ledger)[1] if ledger else ""
+    owners, schemas = _owners(ledger, history)
+    found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
+    if isinstance(node, Unread):
+        verdict, answer = Verdict.KEPT, f"its z-node cannot be read: {node.reason}"
+    elif ledger is None:
+        verdict, answer = _absent(found, history)
+    else:
+        verdict, answer = _present(ledger_id, rows, found, history, now)
+    notes = (*_notes(verdict, ledger, history), *found.trouble)
+    return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
+
+
+def owner_of(ledger: Row) -> tuple[str, str]:
+    """(namespace, full topic name) by the tags of a row of ``tables.BOOKKEEPER_LEDGERS``; empty if they name none."""
+    tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
+    return orphans.owner_of(*(ledger[tag] for tag in tags))
+
+
+# -------------------------------------------------------------------------------------------------------- fresh look
+
+
+def look(
+    store: MetadataStore,
+    reader: LedgerReader,
+    ledger_id: int,
+    managed_ledgers: Iterable[str],
+    schema_ids: Iterable[str],
+    ledgers_root: str,
+) -> Look:
+    """Everything below these owners' z-nodes, and in the entries they lead to, that refers to the ledger."""
+    topic_paths = [f"{MANAGED_LEDGERS_ROOT}/{name}" for name in sorted(set(managed_ledgers))]
+    schema_paths = [f"{SCHEMAS_ROOT}/{name}" for name in sorted(set(schema_ids))]
+    units = [_unit(path) for path in topic_paths]
+    topics = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
+    schemas = _table(inventory.read_schemas(store, [_unit(path) for path in schema_paths]), tables.SCHEMAS)
+    read = [table.filter(pc.is_null(table.column("error"))) for table in (topics, cursors, schemas)]
+    compactions = [
+        (row["managed_ledger"], row["path"], row["cursors_ledger_id"])
+        for row in read[1].to_pylist()
+        if row["cursor"] == references.COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
+    ]
+    locators = [
+        (row["schema_id"], row["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in row["versions"]])
+        for row in read[2].to_pylist()
+    ]
+    words = kinds.from_words(
+        [
+            *references.compaction_words(store, reader, compactions, ledgers_root),
+            *references.schema_words(store, reader, locators, ledgers_root),
+        ]
+    )
+    makers = (kinds.from_managed_ledgers, kinds.from_cursors, kinds.from_schemas)
+    parts = [make(table) for make, table in zip(makers, read, strict=True) if table.num_rows]
+    every = pa.concat_tables([*parts, words])
+    trouble = [
+        f"{row['path']}: {row['error']}"
+        for t in (topics, cursors, schemas)
+        for row in t.to_pylist()
+        if row["error"] not in (None, tables.GONE)
+    ]
+    trouble += [error for error in words.column("error").to_pylist() if error]
+    mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
+    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble))
+
+
+def _unit(path: str) -> Unit:
+    parent, _, name = path.rpartition("/")
+    return Unit(parent, (name,), 1)
+
+
+def _table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
+    """Managed ledgers and schema ids to ask: the owner by the tags, and whoever referred to it in the scan."""
+    owners: set[str] = set()
+    schemas: set[str] = set()
+    for row in history.references.to_pylist():
+        (schemas if row["kind"] == "R5" else owners).add(row["owner"])
+    topic = owner_of(ledger)[1] if ledger else ""
+    if ledger and topic and ledger["component"] == "schema":
+        schemas.add(ledger["schema_id"])
+    elif topic:
+        owners.add(Topic.parse(topic).managed_ledger)
+    elif not owners | schemas:  # a ledger that is gone: what the lake wrote down of it names its topic
+        past = [row["topic"] for row in ((history.finding,) if history.finding else history.journal) if row["topic"]]
+        owners.update(Topic.parse(name).managed_ledger for name in past[-1:])
+    return owners, schemas
+
+
+# ------------------------------------------------------------------------------------------------------- the verdict
+
+
+def _absent(found: Look, history: History) -> tuple[Verdict, str]:
+    needing = _needing(found.references)
+    deletions = [row for row in history.journal if row["outcome"] == DELETED]
+    if needing:
+        return Verdict.DANGLING, f"BookKeeper does not have it, but {_named(needing)} refers to it"
+    if deletions:
+        return Verdict.DELETED, f"run {deletions[-1]['run_id']} deleted it: {deletions[-1]['reason']}"
+    if found.references.num_rows:
+        return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
+    if found.trouble:
+        return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"
+    if history.references.num_rows or history.finding:
+        return Verdict.GONE, "the last scan knew it, now BookKeeper does not have it; our journal has no deletion of it"
+    if history.journal:
+        return Verdict.GONE, "BookKeeper does not have it; our journal knows it and has no deletion of it"
+    return Verdict.UNKNOWN, "BookKeeper does not have it, and neither scans nor journal know it"
+
+
+def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+    needing = _needing(found.references)
+    if needing:
+        return Verdict.IN_USE, f"{_named(needing)} refers to it"
+    if found.trouble:
+        return Verdict.KEPT, "whether its owner refers to it could not be read"
+    epoch, context = history.epoch, history.context
+    if epoch is None or context is None:
+        return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
+    seen = _needing(history.references)
+    if seen:
+        return Verdict.KEPT, f"the last scan saw {_named(seen)} refer to it, which it does not now: the next scan tells"
+    every = pa.concat_tables([found.references, history.references])
+    judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
+    if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
+        judged = history.finding or {
+            "finding": Finding.KEPT.value,
+            "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
+        }
+    if judged["finding"] != Finding.ORPHAN:
+        name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
+        return Verdict.KEPT, f"{name}{judged['reason']}"
+    if rows.column("ctime")[0].as_py() >= epoch.started_at:
+        return Verdict.KEPT, "made after the last scan began: the next scan tells"
+    if not epoch.covered:
+        return Verdict.KEPT, f"the last scan could not read everything that may refer to it ({len(epoch.gaps)} gaps)"
+    return Verdict.MAY_GO, judged["reason"]
+
+
+def _needing(rows: pa.Table) -> list[Row]:
+    return [row for row in rows.to_pylist() if row["keeps_bookkeeper_copy"]]
+
+
+def _named(rows: list[Row]) -> str:
+    first = rows[0]
+    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
+    return f"{first['referrer']} ({kinds.KINDS[first['kind']].name}){more}"
+
+
+def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History) -> list[str]:
+    """What an operator should know beside the answer."""
+    notes: list[str] = []
+    if ledger and any(row["outcome"] == DELETED for row in history.journal):
+        notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
+    if verdict is Verdict.MAY_GO:
+        if not any(plan.actionable for plan in history.plans):
+            notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
+        notes.append("before it is deleted its owner is asked again, its broker's memory too")
+    if verdict is Verdict.DELETED:
+        notes.append("bookies drop its data at their next garbage collection; until then the archive can restore it")
+    return notes
+
+
+def readable(node: Node | Unread | None, path: str) -> Node | None:
+    """The z-node or None. Raises AccessDenied for one that is there and cannot be read."""
+    if isinstance(node, Unread):
+        raise AccessDenied(f"{path}: {node.reason}")
+    return node
