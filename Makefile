@@ -25,6 +25,7 @@ $(STAMP): pyproject.toml
 	@touch $(STAMP)
 
 demo: setup ## Find, plan and delete leaked ledgers on a real cluster in miniature
+	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@$(BIN)/python -m sandbox.demo
 
 test: setup check ## Every test; starts the servers it needs

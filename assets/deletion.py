@@ -100,7 +100,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
 def apply_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
     """The run configuration that applies a plan, with the caps of the settings."""
     caps = settings.apply.model_dump()
-    return {"ops": {"apply_plan": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
+    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:

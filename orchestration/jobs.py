@@ -58,10 +58,10 @@ class ApplyConfig(dg.Config):
 
 
 @dg.op(
-    name="apply_plan",
+    name="send_intents",
     description="Send one message per planned ledger to the deletion topic; with `direct`, delete without the queue.",
 )
-def apply_plan_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
+def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
     if config.direct:
@@ -86,4 +86,4 @@ def apply_plan_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle
 )
 def apply_plan_job() -> None:
     """One op."""
-    apply_plan_op()
+    send_intents_op()

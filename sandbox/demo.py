@@ -23,6 +23,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
+from assets.deletion import apply_config
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.engine.deletion import DELETED
 from pulsar_lifecycle.errors import LifecycleError
@@ -129,7 +130,7 @@ def _there(cluster: Cluster) -> set[int]:
     with cluster.metadata() as zk:
         return {
             int(a + b + c[1:])
-            for a in zk.get_children("/ledgers")
+            for a in zk.get_children("/ledgers") or ()
             if a.isdecimal() and len(a) == 2
             for b in zk.get_children(f"/ledgers/{a}")
             for c in zk.get_children(f"/ledgers/{a}/{b}")
@@ -162,13 +163,8 @@ class _Jobs:
 
     def apply(self, summary: PlanSummary) -> None:
         """Launch ``apply_plan`` as the plan's page says."""
-        caps = self._settings.apply.model_dump()
-        config = {"plan_id": summary.plan_id, "digest": summary.digest, **caps}
-        self.run(
-            "apply_plan",
-            "applying the plan: one message per ledger to the deletion topic",
-            {"apply_plan": {"config": config}},
-        )
+        ops = apply_config(summary, self._settings)["ops"]
+        self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", ops)
 
 
 def _report(lake: Lake, summary: PlanSummary, run_ids: Iterable[str], verdicts: list[Verdict]) -> None:
