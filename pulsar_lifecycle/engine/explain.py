@@ -247,7 +247,7 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
         return Verdict.KEPT, "made after the last scan began: the next scan tells"
     if not epoch.covered:
-        return Verdict.KEPT, f"the last scan could not read everything that may refer to it ({len(epoch.gaps)} gaps)"
+        return Verdict.KEPT, "the last scan could not read everything that may refer to it"
     return Verdict.MAY_GO, judged["reason"]
 
 

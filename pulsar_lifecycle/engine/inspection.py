@@ -129,7 +129,10 @@ def ledger(store: MetadataStore, reader: LedgerReader, ledger_id: int, ledgers_r
     Only the owner is asked for references. Raises NotFound, AccessDenied.
     """
     path = ledger_path.ledger_path(ledger_id, ledgers_root)
-    shown = znode(store, path, ledgers_root)
+    try:
+        shown = znode(store, path, ledgers_root)
+    except NotFound as error:
+        raise NotFound(f"{error}: BookKeeper does not have it; explain tells what the journal knows of it") from None
     document: Document = {"ledgerId": ledger_id, "path": path, "stat": shown["stat"], "metadata": shown["value"]}
     node = explain.readable(store.read([path])[0], path)
     if node is None:

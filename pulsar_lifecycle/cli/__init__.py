@@ -1,0 +1,71 @@
+"""``pulsar-lifecycle``: look at a cluster, explain a ledger, stop and resume, read plans and the journal.
+
+Belongs here: the command tree, global options, exit codes. Not here: what a command does: its module beside this one,
+thin over ``engine``. Exit codes: 0 done, 1 a finding, a refusal or a failure, 2 wrong usage or settings. Commands
+import what they need when they run, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pulsar_lifecycle.cli import control, explain, inspect, plans
+from pulsar_lifecycle.cli.session import Options
+from pulsar_lifecycle.cli.show import printable
+from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
+from sandbox.cli import app as sandbox_app
+
+app = typer.Typer(
+    help="Control plane for the data lifecycle of an Apache Pulsar cluster. "
+    "Scans, plans and deletions are Dagster jobs; these commands look, explain, and stop them.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # it would swallow what stands in brackets
+    pretty_exceptions_enable=False,  # it would print local variables, secrets among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(inspect.app, name="inspect")
+app.command()(explain.explain)
+app.command()(control.status)
+app.command()(control.pause)
+app.command()(control.resume)
+app.command()(plans.plans)
+app.command()(plans.plan)
+app.command()(plans.journal)
+app.add_typer(sandbox_app, name="sandbox")
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="The cluster's lifecycle.toml. [default: $PULSAR_LIFECYCLE_CONFIG]"),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show warnings, and a traceback on errors.")] = False,
+) -> None:
+    """Options of every command."""
+    given = context.ensure_object(Options)
+    given.config, given.verbose = config, verbose
+    if verbose:
+        logging.basicConfig(level=logging.WARNING)
+    else:
+        logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the warnings of libraries itself
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The entry point; ends the process."""
+    given = Options()
+    try:
+        app(args=arguments, prog_name="pulsar-lifecycle", obj=given)
+    except LifecycleError as error:
+        if given.verbose:
+            raise
+        print(f"pulsar-lifecycle: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, ConfigError | UsageError) else 1)

@@ -1,0 +1,169 @@
+"""``pause``, ``resume``, ``status``: may anything act, does anything act, on what evidence.
+
+Belongs here: the commands. Not here: the z-nodes (``engine/control.py``).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
+
+if TYPE_CHECKING:
+    from pulsar_lifecycle.ports import MetadataStore
+    from pulsar_lifecycle.settings import Settings
+
+
+def pause(
+    context: typer.Context,
+    reason: Annotated[str, typer.Argument(help="Why; `status` shows it to whoever wonders.")] = "",
+) -> None:
+    """Stop every effect on this cluster within one batch, until `resume`."""
+    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.io.zk import KazooStore
+
+    settings = settings_of(context)
+    with KazooStore(settings.zookeeper) as store:
+        before = _note(store, control.PAUSE)
+        control.pause(store, reason)
+    if before:
+        show.text(f"{settings.cluster} was paused already, {_since(before)}", "bold")
+    else:
+        show.text(f"{settings.cluster} is paused: every effect stops within one batch", "bold")
+
+
+def resume(context: typer.Context) -> None:
+    """Let effects go on."""
+    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.io.zk import KazooStore
+
+    settings = settings_of(context)
+    with KazooStore(settings.zookeeper) as store:
+        before = _note(store, control.PAUSE)
+        control.resume(store)
+    was = f"; it was paused {_since(before)}" if before else ", and was not paused"
+    show.text(f"{settings.cluster} is not paused{was}", "bold")
+
+
+def status(context: typer.Context, as_json: AsJson = False) -> None:
+    """Paused? Who acts? How good is the evidence? What waits? Exit code 1 if some of it could not be asked."""
+    settings = settings_of(context)
+    document = _status(settings)
+    if as_json:
+        show.json_document(document)
+    else:
+        _print(document, settings)
+    if "error" in document["queue"]:
+        raise typer.Exit(1)
+
+
+def _status(settings: Settings) -> dict[str, Any]:
+    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.errors import LifecycleError, NotFound
+    from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.io.queue import pending
+    from pulsar_lifecycle.io.zk import cluster_fingerprint
+
+    with reading(settings) as (store, _):
+        fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
+        paused, holder = _note(store, control.PAUSE), _note(store, control.HOLDER)
+        latency = store.latency_ms()
+    lake = Lake(settings.lake.path)
+    epochs = lake.epochs(fingerprint)
+    plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
+    newest = epochs[-1] if epochs else None
+    try:
+        begun, begun_at = lake.open_epoch("")
+    except NotFound:
+        begun, begun_at = "", 0
+    try:
+        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            queue: dict[str, Any] = {"pending": pending(admin)}
+    except LifecycleError as error:
+        queue = {"error": str(error)}
+    return {
+        "cluster": settings.cluster,
+        "fingerprint": fingerprint,
+        "zookeeper_latency_ms": latency,
+        "paused": paused,
+        "lease": holder,
+        "scan": newest
+        and {
+            "epoch_id": newest.epoch_id,
+            "started_at": newest.started_at,
+            "finished_at": newest.finished_at,
+            "covered": newest.covered,
+            "gaps": list(newest.gaps),
+            "listed": {c.table: c.listed for c in newest.census if not c.root},
+        },
+        "unfinished_scan": {"epoch_id": begun, "started_at": begun_at}
+        if newest is None or begun_at > newest.started_at
+        else None,
+        "plan": plans[-1].to_json() if plans else None,
+        "queue": queue,
+    }
+
+
+def _print(document: dict[str, Any], settings: Settings) -> None:
+    from pulsar_lifecycle.cli.plans import condition
+    from pulsar_lifecycle.plan.deletion import PlanSummary
+
+    now = now_ms()
+    scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]
+    lines = ["none yet: run the job `scan`"]
+    if scan:
+        covered = (
+            "covered"
+            if scan["covered"]
+            else f"NOT COVERED, {show.counted(len(scan['gaps']), 'gap')}: plans are report-only"
+        )
+        listed = scan["listed"].get("bookkeeper_ledgers", 0)
+        begun_ago = show.span(now - scan["started_at"])
+        lines = [f"{scan['epoch_id']}, begun {begun_ago} ago, {covered}, {listed} ledgers listed"]
+        lines += [f"gap: {gap}" for gap in scan["gaps"][:5]]
+        lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
+    if begun and begun["epoch_id"]:
+        lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
+    plan = "none"
+    if document["plan"]:
+        newest = PlanSummary.from_json(document["plan"])
+        plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
+        plan += f", {condition(newest, settings, now)}"
+    show.facts(
+        [
+            ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
+            ("effects", f"PAUSED {_since(document['paused'])}" if document["paused"] else "not paused"),
+            ("acting", f"{lease['text']} holds the lease, {_since({**lease, 'text': ''})}" if lease else "nobody"),
+            ("last scan", lines),
+            ("last plan", plan),
+            (
+                "queue",
+                f"{show.counted(queue['pending'], 'intent')} in flight"
+                if "pending" in queue
+                else f"UNKNOWN: {queue['error']}",
+            ),
+            ("ZooKeeper", f"answers in {document['zookeeper_latency_ms']:.0f} ms"),
+        ]
+    )
+
+
+def _note(store: MetadataStore, path: str) -> dict[str, Any] | None:
+    """Text and creation time of one of our z-nodes; one that cannot be read counts as there."""
+    from pulsar_lifecycle.ports import Node, Unread
+
+    node = store.read([path])[0]
+    if isinstance(node, Unread):
+        return {"text": f"{path} cannot be read: {node.reason}", "since": 0}
+    if isinstance(node, Node):
+        return {"text": node.data.decode(errors="replace"), "since": node.stat.ctime}
+    return None
+
+
+def _since(note: dict[str, Any]) -> str:
+    told = f": {note['text']}" if note["text"] else ""
+    return f"since {show.moment(note['since'])} ({show.span(now_ms() - note['since'])} ago){told}"

@@ -1,0 +1,241 @@
+"""``explain LEDGER_ID``: why it is kept, or why it may go.
+
+Belongs here: gathering what the lake knows of the ledger, and the page. Not here: the answer (``engine/explain.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
+from pulsar_lifecycle.cli.plans import condition
+from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
+
+if TYPE_CHECKING:
+    from pulsar_lifecycle.engine.explain import Explanation, History
+    from pulsar_lifecycle.settings import Settings
+
+_STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
+
+
+def explain(
+    context: typer.Context,
+    ledger_id: Annotated[int, typer.Argument(min=0, max=MAX_LEDGER_ID)],
+    as_json: AsJson = False,
+) -> None:
+    """Who refers to a ledger, or why it is kept, or why it may go; and which run deleted it.
+
+    Joins the newest scan, the plans and the journal with a fresh look at the ledger's owner. Asks no broker. Exit code
+    1 for a ledger of which there is no trace, and for one that is referred to and missing.
+    """
+    from pulsar_lifecycle.engine.explain import Verdict
+    from pulsar_lifecycle.engine.explain import explain as explain_ledger
+    from pulsar_lifecycle.io.zk import cluster_fingerprint
+
+    settings = settings_of(context)
+    root = settings.bookkeeper.ledgers_root
+    now = now_ms()
+    with reading(settings) as (store, reader):
+        history = _history(settings, cluster_fingerprint(store, root), ledger_id, now)
+        found = explain_ledger(ledger_id, history, store=store, reader=reader, now=now, ledgers_root=root)
+    if as_json:
+        show.json_document(_document(found, now))
+    else:
+        _print(found, settings, now)
+    if found.verdict in (Verdict.UNKNOWN, Verdict.DANGLING):
+        raise typer.Exit(1)
+
+
+def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> History:
+    """What the lake knows. A scan whose findings are not stored yet has none."""
+    from pulsar_lifecycle.engine.explain import History
+    from pulsar_lifecycle.errors import NotFound
+    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
+    from pulsar_lifecycle.io.lake import Lake
+
+    lake = Lake(settings.lake.path)
+    history = History(
+        journal=tuple(journal_rows(settings.lake.path, ledger_id=ledger_id).to_pylist()),
+        archived=tuple(archived_nodes(settings.lake.path, ledger_id=ledger_id).to_pylist()),
+    )
+    epochs = lake.epochs(fingerprint)
+    if not epochs:
+        return history
+    epoch = epochs[-1]
+    valid_ms = settings.orphans.plan_valid_for * 1000
+    try:
+        findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
+    except NotFound:
+        findings = []
+    return replace(
+        history,
+        epoch=epoch,
+        context=replace(
+            lake.context(epoch.epoch_id),
+            grace=int(settings.orphans.grace_period * 1000),
+            holds=frozenset(settings.orphans.legal_holds),
+        ),
+        references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
+        finding=findings[0] if findings else None,
+        plans=tuple(
+            plan
+            for plan in reversed(lake.plans())
+            if plan.fingerprint == fingerprint
+            and now - plan.created_at <= valid_ms
+            and lake.plan_holds(plan.plan_id, ledger_id)
+        ),
+    )
+
+
+def _document(found: Explanation, now: int) -> dict[str, Any]:
+    history = found.history
+    epoch = history.epoch
+    return {
+        "ledger_id": found.ledger_id,
+        "verdict": found.verdict.value,
+        "answer": found.answer,
+        "notes": list(found.notes),
+        "path": found.path,
+        "topic": found.topic,
+        "ledger": found.ledger,
+        "references": found.look.references.to_pylist(),
+        "asked": list(found.look.asked),
+        "not_read": list(found.look.trouble),
+        "scan": epoch
+        and {
+            "epoch_id": epoch.epoch_id,
+            "started_at": epoch.started_at,
+            "age_ms": now - epoch.started_at,
+            "covered": epoch.covered,
+            "gaps": list(epoch.gaps),
+            "references": history.references.to_pylist(),
+            "finding": history.finding,
+        },
+        "plans": [plan.to_json() for plan in history.plans],
+        "journal": list(history.journal),
+        "archive": [{**row, "data": f"0x{row['data'].hex()}"} for row in history.archived],
+    }
+
+
+def _print(found: Explanation, settings: Settings, now: int) -> None:
+    history = found.history
+    show.text(f"Ledger {found.ledger_id}: {found.verdict.replace('_', ' ')}", _STYLES.get(found.verdict, "bold"))
+    show.text(f"  {found.answer}{_when(found, now)}")
+    for note in found.notes:
+        show.text(f"  - {note}")
+    show.text()
+    show.facts(
+        [
+            ("ledger", _ledger(found, now)),
+            ("owner", _owner(found)),
+            ("now", _now(found)),
+            ("last scan", _scan(history, now)),
+            ("plans", _plans(found, settings, now)),
+            ("next", _next(found, now)),
+            ("archived", [_archived(row, settings) for row in history.archived]),
+        ]
+    )
+    if history.journal:
+        show.text("journal", "bold")
+        rows = [
+            (show.moment(row["at"]), row["phase"], row["outcome"], row["reason"], row["run_id"], row["plan_id"])
+            for row in history.journal
+        ]
+        show.table(["at", "phase", "outcome", "reason", "run", "plan"], rows, 2)
+
+
+def _when(found: Explanation, now: int) -> str:
+    """When it was deleted, if it was."""
+    if found.verdict != "deleted":
+        return ""
+    at = max(row["at"] for row in found.history.journal if row["outcome"] == "deleted")
+    return f", {show.moment(at)} ({show.span(now - at)} ago)"
+
+
+def _ledger(found: Explanation, now: int) -> str:
+    row = found.ledger
+    if row is None:
+        return f"{found.path} does not exist"
+    if row["error"]:
+        return f"{found.path}: {row['error'] if row['error'] != 'empty' else 'the z-node has no data'}"
+    inside = f", {row['entries']} entries, {show.size(row['length'])}" if row["entries"] is not None else ""
+    age = show.span(now - row["ctime"])
+    return f"{row['state']}{inside}, made {show.moment(row['ctime'])} ({age} ago), {found.path}"
+
+
+def _owner(found: Explanation) -> str | None:
+    row = found.ledger
+    if row is None or row["error"]:
+        return None
+    if not found.topic:
+        return "none: not tagged by Pulsar" if row["application"] != "pulsar" else "its tags name none"
+    cursor = row["cursor"] or row["bucket_cursor"]
+    what = "cursor ledger" if row["component"] == "managed-ledger" and cursor else row["component"]
+    return f"{found.topic} ({what}{f' of {cursor}' if cursor else ''})"
+
+
+def _now(found: Explanation) -> list[str]:
+    from pulsar_lifecycle.plan.references import KINDS
+
+    lines = [
+        f"{row['referrer']} refers to it ({KINDS[row['kind']].name}"
+        + (")" if row["keeps_bookkeeper_copy"] else "; it says the BookKeeper copy is deleted)")
+        for row in found.look.references.to_pylist()
+    ]
+    if lines:
+        return lines
+    return [f"{path} does not refer to it" for path in found.look.asked] or ["it names no owner to ask"]
+
+
+def _scan(history: History, now: int) -> list[str]:
+    from pulsar_lifecycle.plan.references import KINDS
+
+    epoch = history.epoch
+    if epoch is None:
+        return ["none of this cluster: run the job `scan`"]
+    covered = "covered" if epoch.covered else f"NOT COVERED, {show.counted(len(epoch.gaps), 'gap')}"
+    lines = [f"{epoch.epoch_id}, begun {show.span(now - epoch.started_at)} ago, {covered}"]
+    lines += [f"gap: {gap}" for gap in epoch.gaps[:5]]
+    lines += [
+        f"saw {row['referrer']} refer to it ({KINDS[row['kind']].name})" for row in history.references.to_pylist()
+    ]
+    if history.finding:
+        lines.append(f"found {history.finding['finding'].replace('_', ' ')}: {history.finding['reason']}")
+    elif not history.references.num_rows:
+        lines.append("did not see it")
+    return lines
+
+
+def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None:
+    if found.ledger is None:
+        return None
+    lines = [f"{plan.plan_id}: {condition(plan, settings, now)}" for plan in found.history.plans]
+    return lines or ["in no plan that is still valid"]
+
+
+def _next(found: Explanation, now: int) -> str | None:
+    """What to do, where there is something to do."""
+    from pulsar_lifecycle.engine.apply import SENT
+    from pulsar_lifecycle.engine.explain import Verdict
+
+    history = found.history
+    ready = [plan for plan in history.plans if plan.actionable]
+    if found.verdict is Verdict.UNJUDGED:
+        return "run the job `scan`"
+    if found.verdict is Verdict.MAY_GO:
+        if any(row["outcome"] == SENT for row in history.journal):
+            return "its intent was sent: the job `delete_pending` decides it afresh"
+        return f"`pulsar-lifecycle plan {ready[0].plan_id}` says how to apply it" if ready else "run the job `scan`"
+    if found.verdict is Verdict.KEPT and found.ledger and history.context and "younger than" in found.answer:
+        return f"it is judged again from {show.moment(found.ledger['ctime'] + history.context.grace)} on"
+    return None
+
+
+def _archived(row: dict[str, Any], settings: Settings) -> str:
+    day = show.moment(row["at"])[:10]
+    where = f"{settings.lake.path}/archive/date={day}"
+    return f"{where}, by run {row['run_id']}: {row['path']}, version {row['version']}, {len(row['data'])} bytes"

@@ -1,0 +1,225 @@
+"""``plans``, ``plan ID``, ``journal``: what would be deleted and how to say so, and what was.
+
+Belongs here: the pages. Not here: applying a plan, which is the Dagster job ``apply_plan``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from pulsar_lifecycle.plan.deletion import PlanSummary
+    from pulsar_lifecycle.settings import Settings
+
+SAMPLE = 20
+JOURNAL_ROWS = 50
+
+
+def plans(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the stored plans, newest first."""
+    from pulsar_lifecycle.io.lake import Lake
+
+    settings = settings_of(context)
+    found = list(reversed(Lake(settings.lake.path).plans()))
+    if as_json:
+        show.json_document([plan.to_json() for plan in found])
+        return
+    now = now_ms()
+    rows = [
+        (
+            plan.plan_id,
+            f"{show.span(now - plan.created_at)} ago",
+            plan.ledgers,
+            _share(plan),
+            show.size(plan.physical_bytes),
+            condition(plan, settings, now),
+        )
+        for plan in found
+    ]
+    if rows:
+        show.table(["plan", "made", "ledgers", "share", "frees", "condition"], rows)
+    else:
+        show.text("no plan yet: run the job `scan`")
+
+
+def plan(
+    context: typer.Context,
+    plan_id: Annotated[str, typer.Argument(help="As `plans` lists it.")],
+    run_config: Annotated[
+        bool, typer.Option("--run-config", help="Print only the run configuration for the job `apply_plan`.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
+    from pulsar_lifecycle.io.journal import journal_rows
+    from pulsar_lifecycle.io.lake import Lake
+
+    settings = settings_of(context)
+    summary, rows = Lake(settings.lake.path).plan(plan_id)
+    now = now_ms()
+    refusal = _refusal(summary, rows, settings, now)
+    done = Counter(journal_rows(settings.lake.path, plan_id=plan_id).column("outcome").to_pylist())
+    config = _run_config(summary, settings)
+    if run_config:
+        show.json_document(config)
+    elif as_json:
+        show.json_document(
+            {
+                **summary.to_json(),
+                "refusal": refusal,
+                "journal": dict(done),
+                "run_config": config,
+                "rows": rows.to_pylist(),
+            }
+        )
+    else:
+        _print_plan(summary, rows, refusal, done, settings, now)
+    if refusal:
+        raise typer.Exit(1)
+
+
+def journal(
+    context: typer.Context,
+    ledger: Annotated[int | None, typer.Option("--ledger", min=0, help="What was done with a ledger.")] = None,
+    run: Annotated[str | None, typer.Option("--run", help="What a run did.")] = None,
+    plan: Annotated[str | None, typer.Option("--plan", help="What became of a plan.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What was decided and done, oldest first; name a ledger, a run, a plan, or several of them."""
+    from pulsar_lifecycle.errors import UsageError
+    from pulsar_lifecycle.io.journal import journal_rows
+
+    if ledger is None and run is None and plan is None:
+        raise UsageError("journal: name at least one of --ledger, --run, --plan")
+    settings = settings_of(context)
+    rows = journal_rows(settings.lake.path, ledger_id=ledger, run_id=run, plan_id=plan)
+    if as_json:
+        show.json_document(rows.to_pylist())
+        return
+    if not rows.num_rows:
+        show.text("the journal has nothing of that")
+        return
+    shown = rows.slice(max(0, rows.num_rows - JOURNAL_ROWS)).to_pylist()
+    if len(shown) < rows.num_rows:
+        counts = Counter(zip(*(rows.column(c).to_pylist() for c in ("phase", "outcome", "reason")), strict=True))
+        show.table(["phase", "outcome", "reason", "rows"], [(*key, count) for key, count in counts.most_common()])
+        show.text(f"the last {len(shown)} of {rows.num_rows}; --json has all of them")
+    columns = ["at", "ledger", "component", "topic", "phase", "outcome", "reason", "size", "run", "plan"]
+    show.table(columns, [_journal_line(row) for row in shown])
+
+
+def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
+    """Whether a plan can still be applied, in few words."""
+    left = summary.created_at + settings.orphans.plan_valid_for * 1000 - now
+    if summary.cluster != settings.cluster:
+        return f"of another cluster: {summary.cluster}"
+    if not summary.actionable:
+        return f"report-only, {show.counted(len(summary.gaps), 'gap')}"
+    return f"actionable for {show.span(left)}" if left >= 0 else "expired"
+
+
+def _refusal(summary: PlanSummary, rows: pa.Table, settings: Settings, now: int) -> str:
+    """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
+    from pulsar_lifecycle.errors import Refused
+    from pulsar_lifecycle.plan import deletion
+
+    try:
+        deletion.check_applicable(
+            summary,
+            rows,
+            digest_given=summary.digest,
+            fingerprint=summary.fingerprint,
+            now=now,
+            valid_for_ms=int(settings.orphans.plan_valid_for * 1000),
+        )
+        deletion.check_caps(summary, rows, deletion.Caps(**settings.apply.model_dump()))
+    except Refused as refused:
+        return str(refused)
+    return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
+
+
+def _run_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
+    caps = settings.apply.model_dump()
+    return {"ops": {"apply_plan": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
+
+
+def _print_plan(
+    summary: PlanSummary, rows: pa.Table, refusal: str, done: Counter[str], settings: Settings, now: int
+) -> None:
+    show.facts(
+        [
+            ("plan", summary.plan_id),
+            ("condition", condition(summary, settings, now)),
+            ("refused", refusal or None),
+            ("made", f"{show.moment(summary.created_at)} ({show.span(now - summary.created_at)} ago)"),
+            ("scans", f"{summary.epoch_id}, confirmed by {summary.confirmed_by or 'none'}"),
+            ("deletes", f"{show.counted(summary.ledgers, 'ledger')}, {_share(summary)} of {summary.cluster_ledgers}"),
+            ("frees", f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"),
+            ("digest", summary.digest),
+            ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
+            ("gaps", list(summary.gaps[:SAMPLE])),
+        ]
+    )
+    if rows.num_rows:
+        show.text("by component", "bold cyan")
+        show.table(["component", "ledgers", "frees"], _by_component(rows), 2)
+        show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
+        columns = ["ledger", "component", "topic", "entries", "frees", "made", "reason"]
+        show.table(columns, [_plan_line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
+    if not refusal and rows.num_rows:
+        show.text("to apply it", "bold cyan")
+        show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
+        show.text("  dagster job launch -w workspace.yaml -j apply_plan -c apply.json")
+        show.text("  or paste that file into the launchpad of the job apply_plan in the Dagster UI")
+
+
+def _share(plan: PlanSummary) -> str:
+    return f"{plan.ledgers / max(plan.cluster_ledgers, 1):.2%}"
+
+
+def _component(row: dict[str, Any]) -> str:
+    return "cursor" if row["component"] == "managed-ledger" and row["cursor"] else row["component"]
+
+
+def _by_component(rows: pa.Table) -> list[tuple[str, int, str]]:
+    ledgers: Counter[str] = Counter()
+    bytes_: Counter[str] = Counter()
+    for row in rows.select(["component", "cursor", "physical_bytes"]).to_pylist():
+        ledgers[_component(row)] += 1
+        bytes_[_component(row)] += row["physical_bytes"]
+    return [(name, count, show.size(bytes_[name])) for name, count in ledgers.most_common()]
+
+
+def _plan_line(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        row["ledger_id"],
+        _component(row),
+        row["topic"],
+        row["entries"],
+        show.size(row["physical_bytes"]),
+        show.moment(row["ctime"]),
+        row["reason"],
+    )
+
+
+def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (
+        show.moment(row["at"]),
+        row["ledger_id"] if row["ledger_id"] >= 0 else None,
+        row["component"],
+        row["topic"],
+        row["phase"],
+        row["outcome"],
+        row["reason"],
+        show.size(row["bytes"]),
+        row["run_id"],
+        row["plan_id"],
+    )
