@@ -97,6 +97,10 @@ class MetadataStore(Protocol):
         """Make the following reads on this session see every write that was acknowledged before this call."""
         ...
 
+    def zxid(self) -> int:
+        """The store's latest transaction id, after a sync; only a store restored from a backup goes back."""
+        ...
+
     def read(self, paths: Sequence[str]) -> list[Node | Unread | None]:
         """Data and Stat of many z-nodes, in order; None where there is none. Any number of paths."""
         ...

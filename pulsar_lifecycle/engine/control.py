@@ -11,7 +11,7 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import Conflict, NotFound, Paused, Refused
+from pulsar_lifecycle.errors import Conflict, LeaseLost, NotFound, Paused, Refused
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node
 
 ROOT = "/pulsar-lifecycle"
@@ -52,10 +52,14 @@ def resume(store: MetadataStore) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease that was taken: ``guard`` is what every deletion transaction checks."""
+    """A lease that was taken: ``guard`` is what every deletion transaction checks.
+
+    ``taken_at`` is the metadata store's own time (ms), the clock that dates every z-node.
+    """
 
     holder: str
     version: int
+    taken_at: int
 
     @property
     def guard(self) -> tuple[str, int]:
@@ -88,12 +92,13 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float) -> 
     if not isinstance(node, Node):
         raise Refused(f"{LEASE} cannot be read")
     document = json.dumps({"holder": holder, "since": clock.now_ms()}).encode()
-    return Lease(holder, store.write(LEASE, document, node.stat.version).version)
+    stat = store.write(LEASE, document, node.stat.version)
+    return Lease(holder, stat.version, stat.mtime)
 
 
-def release_lease(store: MetadataStore) -> None:
-    """Give the lease back; harmless when the session that held it is gone."""
-    try:
-        store.delete(HOLDER, -1)
-    except NotFound:
-        return
+def release_lease(store: MetadataStore, lease: Lease) -> None:
+    """Give the lease back; harmless when the session that held it is gone and another controller has it."""
+    node = store.read([HOLDER])[0]
+    if isinstance(node, Node) and node.data == lease.holder.encode():
+        with contextlib.suppress(NotFound, LeaseLost):
+            store.delete(HOLDER, node.stat.version)

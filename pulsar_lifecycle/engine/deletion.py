@@ -21,7 +21,7 @@ import pyarrow as pa
 from pulsar_lifecycle.engine import control, inventory, references
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Brokers
 from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, Overloaded
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Overloaded
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
@@ -63,13 +63,15 @@ class Evidence:
     """What a deletion run knows of the whole cluster: two covered epochs and the owners' rules.
 
     ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
-    started at ``earlier_started_at``. A ledger must be absent from both. ``context.now`` is replaced at each batch.
+    started at ``earlier_started_at``. A ledger must be absent from both, and the earlier one must have looked for it:
+    ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by the run's.
     """
 
     refs: Referenced
     started_at: int
     earlier: Referenced
     earlier_started_at: int
+    earlier_czxid: int
     context: orphans.Context
 
 
@@ -87,12 +89,18 @@ class Tools:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What all workers of one run share."""
+    """What all workers of one run share.
+
+    ``now`` decides every age: the time when the lease was taken, by the metadata store's clock or ours, whichever is
+    behind, so that a clock that is wrong only keeps more. ``brokers`` were asked after it: a topic that they do not
+    list and whose z-node was left alone until then cannot have been loaded since without its z-node showing it.
+    """
 
     run_id: str
     cluster: str
     guard: tuple[str, int]
     ledgers_root: str
+    now: int
     brokers: Brokers
     evidence: Evidence
     batch: int
@@ -160,26 +168,34 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budget: R
     decisions = [Decision(m) for m in messages]
     decide(run, tools, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
-    for twin in (d for d in decisions if not d.outcome and doomed[d.path] is not d):
-        twin.settle(GONE, "another message of this batch is about the same ledger")
-    lost: LeaseLost | None = None
+    twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
+    stopped: LifecycleError | None = None
     if doomed:
         control.check_not_paused(tools.store)
         budget.take(len(doomed))
         _archive(run, tools, doomed.values())
+        outcomes: dict[str, str] = {}
         try:
             results = tools.store.delete_many(
                 [Deletion(d.path, d.node.stat.version) for d in doomed.values() if d.node], run.guard
             )
             outcomes = {r.path: r.outcome for r in results}
-        except LeaseLost as error:
-            lost, outcomes = error, {}
-        _confirm(tools, doomed, outcomes)
+        except LifecycleError as error:  # part of it may be done: what is there now says which
+            stopped = error
+        try:
+            _confirm(tools, doomed, outcomes)
+        except LifecycleError as error:
+            stopped = stopped or error
+            for d in doomed.values():
+                d.settle(LATER, f"whether it was deleted is not known: {error}")
+    for twin in twins:
+        first = doomed[twin.path]
+        twin.settle(LATER if first.outcome == LATER else GONE, "another message of this batch is about the same ledger")
     tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
     tools.queue.acknowledge([d.message for d in decisions if d.outcome != LATER])
     tools.queue.release([d.message for d in decisions if d.outcome == LATER])
-    if lost:
-        raise lost
+    if stopped:
+        raise stopped
     return decisions
 
 
@@ -225,7 +241,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     evidence = run.evidence
     rows = inventory.ledger_rows([d.node for d in live if d.node], run.ledgers_root)
     by_id = {row["ledger_id"]: row for row in rows.to_pylist()}
-    context = evidence.context.at(tools.clock.now_ms())
+    context = evidence.context.at(run.now)
     found = {row["ledger_id"]: row for row in orphans.judge(rows, evidence.refs, context).to_pylist()}
     for d in live:
         assert d.node is not None
@@ -240,7 +256,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, f"{finding['finding']}: {finding['reason']}")
         elif d.info.ledger_id in evidence.earlier.needed:
             d.settle(LATER, "the earlier scan still found a reference: not confirmed yet")
-        elif d.node.stat.ctime >= evidence.earlier_started_at:
+        elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
             d.settle(LATER, "younger than the earlier of the two scans: not confirmed yet")
 
 
@@ -305,15 +321,14 @@ def _unreadable(path: str) -> Node:
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id for item in info.ledgers}
-    broker = run.brokers.loaded.get(str(topic))
-    memory = (
-        {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))} if node and broker else set[int]()
-    )
+    unsure, memory = _memory_of(run, tools, topic, node, info)
     pending: list[Decision] = []
     for d in group:
         if d.info.ledger_id in listed:
             fresh = tools.clock.now_ms() - d.message.publish_time < RACE_WINDOW_MS
             d.settle(LATER if fresh else KEPT, "still in use: its topic's z-node lists it")
+        elif unsure:
+            d.settle(LATER, unsure)
         elif d.info.ledger_id in memory:
             d.settle(LATER, "still in use: its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
@@ -327,6 +342,26 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, tools, d)
     _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])
+
+
+def _memory_of(
+    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+) -> tuple[str, set[int]]:
+    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds.
+
+    Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
+    """
+    broker = run.brokers.loaded.get(str(topic))
+    if node is None:
+        return (f"its topic has no z-node, and {broker} still lists it", set()) if broker else ("", set())
+    if not broker:
+        recent = run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval
+        return ("its topic's z-node was just written: some broker may be loading it" if recent else "", set())
+    last = max((item.ledger_id for item in info.ledgers), default=None)
+    state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
+    if state != "OPEN" and info.terminated is None:
+        return f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded", set()
+    return "", {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))}
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
@@ -401,7 +436,7 @@ def _settle_pending(
     if node:
         last = inventory.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
         broker = run.brokers.loaded.get(str(topic))
-        state, _ = inventory.load_state(info, node.stat.mtime, last, broker, run.brokers, tools.clock.now_ms())
+        state, _ = inventory.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
         if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
             compaction = tools.admin.compaction_status(topic)
     rows = [
@@ -450,18 +485,19 @@ def _archive(run: Run, tools: Tools, doomed: Iterable[Decision]) -> None:
 
 
 def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str]) -> None:
-    """Give every doomed ledger its outcome by what is there now, whatever the deletion said."""
+    """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
+
+    ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run.
+    """
     tools.store.sync("/")
     for path, node in zip(doomed, tools.store.read(list(doomed)), strict=True):
-        d = doomed[path]
-        if node is None:
-            d.settle(DELETED, "orphan: nothing refers to it") if outcomes.get(path) != GONE else d.settle(
-                GONE, "someone else deleted it at the same moment"
-            )
+        d, said = doomed[path], outcomes.get(path, "deleted")
+        if node is None and said == "deleted":
+            d.settle(DELETED, "orphan: nothing refers to it")
+        elif node is None:
+            d.settle(GONE, "someone else deleted it at the same moment")
         else:
-            d.settle(
-                LATER, "its z-node was changed meanwhile" if outcomes.get(path) == "changed" else "it was not deleted"
-            )
+            d.settle(LATER, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
 
 
 def _row(run: Run, d: Decision, now: int) -> JournalRow:

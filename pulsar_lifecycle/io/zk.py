@@ -106,6 +106,11 @@ class KazooStore:
                     raise
         return None
 
+    def zxid(self) -> int:
+        """The server's latest transaction id (ReplyHeader.zxid of a sync)."""
+        self.sync("/")
+        return self._session.client().last_zxid
+
     def read(self, paths: Sequence[str]) -> list[Node | Unread | None]:
         """Data and Stat of many z-nodes, in order; None where there is none. Any number of paths.
 

@@ -51,16 +51,23 @@ class Epoch:
     census: tuple[Census, ...]
     max_ledger_id: int
     max_czxid: int
+    """Of the ledgers listed, which happens before references are read: what is not newer was looked for."""
     shared_with: tuple[str, ...] | None
     acknowledged: tuple[str, ...] = ()
     reference_errors: tuple[str, ...] = ()
     broker_errors: tuple[str, ...] = ()
     gaps: tuple[str, ...] = field(default=())
+    zxid: int = 0
+    """The metadata store's latest transaction when the scan ended."""
 
     @property
     def covered(self) -> bool:
         """True when the proof holds."""
         return not self.gaps
+
+    def covers(self, shared_with: Sequence[str] | None) -> bool:
+        """Whether the proof holds for the roots that are declared now: one declared since then was not read."""
+        return self.covered and shared_with is not None and set(shared_with) <= set(self.shared_with or ())
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
@@ -137,10 +144,9 @@ def _history_gaps(epoch: Epoch, last: Epoch, deleted_since: int, max_shrinkage: 
     gaps: list[str] = []
     if epoch.fingerprint != last.fingerprint:
         gaps.append("this is another cluster than the one of the last epoch: its fingerprint differs")
-    if epoch.max_czxid < last.max_czxid:
+    if epoch.zxid < last.zxid:
         gaps.append(
-            f"the metadata store went back in time: newest transaction {epoch.max_czxid:#x}, "
-            f"before it was {last.max_czxid:#x}"
+            f"the metadata store went back in time: newest transaction {epoch.zxid:#x}, before it was {last.zxid:#x}"
         )
     before = {(c.table, c.root): c for c in last.census}
     for census in epoch.census:

@@ -93,6 +93,11 @@ class Context:
         """The same context at another time (ms)."""
         return replace(self, now=now)
 
+    @property
+    def held_parents(self) -> frozenset[str]:
+        """Partitioned topics of which some partition is on hold: its schemas are the parent's."""
+        return frozenset(parent_of(name) for name in self.holds if parent_of(name) != name)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -124,7 +129,9 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
         reason[mask] = why[mask] if isinstance(why, np.ndarray) else why
         open_[mask] = False
 
-    text = {name: _texts(rows.column(name)) for name in ("component", "namespace", "topic", "state")}
+    text = {
+        name: _texts(rows.column(name)) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
+    }
     error = _texts(suspects.column("error"))
     tagged = _texts(suspects.column("application")) == "pulsar"
     ids = _numbers(rows.column("ledger_id"), -1)
@@ -138,6 +145,8 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar")
     decide(~np.isin(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
     decide(text["topic"] == "", Finding.KEPT, "its tags name no owner")
+    nameless = (text["component"] == "delayed-index-bucket") & ((text["cursor"] == "") | (text["bucket_key"] == ""))
+    decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key")
     for mask, what, why in _owner_rules(text["namespace"], text["topic"], context):
         decide(mask, what, why)
     closed = text["state"] == "CLOSED"
@@ -228,7 +237,9 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
         return Finding.KEPT, "references of its topic are in a ledger that is gone"
     if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
         return Finding.KEPT, "legal hold"
-    if topic in context.shadow_sources:
+    if context.holds and topic in context.held_parents:
+        return Finding.KEPT, "legal hold on one of its partitions"
+    if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
         return Finding.KEPT, "source of a shadow topic"
     if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
         return Finding.KEPT, "system topic (orphans.system_topics opts in)"
@@ -237,8 +248,13 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
 
 def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:
     """Everything a legal hold may name to hold this topic: tenant, namespace, topic, partitioned parent."""
+    return namespace.partition("/")[0], namespace, topic, parent_of(topic)
+
+
+def parent_of(topic: str) -> str:
+    """The partitioned topic that a full topic name is a partition of; the name itself if it is none."""
     parent, found, number = topic.rpartition("-partition-")
-    return namespace.partition("/")[0], namespace, topic, parent if found and number.isdecimal() else topic
+    return parent if found and number.isdecimal() else topic
 
 
 def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:
@@ -306,7 +322,8 @@ def owner_of(
 ) -> tuple[str, str]:
     """(namespace, full topic name) of the ledger with these tags; empty strings where they name none.
 
-    A schema's topic is the partitioned parent.
+    A schema's topic is the partitioned parent. A name that does not read back as itself, or that no z-node can have,
+    counts as none: it would send a later check to another topic.
     """
     try:
         if component == "managed-ledger" and managed_ledger:
@@ -320,9 +337,10 @@ def owner_of(
             topic = Topic.from_managed_ledger(f"{namespace}/persistent/{name}")
         else:
             return "", ""
+        unclear = topic.domain != "persistent" or topic.local in (".", "..") or Topic.parse(str(topic)) != topic
     except CorruptFormat:
         return "", ""
-    return str(topic.namespace), str(topic)
+    return ("", "") if unclear else (str(topic.namespace), str(topic))
 
 
 def _cursor_name(encoded: str) -> str:

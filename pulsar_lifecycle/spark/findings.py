@@ -55,6 +55,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     )
     with KazooStore(settings.zookeeper, read_only=True) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
+        zxid = store.zxid()
     previous = [e for e in cluster.lake.epochs(fingerprint) if e.covered and now - e.started_at <= HISTORY_MS]
     epoch = Epoch(
         epoch_id=epoch_id,
@@ -65,6 +66,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         census=tuple(census),
         max_ledger_id=facts["ledger"] if facts["ledger"] is not None else -1,
         max_czxid=facts["zxid"] or 0,
+        zxid=zxid,
         shared_with=None
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),

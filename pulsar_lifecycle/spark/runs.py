@@ -8,8 +8,8 @@ Belongs here: composing lake, lease, engine and Spark for one run. Not here: the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -84,23 +84,33 @@ def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
 
 
 def earlier_epoch(cluster: Cluster, epoch: Epoch) -> Epoch | None:
-    """The newest covered epoch of this cluster at least ``confirm_after`` older than ``epoch``."""
+    """The newest epoch at least ``confirm_after`` older than ``epoch`` that covers the roots declared now."""
     limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
     older = [
         e
         for e in cluster.lake.epochs(epoch.fingerprint)
-        if e.covered and e.started_at <= limit and e.epoch_id != epoch.epoch_id
+        if e.covers(_roots(cluster)) and e.started_at <= limit and e.epoch_id != epoch.epoch_id
     ]
     return older[-1] if older else None
 
 
+def _roots(cluster: Cluster) -> tuple[str, ...] | None:
+    declared = cluster.settings.bookkeeper.shared_with
+    return None if declared is None else tuple(root.name for root in declared)
+
+
 def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
-    """The newest finished epoch; Refused if it is not covered, NotFound if there is none."""
+    """The newest finished epoch; NotFound if there is none, Refused if it does not cover the roots declared now."""
     epochs = cluster.lake.epochs(fingerprint)
     if not epochs:
         raise NotFound("there is no scan of this cluster yet: run the job scan first")
     if not epochs[-1].covered:
         raise Refused(f"the newest scan {epochs[-1].epoch_id} is not covered: " + "; ".join(epochs[-1].gaps))
+    if not epochs[-1].covers(_roots(cluster)):
+        raise Refused(
+            f"the newest scan {epochs[-1].epoch_id} did not read every root that bookkeeper.shared_with names now: "
+            "run the job scan again"
+        )
     return epochs[-1]
 
 
@@ -148,27 +158,21 @@ def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) 
 
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
-    with KazooStore(cluster.settings.zookeeper) as store:
-        run = _begin(cluster, run_id, store)
-        try:
-            return delete_from_queue(cluster.spark, cluster.settings, run)
-        finally:
-            control.release_lease(store)
+    with KazooStore(cluster.settings.zookeeper) as store, _begun(cluster, run_id, store) as run:
+        return delete_from_queue(cluster.spark, cluster.settings, run)
 
 
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
     with KazooStore(cluster.settings.zookeeper) as store:
         rows, summary = _rows_to_apply(cluster, store, order, SystemClock().now_ms())
-        run = _begin(cluster, run_id, store)
-        try:
+        with _begun(cluster, run_id, store) as run:
             return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
-        finally:
-            control.release_lease(store)
 
 
-def _begin(cluster: Cluster, run_id: str, store: KazooStore) -> Run:
-    """Check that we may act, take the lease, and gather the evidence."""
+@contextmanager
+def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
+    """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings = cluster.settings
     control.check_not_paused(store)
     epoch = newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
@@ -178,31 +182,38 @@ def _begin(cluster: Cluster, run_id: str, store: KazooStore) -> Run:
     earlier = earlier_epoch(cluster, epoch)
     if earlier is None:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        brokers = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
-    lease = control.take_lease(
-        store, f"{settings.cluster} run {run_id}", SystemClock(), settings.zookeeper.session_timeout + 5
-    )
     context = replace(
         cluster.lake.context(epoch.epoch_id),
         grace=int(settings.orphans.grace_period * 1000),
         holds=frozenset(settings.orphans.legal_holds),
+        gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
+        system_topics=settings.orphans.system_topics,
     )
-    return Run(
-        run_id=run_id,
-        cluster=settings.cluster,
-        guard=lease.guard,
-        ledgers_root=settings.bookkeeper.ledgers_root,
-        brokers=brokers,
-        evidence=Evidence(
-            refs=cluster.lake.referenced(epoch.epoch_id),
-            started_at=epoch.started_at,
-            earlier=cluster.lake.referenced(earlier.epoch_id),
-            earlier_started_at=earlier.started_at,
-            context=context,
-        ),
-        batch=settings.deletion.batch,
-        deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
-        slow_above_ms=settings.zookeeper.slow_above * 1000,
-        stop_above_ms=settings.zookeeper.stop_above * 1000,
-    )
+    clock = SystemClock()
+    lease = control.take_lease(store, f"{settings.cluster} run {run_id}", clock, settings.zookeeper.session_timeout + 5)
+    try:
+        now = min(lease.taken_at, clock.now_ms())
+        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            brokers = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+        yield Run(
+            run_id=run_id,
+            cluster=settings.cluster,
+            guard=lease.guard,
+            ledgers_root=settings.bookkeeper.ledgers_root,
+            now=now,
+            brokers=brokers,
+            evidence=Evidence(
+                refs=cluster.lake.referenced(epoch.epoch_id),
+                started_at=epoch.started_at,
+                earlier=cluster.lake.referenced(earlier.epoch_id),
+                earlier_started_at=earlier.started_at,
+                earlier_czxid=earlier.max_czxid,
+                context=context,
+            ),
+            batch=settings.deletion.batch,
+            deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
+            slow_above_ms=settings.zookeeper.slow_above * 1000,
+            stop_above_ms=settings.zookeeper.stop_above * 1000,
+        )
+    finally:
+        control.release_lease(store, lease)

@@ -177,6 +177,9 @@ class FakeStore:
     def sync(self, path: str = "/") -> None:
         self._run("sync", (path,), lambda: None)
 
+    def zxid(self) -> int:
+        return self._run("sync", ("/",), lambda: self.server.zxid)
+
     def read(self, paths: Sequence[str]) -> list[Node | Unread | None]:
         return self._run("read", tuple(paths), lambda: [self._node(path) for path in paths])
 

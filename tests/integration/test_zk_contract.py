@@ -151,6 +151,15 @@ def test_a_write_is_a_compare_and_set(store: MetadataStore, root: str) -> None:
     assert (node.data, node.stat) == (b"three", written)
 
 
+def test_the_transaction_id_grows_with_every_write_of_anyone(server: Server, store: MetadataStore, root: str) -> None:
+    other = server.session()
+    before = store.zxid()
+    node = f"{root}/counted"
+    created = other.create(node)
+    assert before < created.czxid <= store.zxid()
+    assert other.write(node, b"x", 0).mzxid <= store.zxid()
+
+
 def test_create_refuses_what_exists_and_what_has_no_parent(store: MetadataStore, root: str) -> None:
     store.create(f"{root}/a")
     with pytest.raises(Conflict):
