@@ -4,7 +4,6 @@ Source of truth: the findings of two epochs, the deletion topic, and the journal
 """
 
 import json
-from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -104,10 +103,6 @@ def apply_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
-    reasons = Counter(
-        (r["component"] + ("/cursor" if r["component"] == "managed-ledger" and r["cursor"] else ""))
-        for r in rows.select(["component", "cursor"]).to_pylist()
-    )
     if summary.actionable:
         config = json.dumps(apply_config(summary, settings), indent=2)
         how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
@@ -115,19 +110,28 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dic
         how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
     share = summary.ledgers / max(summary.cluster_ledgers, 1)
     return {
-        "plan id": summary.plan_id,
         "actionable": summary.actionable,
+        "deletes": f"{summary.ledgers} ledgers, {share:.2%} of the cluster's {summary.cluster_ledgers}",
+        "frees": f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
+        "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
+        "by component": dg.MetadataValue.md(_by(rows, "component")),
+        "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
         "how to apply": dg.MetadataValue.md(how),
         "dagster/row_count": summary.ledgers,
-        "share of the cluster": f"{share:.2%} of {summary.cluster_ledgers} ledgers",
         "logical bytes": summary.logical_bytes,
         "physical bytes": summary.physical_bytes,
-        "frees": show.size(summary.physical_bytes),
-        "by component": dg.MetadataValue.md(show.markdown(["component", "ledgers"], reasons.most_common())),
-        "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+        "plan id": summary.plan_id,
         "digest": summary.digest,
         "confirmed by scan": summary.confirmed_by,
     }
+
+
+def _by(rows: pa.Table, column: str) -> str:
+    """Ledgers and bytes by one column, largest first, at most :data:`show.SAMPLE` lines."""
+    grouped = rows.group_by(column).aggregate([("ledger_id", "count"), ("physical_bytes", "sum")])
+    lines = grouped.sort_by([("physical_bytes_sum", "descending")]).slice(0, show.SAMPLE).to_pylist()
+    cells = [(line[column], line["ledger_id_count"], show.size(line["physical_bytes_sum"] or 0)) for line in lines]
+    return show.markdown([column, "ledgers", "bytes"], cells)
 
 
 def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -45,14 +45,13 @@ _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
 }
 COLUMNS = {
     "ledger_id": "int",
-    "reason": "string",
-    "component": "string",
     "topic": "string",
+    "component": "string",
     "cursor": "string",
     "state": "string",
     "entries": "int",
-    "logical_bytes": "int",
     "physical_bytes": "int",
+    "reason": "string",
 }
 
 
