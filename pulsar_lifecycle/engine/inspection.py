@@ -37,10 +37,16 @@ def described(format_name: str, data: bytes) -> Document:
 
 
 def without_secrets(value: Any) -> Any:
-    """The same plain value; what stands under a key that sounds like a secret's is hidden, unless it is empty."""
+    """The same plain value; what stands under a name that sounds like a secret's is hidden, unless it is empty.
+
+    ``{"key": NAME, "value": ...}`` and ``{"name": NAME, "value": ...}``, upstream's pairs, count as such too.
+    """
     if isinstance(value, dict):
+        named = str(value.get("key", value.get("name", "")))
         return {
-            key: HIDDEN if isinstance(item, str) and item and _SECRET.search(key) else without_secrets(item)
+            key: HIDDEN
+            if isinstance(item, str) and item and _SECRET.search(named if key == "value" else key)
+            else without_secrets(item)
             for key, item in value.items()
         }
     return [without_secrets(item) for item in value] if isinstance(value, list) else value

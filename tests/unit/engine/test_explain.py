@@ -1,0 +1,305 @@
+"""Every answer of ``explain``, on a cluster of a few z-nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
+from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from pulsar_lifecycle.formats.ledger_path import ledger_path
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.tables import REFERENCES
+from tests.fakes.clock import FakeClock
+from tests.fakes.ledger_reader import FakeLedgerReader
+from tests.fakes.metadata_store import FakeZooKeeper
+
+ROOT = "/ledgers"
+OWNER = "shop/orders/persistent/placed"
+TOPIC_PATH = f"/managed-ledgers/{OWNER}"
+HOUR = 3_600_000
+DATA = {"application": "pulsar", "component": "managed-ledger", "pulsar/managed-ledger": OWNER}
+CURSOR = {**DATA, "pulsar/cursor": "billing"}
+COMPACTED = {
+    "application": "pulsar",
+    "component": "compacted-ledger",
+    "pulsar/compactedTopic": "persistent://shop/orders/placed",
+}
+SCHEMA = {"application": "pulsar", "component": "schema", "pulsar/schemaId": "shop/orders/placed"}
+
+
+class World:
+    """A cluster, what its lake remembers, and the question; every ledger is made at 0 h, the question comes at 30 h."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.born = self.clock.now_ms()
+        self.zookeeper = FakeZooKeeper(self.clock)
+        self.reader = FakeLedgerReader()
+        self.writer = self.zookeeper.session()
+        self.history = History(epoch=self.epoch(), context=self.context())
+
+    def epoch(self, hours: int = 25, gaps: tuple[str, ...] = ()) -> Epoch:
+        at = self.born + hours * HOUR
+        return Epoch("e1", "test", "f", at, at + 1, (), 100, 100, (), gaps=gaps)
+
+    def context(self) -> Context:
+        return Context(now=self.born + 25 * HOUR, grace=24 * HOUR, namespaces=frozenset({"shop/orders"}))
+
+    def ledger(self, ledger_id: int, tags: dict[str, str], state: LedgerState = LedgerState.CLOSED) -> None:
+        custom = {key: value.encode() for key, value in tags.items()}
+        segments = (Segment(0, ("bookie-1",)),)
+        metadata = LedgerMetadata(state, 1, 1, 1, segments, 1000, 0, DigestType.CRC32C, custom_metadata=custom)
+        self.node(ledger_path(ledger_id, ROOT), ledger_metadata.encode(metadata))
+
+    def topic(self, *infos: LedgerInfo, path: str = TOPIC_PATH) -> None:
+        self.node(path, managed_ledger.encode(ManagedLedgerInfo(infos)))
+
+    def cursor(self, name: str, ledger_id: int) -> None:
+        info = cursor.ManagedCursorInfo(ledger_id, Position(1, 0))
+        self.node(f"{TOPIC_PATH}/{name}", cursor.encode(info))
+
+    def node(self, path: str, data: bytes) -> None:
+        self.writer.create(path, data, parents=True)
+
+    def remember(self, ledger_id: int, kind: str, owner: str, referrer: str) -> None:
+        row = {"ledger_id": ledger_id, "kind": kind, "owner": owner, "referrer": referrer}
+        rows = pa.Table.from_pylist([{**row, "keeps_bookkeeper_copy": True, "error": None}], REFERENCES)
+        self.history = replace(self.history, references=rows)
+
+    def explain(self, ledger_id: int) -> Explanation:
+        self.clock.advance(30 * 3600 - (self.clock.now_ms() - self.born) / 1000)
+        return explain(
+            ledger_id,
+            self.history,
+            store=self.zookeeper.session(read_only=True),
+            reader=self.reader,
+            now=self.clock.now_ms(),
+            ledgers_root=ROOT,
+        )
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def journalled(outcome: str, at: int = 1) -> dict[str, object]:
+    topic = "persistent://shop/orders/placed"
+    return {"run_id": "run-9", "outcome": outcome, "reason": "orphan: nothing refers to it", "topic": topic, "at": at}
+
+
+def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7))
+    found = world.explain(7)
+    assert found.verdict is Verdict.IN_USE
+    assert found.answer == f"{TOPIC_PATH} (managed-ledger) refers to it"
+    assert found.topic == "persistent://shop/orders/placed"
+
+
+def test_a_cursor_ledger_is_in_use_while_its_cursor_names_it(world: World) -> None:
+    world.ledger(7, CURSOR)
+    world.topic(LedgerInfo(1))
+    world.cursor("billing", 7)
+    assert world.explain(7).answer == f"{TOPIC_PATH}/billing (cursor) refers to it"
+
+
+def test_a_compacted_ledger_is_in_use_while_the_last_entry_of_the_cursor_ledger_names_it(world: World) -> None:
+    world.ledger(7, COMPACTED)
+    world.ledger(8, {**DATA, "pulsar/cursor": "__compaction"})
+    world.topic(LedgerInfo(1))
+    world.cursor("__compaction", 8)
+    world.reader.payloads[8] = [
+        cursor.encode_position(cursor.PositionInfo(Position(1, 5), (), {"CompactedTopicLedger": 7}))
+    ]
+    found = world.explain(7)
+    assert found.verdict is Verdict.IN_USE
+    assert "cursor ledger 8" in found.answer
+
+
+def test_a_schema_ledger_is_in_use_while_an_index_inside_an_entry_names_it(world: World) -> None:
+    def version(number: int, ledger_id: int) -> schema.IndexEntry:
+        return schema.IndexEntry(number, Position(ledger_id, 0), b"hash")
+
+    world.ledger(7, SCHEMA)
+    world.ledger(8, SCHEMA)
+    latest = version(1, 8)
+    world.node("/schemas/shop/orders/placed", schema.encode_locator(schema.SchemaLocator(latest, (latest,))))
+    world.reader.payloads[8] = [schema.encode_entry(schema.SchemaEntry(b"", (version(0, 7), latest)))]
+    world.reader.payloads[7] = [schema.encode_entry(schema.SchemaEntry(b"", (version(0, -1),)))]
+    assert world.explain(7).verdict is Verdict.IN_USE
+
+
+def test_what_another_topic_lists_is_in_use_when_the_scan_saw_that_topic(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7), path="/managed-ledgers/shop/orders/persistent/shadow")
+    shadow = "shop/orders/persistent/shadow"
+    world.remember(7, "R1", shadow, f"/managed-ledgers/{shadow}")
+    found = world.explain(7)
+    assert found.verdict is Verdict.IN_USE
+    assert found.answer == f"/managed-ledgers/{shadow} (managed-ledger) refers to it"
+
+
+def test_an_orphan_of_a_covered_scan_may_go(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(8))
+    found = world.explain(7)
+    assert found.verdict is Verdict.MAY_GO
+    assert found.look.asked == (TOPIC_PATH,)
+    assert any("no actionable plan has it" in note for note in found.notes)
+
+
+def test_a_plan_that_has_it_is_no_longer_missed(world: World) -> None:
+    world.ledger(7, DATA)
+    plan = PlanSummary("p", "test", "f", "e1", "e0", world.born, True, (), 1, 1000, 1000, 10, "d")
+    world.history = replace(world.history, plans=(plan,))
+    assert not any("no actionable plan" in note for note in world.explain(7).notes)
+
+
+def test_an_orphan_is_kept_while_the_scan_is_not_covered(world: World) -> None:
+    world.ledger(7, DATA)
+    world.history = replace(world.history, epoch=world.epoch(gaps=("schemas was not read",)))
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert "could not read everything" in found.answer
+
+
+def test_without_a_scan_nothing_may_go(world: World) -> None:
+    world.ledger(7, DATA)
+    world.history = History()
+    assert world.explain(7).verdict is Verdict.UNJUDGED
+
+
+def test_an_owner_that_cannot_be_read_keeps_its_ledgers(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(8))
+    world.zookeeper.unreadable.add(TOPIC_PATH)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert any(TOPIC_PATH in note for note in found.notes)
+
+
+def test_an_owner_that_does_not_decode_keeps_its_ledgers(world: World) -> None:
+    world.ledger(7, DATA)
+    world.node(TOPIC_PATH, b"\xff\xff\xff")
+    assert world.explain(7).verdict is Verdict.KEPT
+
+
+def test_a_ledger_that_cannot_be_read_is_kept(world: World) -> None:
+    world.ledger(7, DATA)
+    world.zookeeper.unreadable.add(ledger_path(7, ROOT))
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert "cannot be read" in found.answer
+
+
+def test_what_the_scan_still_saw_in_use_waits_for_the_next(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(8))
+    world.remember(7, "R1", OWNER, TOPIC_PATH)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert "the next scan tells" in found.answer
+
+
+def test_a_young_ledger_is_kept(world: World) -> None:
+    world.clock.advance(20 * 3600)
+    world.ledger(7, DATA)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert found.answer == "too young: younger than the grace period"
+
+
+def test_a_ledger_made_after_the_scan_began_is_kept(world: World) -> None:
+    world.ledger(7, DATA)
+    world.history = replace(world.history, epoch=world.epoch(hours=0))
+    assert world.explain(7).answer == "made after the last scan began: the next scan tells"
+
+
+@pytest.mark.parametrize(
+    ("tags", "state", "answer"),
+    [
+        ({}, LedgerState.CLOSED, "foreign: not tagged application=pulsar"),
+        ({**DATA, "pulsar/managed-ledger": "gone/ns/persistent/t"}, LedgerState.CLOSED, "foreign: namespace gone/ns"),
+        (DATA, LedgerState.OPEN, "open orphan: never closed"),
+    ],
+)
+def test_the_rules_of_the_plan_are_the_rules_here(
+    world: World, tags: dict[str, str], state: LedgerState, answer: str
+) -> None:
+    world.ledger(7, tags, state)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert found.answer.startswith(answer)
+
+
+def test_an_empty_znode_is_named(world: World) -> None:
+    world.node(ledger_path(7, ROOT), b"")
+    assert world.explain(7).answer == "empty znode: the z-node has no data"
+
+
+def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert found.answer.startswith("offload leftover")
+
+
+def test_a_compacted_ledger_is_what_the_scan_found_because_only_scans_ask_brokers(world: World) -> None:
+    world.ledger(7, COMPACTED)
+    assert world.explain(7).verdict is Verdict.KEPT
+    reason = "a compaction may be running"
+    world.history = replace(world.history, finding={"finding": "kept", "reason": reason, "topic": ""})
+    assert world.explain(7).answer == reason
+    world.history = replace(world.history, finding={"finding": "orphan", "reason": "free", "topic": ""})
+    assert world.explain(7).verdict is Verdict.MAY_GO
+
+
+def test_a_missing_ledger_that_its_topic_lists_is_dangling(world: World) -> None:
+    world.topic(LedgerInfo(7))
+    world.remember(7, "R1", OWNER, TOPIC_PATH)
+    found = world.explain(7)
+    assert found.verdict is Verdict.DANGLING
+    assert TOPIC_PATH in found.answer
+
+
+def test_the_journal_says_which_run_deleted_it(world: World) -> None:
+    world.history = replace(world.history, journal=(journalled("sent"), journalled("deleted", 2)))
+    found = world.explain(7)
+    assert found.verdict is Verdict.DELETED
+    assert found.answer == "run run-9 deleted it: orphan: nothing refers to it"
+
+
+def test_a_deleted_ledger_that_its_topic_lists_again_is_dangling(world: World) -> None:
+    world.history = replace(world.history, journal=(journalled("deleted"),))
+    world.topic(LedgerInfo(7))
+    assert world.explain(7).verdict is Verdict.DANGLING
+
+
+def test_a_ledger_that_is_there_again_says_so(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7))
+    world.history = replace(world.history, journal=(journalled("deleted"),))
+    found = world.explain(7)
+    assert found.verdict is Verdict.IN_USE
+    assert any("restored" in note for note in found.notes)
+
+
+def test_a_ledger_that_vanished_without_us_is_gone(world: World) -> None:
+    world.remember(7, "R1", OWNER, TOPIC_PATH)
+    assert world.explain(7).verdict is Verdict.GONE
+    world.history = History(journal=(journalled("kept"),))
+    assert world.explain(7).verdict is Verdict.GONE
+
+
+def test_no_trace_is_unknown(world: World) -> None:
+    assert world.explain(7).verdict is Verdict.UNKNOWN
