@@ -1,6 +1,7 @@
 """A TCP proxy in front of a real ZooKeeper that loses connections at a chosen moment.
 
-It reads frames (uint32 length, body), so that a test can lose the request or the answer of one operation by its code.
+It reads frames (uint32 length, body), so that a test can lose the request or the answer of one operation by its code,
+and know which operations were asked for at all (``opcodes``: org.apache.zookeeper.ZooDefs.OpCode -> how often).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import contextlib
 import socket
 import struct
 import threading
+from collections import Counter
 
 
 class CuttingProxy:
@@ -20,6 +22,7 @@ class CuttingProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.cuts = 0
+        self.opcodes: Counter[int] = Counter()
         self._cut: tuple[int, bool] | None = None
         self._lock = threading.Lock()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -61,6 +64,7 @@ class CuttingProxy:
             if not first:
                 xid, opcode = struct.unpack_from("!ii", frame, 4)
                 with self._lock:
+                    self.opcodes[opcode] += 1
                     if self._cut and self._cut[0] == opcode:
                         answered = self._cut[1]
                         self._cut = None

@@ -1,18 +1,25 @@
-"""One sandbox for the whole test session: unseeded, in a folder of its own, ended afterwards.
+"""One sandbox and one Spark session for the whole test session.
 
-``PULSAR_LIFECYCLE_TEST_SANDBOX`` names the data folder of a sandbox to use instead; it is left running.
-A test that kills servers or needs a cluster with exactly known content starts one of its own.
+The sandbox is unseeded, in a folder of its own, ended afterwards. ``PULSAR_LIFECYCLE_TEST_SANDBOX`` names the data
+folder of a sandbox to use instead; it is left running. A test that kills servers or needs a cluster with exactly known
+content starts one of its own. Spark allows one session per process, whose master is that of the first settings it was
+started with: all pipelines of :mod:`tests.integration.pipeline` name the same.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sandbox.cluster import Cluster
+from tests.integration import pipeline as driving
+from tests.integration.pipeline import Pipeline
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +32,28 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     finally:
         if not reused:
             cluster.stop(purge=True)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[None]:
+    """Whoever uses a pipeline needs it: its executors run this Python, and its JVM ends with the tests."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    yield
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def pipelines(sandbox: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
+    """Makes pipelines, each with a lake of its own; the deletion queue is empty when a module begins."""
+    driving.drain(sandbox)
+
+    def make(overrides: dict[str, dict[str, Any]] | None = None, lake: str = "") -> Pipeline:
+        folder = tmp_path_factory.mktemp("pipeline")
+        made = {section: dict(values) for section, values in (overrides or {}).items()}
+        if lake:
+            made.setdefault("lake", {})["path"] = lake
+        return Pipeline(sandbox, folder, made)
+
+    return make

@@ -1,0 +1,234 @@
+"""The whole pipeline as the tests drive it: one settings file and one lake per instance, library calls, one Spark.
+
+Belongs here: the steps of a run in the order the jobs take them, and looking at what came out. Not here: planting
+(``sandbox.plant``) and asserting.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from kazoo.client import KazooClient
+
+from pulsar_lifecycle.engine.apply import Applied, Order
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.deletion import Outcome
+from pulsar_lifecycle.spark.findings import build_findings, close_epoch
+from pulsar_lifecycle.spark.scan import Cluster as Where
+from pulsar_lifecycle.spark.scan import build_references, new_epoch_id, scan_table
+from resources.lifecycle import LifecycleResource
+from sandbox import znodes
+from sandbox.clients import Admin, wait_for
+from sandbox.cluster import Cluster
+
+TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
+NO_CAPS = Caps(1_000_000, 1.0, 1 << 60, 1_000_000)
+STATS_INTERVAL = 5.0
+"""Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
+
+
+def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A settings file for the sandbox with a lake below ``folder``; ``overrides`` is section -> key -> value."""
+    document: dict[str, dict[str, Any]] = {
+        "zookeeper": {"hosts": sandbox.zookeeper, "slow_above": "2s", "stop_above": "20s"},  # a test machine is busy
+        "pulsar": {"admin_url": sandbox.admin_url, "service_url": sandbox.service_url},
+        "bookkeeper": {"shared_with": []},
+        "lake": {"path": str(folder / "lake")},
+        "spark": {"master": "local[2]", "scan_partitions": 2},
+        "orphans": {"grace_period": "1s", "confirm_after": "0s"},
+        "deletion": {"deliver_after": 0, "idle_timeout": "2s"},
+    }
+    for section, values in (overrides or {}).items():
+        document.setdefault(section, {}).update(values)
+    lines = ['cluster = "sandbox"']
+    for section, values in document.items():
+        lines += [
+            "",
+            f"[{section}]",
+            *(f"{key} = {_toml(value)}" for key, value in values.items() if value is not None),
+        ]
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "lifecycle.toml"
+    target.write_text("\n".join(lines) + "\n")
+    return target
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(value)  # a JSON scalar is a TOML one, too
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A stored plan as the tests look at it."""
+
+    summary: PlanSummary
+    rows: list[dict[str, Any]]
+
+    @property
+    def ids(self) -> set[int]:
+        return {row["ledger_id"] for row in self.rows}
+
+
+class Pipeline:
+    """One operator with a settings file and a lake of his own."""
+
+    def __init__(
+        self, sandbox: Cluster, folder: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
+        self.sandbox = sandbox
+        self.file = settings_file(sandbox, folder, overrides)
+        self._resource = LifecycleResource(config_file=str(self.file))
+
+    @property
+    def where(self) -> Where:
+        return self._resource.cluster()
+
+    @property
+    def lake(self) -> str:
+        return self._resource.settings().lake.path
+
+    # ------------------------------------------------------------------------------------------------------- the steps
+
+    def scan(self) -> Epoch:
+        """One epoch, from listing BookKeeper to findings."""
+        where, now = self.where, SystemClock().now_ms()
+        epoch_id = new_epoch_id(now)
+        where.lake.begin_epoch(epoch_id, now, epoch_id)
+        for table in TABLES:
+            for root in [""] if table in ("bookkeeper_ledgers", "topics") else where.roots():
+                where.lake.store_census(epoch_id, scan_table(where, epoch_id, table, root))
+        build_references(where, epoch_id)
+        epoch = close_epoch(where, epoch_id, now, where.lake.census(epoch_id), SystemClock().now_ms())
+        build_findings(where, epoch_id)
+        return epoch
+
+    def plan(self, epoch: Epoch) -> Planned:
+        summary, rows = runs.make_plan(self.where, epoch)
+        return Planned(summary, rows.to_pylist())
+
+    def confirmed_plan(self) -> Planned:
+        """Two scans and a plan."""
+        self.scan()
+        return self.plan(self.scan())
+
+    def order(self, planned: Planned, caps: Caps = NO_CAPS, limit: int = 0) -> Order:
+        return Order(planned.summary.plan_id, planned.summary.digest, caps, limit)
+
+    def apply(self, order: Order, run_id: str = "apply") -> Applied:
+        return runs.apply_plan(self.where, run_id, order, lambda _: None)
+
+    def delete_pending(self, run_id: str = "delete") -> list[Outcome]:
+        """Work the queue off with the newest scan as it is."""
+        return runs.delete_pending(self.where, run_id)
+
+    def scan_and_delete(self, run_id: str = "delete") -> list[Outcome]:
+        """What job ``delete_pending`` does: a scan younger than every intent, then the queue."""
+        self.scan()
+        return self.delete_pending(run_id)
+
+    # ----------------------------------------------------------------------------------------------------- the outcome
+
+    def findings(self, epoch: Epoch) -> dict[int, dict[str, Any]]:
+        rows = self.where.lake.read_epoch_table(epoch.epoch_id, "findings").to_pylist()
+        return {row["ledger_id"]: row for row in rows}
+
+    def journal(self, ledger_id: int | None = None) -> list[dict[str, Any]]:
+        """Rows of the deletion phase, oldest first."""
+        rows = journal_rows(self.lake, ledger_id=ledger_id).to_pylist()
+        return [row for row in rows if row["phase"] == "delete"]
+
+    def archived(self, ledger_id: int) -> list[dict[str, Any]]:
+        return archived_nodes(self.lake, ledger_id=ledger_id).to_pylist()
+
+
+# ----------------------------------------------------------------------------------------------------------- the queue
+
+
+@contextmanager
+def deletion_queue(sandbox: Cluster) -> Iterator[PulsarDeletionQueue]:
+    settings = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+    with closing(HttpBrokerAdmin(settings)) as admin, closing(PulsarDeletionQueue(settings, admin, 4)) as queue:
+        yield queue
+
+
+def send(sandbox: Cluster, infos: Sequence[PendingDeleteLedgerInfo]) -> None:
+    """Send messages that no plan asked for."""
+    with deletion_queue(sandbox) as queue:
+        errors = [sent.error for sent in queue.send(infos, 0) if sent.error]
+    assert not errors
+
+
+def waiting(sandbox: Cluster) -> int:
+    """Messages that nobody has acknowledged."""
+    with deletion_queue(sandbox) as queue:
+        return queue.backlog()
+
+
+def drain(sandbox: Cluster) -> None:
+    """Acknowledge whatever other tests left in the deletion queue."""
+    with deletion_queue(sandbox) as queue:
+        queue.ensure()
+        if queue.backlog():
+            while messages := queue.receive(1000, 1000):
+                queue.acknowledge(messages)
+
+
+# ----------------------------------------------------------------------------------------------------- the cluster
+
+
+def new_namespace(sandbox: Cluster, name: str) -> str:
+    """A namespace that no other test has: ``it/NAME-xxxxxx``."""
+    namespace = f"it/{name}-{uuid4().hex[:6]}"
+    with Admin(sandbox.admin_url) as admin:
+        admin.create_namespace(namespace)
+    return namespace
+
+
+def existing(sandbox: Cluster, ids: Iterable[int]) -> set[int]:
+    """Those ledgers that have a z-node."""
+    with sandbox.metadata() as zk:
+        return {ledger for ledger in ids if zk.exists(znodes.ledger_znode(ledger))}
+
+
+def wait_until_unloaded_counts(since: float) -> None:
+    """Until a topic that was left alone since ``since`` (``time.time()``) can count as unloaded."""
+    time.sleep(max(0.0, since + 3 * STATS_INTERVAL + 1 - time.time()))
+
+
+def wait_unlisted(sandbox: Cluster, topics: Iterable[str]) -> None:
+    """Until no broker lists any of the topics."""
+    settings = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+    with closing(HttpBrokerAdmin(settings)) as admin:
+        wait_for("the brokers to forget the topics", lambda: not set(topics) & set(admin.loaded_topics()))
+
+
+def transactions(zk: KazooClient, roots: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """(mzxid, pzxid) of every z-node below ``roots``."""
+    found: dict[str, tuple[int, int]] = {}
+    todo = list(roots)
+    while todo:
+        path = todo.pop()
+        stat = zk.exists(path)
+        if stat is not None:
+            found[path] = (stat.mzxid, stat.pzxid)
+            todo += [f"{path}/{name}" for name in zk.get_children(path)]
+    return found

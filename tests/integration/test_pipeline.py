@@ -1,0 +1,542 @@
+"""Everything that refers to a ledger, and every kind of leak, once through the whole pipeline.
+
+One story, told by the fixture ``story``: plant, scan twice, plan, apply, forge messages about all that must stay,
+delete, and do it all again. The tests look at what came out of it. Each kind has topics of its own, so that nothing
+else protects or condemns its ledgers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pulsar_lifecycle._pb import pulsar_schema_pb2
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.deletion import Outcome
+from sandbox import plant, topics, verify, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from sandbox.plant import Planted
+from sandbox.seed import Live
+from tests.fakes.cutting_proxy import CuttingProxy
+from tests.integration import forgery
+from tests.integration.pipeline import (
+    Pipeline,
+    Planned,
+    existing,
+    new_namespace,
+    send,
+    transactions,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+    waiting,
+)
+
+pytestmark = pytest.mark.integration
+
+READS = {-11: "close", 3: "exists", 4: "getData", 8: "getChildren", 9: "sync", 11: "ping", 12: "getChildren2",
+         22: "multiRead", 100: "auth", 101: "setWatches"}  # fmt: skip
+"""ZooDefs.OpCode, 3.9: what neither writes nor watches anything new."""
+
+
+@dataclass
+class World:
+    """What was planted: ledgers by kind, and what the live topics hold."""
+
+    namespace: str
+    held: str
+    kept: dict[str, set[int]] = field(default_factory=dict)
+    orphans: dict[str, set[int]] = field(default_factory=dict)
+    direct: set[int] = field(default_factory=set)
+    live: list[Live] = field(default_factory=list)
+    resting: list[str] = field(default_factory=list)
+    """Unloaded topics whose load state decides about their ledgers."""
+
+    @property
+    def kept_ids(self) -> set[int]:
+        return set().union(*self.kept.values())
+
+    @property
+    def orphan_ids(self) -> set[int]:
+        return set().union(*self.orphans.values())
+
+
+@dataclass
+class Story:
+    """What happened."""
+
+    world: World
+    pipeline: Pipeline
+    planned: Planned
+    findings: dict[int, dict[str, Any]]
+    opcodes: Counter[int]
+    changed_by_planning: dict[str, Any]
+    alive_after_planning: set[int]
+    young: set[int]
+    young_rows: list[dict[str, Any]]
+    direct: list[Outcome]
+    alive_after_direct: set[int]
+    sent: int
+    forged: dict[int, Any]
+    malformed: dict[str, bytes]
+    outcomes: list[Outcome]
+    waiting: int
+    alive: set[int]
+    read_back: list[str]
+    again_planned: Planned
+    again_outcomes: list[Outcome]
+
+
+# -------------------------------------------------------------------------------------------------------- references
+
+
+def _live_topics(sandbox: Cluster, world: World) -> None:
+    """R1, R2, R3, R4, R5: topics of which nothing was taken away, one kind of reference each."""
+    ns = f"persistent://{world.namespace}"
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        for state in ("loaded", "unloaded"):
+            contents = topics.payloads(120)
+
+            def live(kind: str, contents: list[bytes] = contents, state: str = state) -> Live:
+                name = f"{ns}/{kind}-{state}"
+                world.live.append(Live(name, len(contents), topics.digest(contents)))
+                return world.live[-1]
+
+            data = live("data").topic
+            world.kept[f"R1 {state}"] = set(topics.publish(client, data, contents))
+
+            cursor = live("cursor").topic
+            topics.acknowledge_with_holes(sandbox, client, cursor, "reader+ü", contents)
+
+            compacted = live("compacted")
+            keys = [f"key-{number % 7}" for number in range(len(contents))]
+            topics.publish(client, compacted.topic, contents, keys=keys)
+            world.kept[f"R3 {state}"] = {admin.compact(compacted.topic)}
+            compacted.compacted = {k: topics.digest([p]) for k, p in zip(keys, contents, strict=True)}
+
+            delayed = live("delayed")
+            due = [int(time.time() * 1000) + plant.HOUR_MS + number for number in range(len(contents))]
+            buckets = topics.delayed_backlog(sandbox, client, delayed.topic, "later", contents, due)
+            world.kept[f"R4 {state}"] = set(buckets)
+            delayed.delayed = {"later": due}
+
+            schema = live("schema")
+            for version in (1, 2):
+                admin.post_schema(schema.topic, version)
+            topics.publish(client, schema.topic, contents)
+            schema.schemas = 2
+            world.kept[f"R5 {state}"] = set(admin.schema_ledgers(schema.topic))
+
+            if state == "unloaded":
+                for topic in (data, cursor, compacted.topic, delayed.topic, schema.topic):
+                    admin.unload(topic)
+            found = znodes.read_cursor(zk, cursor, "reader+ü").cursorsLedgerId
+            world.kept[f"R2 {state}"] = {found} if found >= 0 else set()
+
+
+def _schema_behind_entry(sandbox: Cluster, world: World) -> None:
+    """R5: the older versions of a schema, which only the index inside the newest entry names."""
+    topic = f"persistent://{world.namespace}/schema-indexed"
+    with Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        for version in (1, 2, 3):
+            admin.post_schema(topic, version)
+        everything = set(admin.schema_ledgers(topic))
+        data, stat = zk.get(znodes.schema_znode(topic))
+        locator = pulsar_schema_pb2.SchemaLocator.FromString(data)
+        newest = locator.info.position.ledgerId
+        left = [entry for entry in locator.index if entry.position.ledgerId == newest]
+        del locator.index[:]
+        locator.index.extend(left)
+        zk.set(znodes.schema_znode(topic), locator.SerializeToString(), stat.version)
+    assert len(everything) == 3
+    world.kept["R5 only in an entry"] = everything - {newest}
+
+
+def _shadow(sandbox: Cluster, world: World) -> None:
+    """R8: a source is gone, its ledgers are listed by its shadow alone; their tags name the source."""
+    source, shadow = (f"persistent://{world.namespace}/{name}" for name in ("source", "shadow"))
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        topics.publish(client, source, topics.payloads(100))
+        admin.topic("PUT", shadow, "", {"PULSAR.SHADOW_SOURCE": source})
+        admin.topic("PUT", source, "/shadowTopics", [shadow])
+        reader = client.create_reader(shadow, topics.pulsar.MessageId.earliest)
+        for _ in range(100):
+            reader.read_next(10_000)
+        reader.close()
+        admin.unload(source)
+        admin.unload(shadow)
+        shared = set(znodes.listed_ledgers(zk, shadow)) & set(znodes.listed_ledgers(zk, source))
+        zk.delete(znodes.topic_znode(source), recursive=True)
+    assert shared, "the shadow lists none of its source's ledgers"
+    world.kept["R8 listed by a shadow"] = shared
+
+
+def _shadow_source(sandbox: Cluster, world: World) -> None:
+    """R8: an orphan of a topic that some shadow names as its source, though neither lists it."""
+    topic = f"persistent://{world.namespace}/source-of-leak"
+    planted, contents = plant.orphan_data_of_live_topic(sandbox, topic)
+    world.live.append(Live(topic, len(contents), topics.digest(contents)))
+    shadow = f"{topic}-shadow"
+    with Admin(sandbox.admin_url) as admin:
+        admin.topic("PUT", shadow, "", {"PULSAR.SHADOW_SOURCE": topic})
+    world.kept["R8 source of a shadow"] = _ids(planted)
+
+
+def _foreigners(sandbox: Cluster, world: World, neighbour_root: str) -> None:
+    """R11: ledgers of another cluster, declared and not declared; and what no Pulsar wrote."""
+    declared = plant.neighbour(sandbox, f"persistent://{world.namespace}/theirs", neighbour_root)
+    world.kept["R11 of a declared cluster"] = _ids(declared)
+    elsewhere = f"persistent://elsewhere/orders-{uuid4().hex[:6]}/placed"
+    world.kept["R11 of an undeclared cluster"] = _ids(plant.young(sandbox, elsewhere))
+    world.kept["R16 untagged"] = _ids(plant.foreign(sandbox))
+
+
+def _states(sandbox: Cluster, world: World) -> None:
+    """Ledgers that nothing refers to, and that one rule of its own keeps."""
+    ns = f"persistent://{world.namespace}"
+    world.kept["R13 open"] = _ids(plant.open_ledger(sandbox, f"{ns}/open"))
+    world.kept["beside an open one"] = _ids(plant.young(sandbox, f"{ns}/open"))
+    world.kept["empty z-node"] = _ids(plant.empty(sandbox))
+    world.kept["legal hold"] = _ids(plant.young(sandbox, f"{world.held}/evidence"))
+    world.kept["system topic"] = _ids(plant.young(sandbox, f"{ns}/__change_events"))
+    world.kept["transaction"] = _ids(plant.young(sandbox, f"{ns}/x-y__transaction_pending_ack"))
+    world.kept["own queue"] = _ids(plant.young(sandbox, "persistent://pulsar/system/__ledger_deletion-partition-0"))
+    tags = znodes.managed_ledger_tags(f"{ns}/future")
+    with sandbox.metadata() as zk:
+        for kind, data in {
+            "undecodable": b"BookieMetadataFormatVersion\t3\nnonsense",
+            "unknown component": znodes.ledger_metadata(sandbox.bookies, {**tags, "component": "time-machine"}),
+            "no owner": znodes.ledger_metadata(sandbox.bookies, {"application": "pulsar", "component": "schema"}),
+            "another application": znodes.ledger_metadata(sandbox.bookies, {**tags, "application": "bookshop"}),
+        }.items():
+            world.kept[kind] = {znodes.new_ledger(zk, data)}
+
+
+def _damaged_topics(sandbox: Cluster, world: World) -> None:
+    ns = f"persistent://{world.namespace}"
+    world.kept["offload leftover"] = _ids(plant.offload_leftover(sandbox, f"{ns}/offloaded"))
+    dangling = plant.dangling(sandbox, f"{ns}/dangling")
+    with sandbox.metadata() as zk:
+        listed = set(znodes.listed_ledgers(zk, f"{ns}/dangling"))
+    world.kept["beside a dangling one"] = listed - _ids(dangling)
+    world.kept["dangling"] = _ids(dangling)
+
+
+# ----------------------------------------------------------------------------------------------------------- orphans
+
+
+def _orphan(sandbox: Cluster, world: World, kind: str) -> None:
+    topic = f"persistent://{world.namespace}/leaked ~{kind}"
+    planted: list[Planted] = {
+        "data": plant.orphan_data,
+        "cursor": plant.orphan_cursor,
+        "schema": plant.orphan_schema,
+        "compacted": plant.orphan_compacted,
+        "bucket": plant.orphan_bucket,
+    }[kind](sandbox, topic)
+    world.orphans[kind] = _ids(planted)
+    if kind in ("compacted", "bucket"):
+        world.resting.append(topic)
+    count = {"cursor": 60, "compacted": 60, "bucket": 120}.get(kind)
+    if count:
+        world.live.append(Live(topic, count, topics.digest(topics.payloads(count))))
+
+
+def _half_listed(sandbox: Cluster, world: World) -> None:
+    topic = f"persistent://{world.namespace}/half-listed"
+    planted, contents = plant.orphan_data_of_live_topic(sandbox, topic)
+    world.live.append(Live(topic, len(contents), topics.digest(contents)))
+    world.orphans["half-listed"] = _ids(planted)
+
+
+def _ids(planted: list[Planted]) -> set[int]:
+    return {entry.ledger_id for entry in planted}
+
+
+def _build(sandbox: Cluster, neighbour_root: str) -> World:
+    world = World(new_namespace(sandbox, "story"), f"persistent://{new_namespace(sandbox, 'held')}")
+    direct = plant.young(sandbox, f"persistent://{world.namespace}/direct")  # first: the lowest ids
+    direct += plant.orphan_data(sandbox, f"persistent://{world.namespace}/direct-data")
+    world.direct = _ids(direct)
+    work: list[Callable[[], None]] = [
+        *(lambda kind=kind: _orphan(sandbox, world, kind) for kind in ("compacted", "bucket")),
+        lambda: _live_topics(sandbox, world),
+        *(lambda kind=kind: _orphan(sandbox, world, kind) for kind in ("data", "cursor", "schema")),
+        lambda: _half_listed(sandbox, world),
+        lambda: _schema_behind_entry(sandbox, world),
+        lambda: _shadow(sandbox, world),
+        lambda: _shadow_source(sandbox, world),
+        lambda: _foreigners(sandbox, world, neighbour_root),
+        lambda: _states(sandbox, world),
+        lambda: _damaged_topics(sandbox, world),
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(step) for step in work]:
+            done.result()
+    return world
+
+
+# ------------------------------------------------------------------------------------------------------------- story
+
+
+@pytest.fixture(scope="module")
+def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
+    neighbour_root = f"/neighbour-{uuid4().hex[:6]}"
+    with sandbox.metadata() as zk:
+        for path in ("/managed-ledgers", "/schemas", "/admin/policies"):
+            zk.create(f"{neighbour_root}{path}", makepath=True)
+    world = _build(sandbox, neighbour_root)
+    planted_at = time.time()
+    rules = {
+        "bookkeeper": {"shared_with": [{"name": "neighbour", "hosts": f"{sandbox.zookeeper}{neighbour_root}"}]},
+        "orphans": {"legal_holds": [world.held.removeprefix("persistent://")]},
+    }
+    pipeline = pipelines(rules)
+    pipeline.scan()  # the brokers forget the unloaded topics meanwhile
+    wait_until_unloaded_counts(planted_at)
+    wait_unlisted(sandbox, world.resting)
+
+    with CuttingProxy(sandbox.zookeeper) as proxy, sandbox.metadata() as zk:
+        through = {**rules["bookkeeper"]["shared_with"][0], "hosts": f"127.0.0.1:{proxy.port}{neighbour_root}"}
+        watched = pipelines(
+            {
+                **rules,
+                "zookeeper": {"hosts": f"127.0.0.1:{proxy.port}"},
+                "bookkeeper": {"shared_with": [through]},
+            },
+            lake=pipeline.lake,
+        )
+        roots = ("/managed-ledgers", "/schemas", "/ledgers", "/admin", neighbour_root)
+        young = _ids(plant.young(sandbox, f"persistent://{world.namespace}/young"))
+        send(sandbox, forgery.forged(sandbox, young))
+        waiting(sandbox)  # the last of ours to touch a broker before the scan
+        time.sleep(1)
+        before = transactions(zk, roots)
+        watched.scan()
+        epoch = watched.scan()
+        planned = watched.plan(epoch)
+        after = transactions(zk, roots)
+    changed = {
+        path: (before.get(path), after.get(path))
+        for path in before.keys() | after.keys()
+        if before.get(path) != after.get(path) and not path.startswith("/ledgers/idgen")
+    }
+    findings = pipeline.findings(epoch)
+    alive_after_planning = existing(sandbox, world.kept_ids | world.orphan_ids | world.direct | young)
+
+    cautious = pipelines({**rules, "orphans": {**rules["orphans"], "grace_period": "1h"}}, lake=pipeline.lake)
+    cautious.delete_pending("cautious")
+    young_rows = [row for ledger in young for row in pipeline.journal(ledger)]
+
+    pipeline.scan()  # younger than the plan
+    rank = max(index for index, row in enumerate(planned.rows) if row["ledger_id"] in world.direct) + 1
+    direct = runs.apply_directly(pipeline.where, "direct", pipeline.order(planned, limit=rank))
+    alive_after_direct = existing(sandbox, world.direct)
+
+    applied = pipeline.apply(pipeline.order(planned))
+    forged = {info.ledger_id: info for info in forgery.forged(sandbox, world.kept_ids)}
+    send(sandbox, list(forged.values()))
+    target = min(world.orphans["data"])
+    malformed = forgery.malformed(target, f"persistent://{world.namespace}/leaked ~data")
+    forgery.send_raw(sandbox, malformed.values())
+    outcomes = pipeline.scan_and_delete("queue")
+    left = waiting(sandbox)
+    alive = existing(sandbox, world.kept_ids | world.orphan_ids)
+    again = pipeline.plan(pipeline.scan())
+    again_outcomes = pipeline.delete_pending("again")
+    with sandbox.metadata() as zk:
+        zk.delete(neighbour_root, recursive=True)
+    return Story(
+        world=world,
+        pipeline=pipeline,
+        planned=planned,
+        findings=findings,
+        opcodes=proxy.opcodes,
+        changed_by_planning=changed,
+        alive_after_planning=alive_after_planning,
+        young=young,
+        young_rows=young_rows,
+        direct=direct,
+        alive_after_direct=alive_after_direct,
+        sent=applied.sent,
+        forged=forged,
+        malformed=malformed,
+        outcomes=outcomes,
+        waiting=left,
+        alive=alive,
+        read_back=verify.read_back(sandbox, world.live),
+        again_planned=again,
+        again_outcomes=again_outcomes,
+    )
+
+
+REFERENCES = [f"{kind} {state}" for kind in ("R1", "R2", "R3", "R4", "R5") for state in ("loaded", "unloaded")]
+KEPT = [
+    *REFERENCES,
+    "R5 only in an entry",
+    "R8 listed by a shadow",
+    "R8 source of a shadow",
+    "R11 of a declared cluster",
+    "R11 of an undeclared cluster",
+    "R13 open",
+    "R16 untagged",
+    "beside an open one",
+    "empty z-node",
+    "undecodable",
+    "unknown component",
+    "no owner",
+    "another application",
+    "legal hold",
+    "system topic",
+    "transaction",
+    "own queue",
+    "offload leftover",
+    "beside a dangling one",
+]
+ORPHANS = ["data", "cursor", "schema", "compacted", "bucket", "half-listed"]
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_must_stay_is_not_planned(story: Story, kind: str) -> None:
+    ids = story.world.kept[kind]
+    assert ids, f"nothing of kind {kind} was planted"
+    condemned = {i: story.findings[i]["reason"] for i in ids & story.planned.ids}
+    assert not condemned
+    assert Finding.ORPHAN not in {story.findings[i]["finding"] for i in ids if i in story.findings}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_forged_message_about_what_must_stay_deletes_nothing(story: Story, kind: str) -> None:
+    ids = story.world.kept[kind]
+    assert ids <= story.alive, f"deleted: {sorted(ids - story.alive)}"
+    for ledger in ids:
+        rows = story.pipeline.journal(ledger)
+        assert rows, f"nothing in the journal about ledger {ledger}"
+        assert {row["outcome"] for row in rows} <= {"kept", "refused"}, rows
+        assert all(row["reason"] for row in rows), rows
+
+
+EXPECTED = {
+    "R11 of an undeclared cluster": Finding.FOREIGN,
+    "R13 open": Finding.OPEN_ORPHAN,
+    "R16 untagged": Finding.FOREIGN,
+    "another application": Finding.FOREIGN,
+    "empty z-node": Finding.EMPTY_ZNODE,
+    "undecodable": Finding.UNDECODABLE,
+    "offload leftover": Finding.OFFLOAD_LEFTOVER,
+    "dangling": Finding.DANGLING,
+    "beside an open one": Finding.KEPT,
+    "legal hold": Finding.KEPT,
+}
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_each_finding_has_its_name_and_reason(story: Story, kind: str) -> None:
+    for ledger in story.world.kept[kind]:
+        assert story.findings[ledger]["finding"] == EXPECTED[kind]
+        assert story.findings[ledger]["reason"]
+
+
+@pytest.mark.parametrize("kind", REFERENCES)
+def test_what_is_in_use_is_no_finding(story: Story, kind: str) -> None:
+    assert not {i: story.findings[i] for i in story.world.kept[kind] if i in story.findings}
+
+
+def test_a_message_about_a_dangling_ledger_counts_as_done(story: Story) -> None:
+    for ledger in story.world.kept["dangling"]:
+        assert [row["outcome"] for row in story.pipeline.journal(ledger)] == ["gone"]
+
+
+@pytest.mark.parametrize("kind", ORPHANS)
+def test_an_orphan_is_planned_deleted_journalled_and_archived(story: Story, kind: str) -> None:
+    ids = story.world.orphans[kind]
+    assert ids, f"nothing of kind {kind} was planted"
+    unplanned = {i: story.findings.get(i) for i in ids - story.planned.ids}
+    assert not unplanned
+    assert not ids & story.alive
+    for ledger in ids:
+        rows = [row for row in story.pipeline.journal(ledger) if row["outcome"] != "refused"]
+        assert [row["outcome"] for row in rows] == ["deleted"], rows
+        assert rows[0]["plan_id"] == story.planned.summary.plan_id
+        assert rows[0]["run_id"] == "queue"
+        (archived,) = story.pipeline.archived(ledger)
+        assert archived["path"] == znodes.ledger_znode(ledger)
+        assert archived["data"]
+
+
+def test_every_live_topic_reads_back_whole(story: Story) -> None:
+    assert story.read_back == []
+
+
+def test_nothing_waits_in_the_queue(story: Story) -> None:
+    assert story.waiting == 0
+    assert not [outcome for outcome in story.outcomes if outcome.outcome in ("later", "stopped")]
+
+
+def test_a_malformed_message_is_journalled_with_its_bytes_and_acknowledged(story: Story) -> None:
+    rows = [row for row in story.pipeline.journal() if row["outcome"] == "refused" and row["run_id"] == "queue"]
+    found = {bytes.fromhex(json.loads(row["detail"])["raw"]): row for row in rows}
+    assert not {what: raw for what, raw in story.malformed.items() if raw not in found}
+    assert all(found[raw]["reason"] for raw in story.malformed.values())
+
+
+def test_a_ledger_younger_than_the_grace_period_is_kept(story: Story) -> None:
+    assert story.young <= story.alive_after_planning
+    assert [(row["outcome"], row["reason"].partition(":")[0]) for row in story.young_rows] == [
+        ("kept", Finding.TOO_YOUNG)
+    ] * len(story.young)
+
+
+def test_planning_asks_zookeeper_for_reads_only(story: Story) -> None:
+    assert story.opcodes, "nothing went through the recording proxy"
+    assert not {code: count for code, count in story.opcodes.items() if code not in READS}
+
+
+def test_planning_changes_no_znode_of_an_idle_cluster(story: Story) -> None:
+    assert story.changed_by_planning == {}
+    everything = story.world.kept_ids | story.world.orphan_ids | story.world.direct
+    assert everything - story.world.kept["dangling"] <= story.alive_after_planning
+
+
+def test_a_direct_apply_deletes_without_the_queue(story: Story) -> None:
+    assert story.world.direct <= story.planned.ids
+    assert not story.alive_after_direct
+    assert {outcome.outcome for outcome in story.direct} == {"deleted"}, story.direct
+    for ledger in story.world.direct:
+        rows = story.pipeline.journal(ledger)
+        assert [(row["run_id"], row["outcome"]) for row in rows] == [("direct", "deleted"), ("queue", "gone")]
+        assert len(story.pipeline.archived(ledger)) == 1
+
+
+def test_the_second_time_there_is_nothing_to_do(story: Story) -> None:
+    assert story.again_planned.summary.actionable, story.again_planned.summary.gaps
+    assert story.again_planned.rows == []
+    assert story.again_outcomes == []
+
+
+def test_a_plan_is_not_sent_twice(story: Story) -> None:
+    assert story.sent == len(story.planned.rows)
+    again = story.pipeline.apply(story.pipeline.order(story.planned))
+    assert (again.sent, again.already) == (0, story.sent)
+
+
+def test_a_plan_may_be_applied_directly_again(story: Story) -> None:
+    outcomes = runs.apply_directly(story.pipeline.where, "direct again", story.pipeline.order(story.planned))
+    assert {outcome.outcome for outcome in outcomes} == {"gone"}, outcomes
+
+
+def test_a_plan_of_nothing_can_be_applied(story: Story) -> None:
+    try:
+        assert story.pipeline.apply(story.pipeline.order(story.again_planned)).sent == 0
+    except LifecycleError as error:
+        pytest.fail(str(error))
