@@ -162,7 +162,11 @@ def _ledger(found: Explanation, now: int) -> str:
         return f"{found.path} does not exist"
     if row["error"]:
         return f"{found.path}: {row['error'] if row['error'] != 'empty' else 'the z-node has no data'}"
-    inside = f", {row['entries']} entries, {show.size(row['length'])}" if row["entries"] is not None else ""
+    inside = (
+        f", {show.counted(row['entries'], 'entry', 'entries')}, {show.size(row['length'])}"
+        if row["entries"] is not None
+        else ""
+    )
     age = show.span(now - row["ctime"])
     return f"{row['state']}{inside}, made {show.moment(row['ctime'])} ({age} ago), {found.path}"
 
@@ -211,10 +215,8 @@ def _scan(history: History, now: int) -> list[str]:
 
 
 def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None:
-    if found.ledger is None:
-        return None
     lines = [f"{plan.plan_id}: {condition(plan, settings, now)}" for plan in found.history.plans]
-    return lines or ["in no plan that is still valid"]
+    return lines or (["in none that is still valid"] if found.verdict == "may_go" else None)
 
 
 def _next(found: Explanation, now: int) -> str | None:

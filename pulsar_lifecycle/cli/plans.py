@@ -5,6 +5,7 @@ Belongs here: the pages. Not here: applying a plan, which is the Dagster job ``a
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -83,6 +84,8 @@ def plan(
     else:
         _print_plan(summary, rows, refusal, done, settings, now)
     if refusal:
+        if run_config:
+            print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal)}", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -148,7 +151,7 @@ def _refusal(summary: PlanSummary, rows: pa.Table, settings: Settings, now: int)
 
 def _run_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
     caps = settings.apply.model_dump()
-    return {"ops": {"apply_plan": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
+    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
 
 
 def _print_plan(

@@ -113,9 +113,9 @@ def span(ms: float) -> str:
     return f"{hours} h {minutes % 60} min" if hours < 48 else f"{days} d {hours % 24} h"
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, one: str, many: str = "") -> str:
     """``1 gap``, ``2 gaps``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
 def size(count: int) -> str:

@@ -208,7 +208,7 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     needing = _needing(found.references)
     deletions = [row for row in history.journal if row["outcome"] == DELETED]
     if needing:
-        return Verdict.DANGLING, f"BookKeeper does not have it, but {_named(needing)} refers to it"
+        return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
     if deletions:
         return Verdict.DELETED, f"run {deletions[-1]['run_id']} deleted it: {deletions[-1]['reason']}"
     if found.references.num_rows:
@@ -225,7 +225,7 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
 def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
     needing = _needing(found.references)
     if needing:
-        return Verdict.IN_USE, f"{_named(needing)} refers to it"
+        return Verdict.IN_USE, _referring(needing)
     if found.trouble:
         return Verdict.KEPT, "whether its owner refers to it could not be read"
     epoch, context = history.epoch, history.context
@@ -233,7 +233,7 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
         return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
     seen = _needing(history.references)
     if seen:
-        return Verdict.KEPT, f"the last scan saw {_named(seen)} refer to it, which it does not now: the next scan tells"
+        return Verdict.KEPT, f"not so now, but in the last scan {_referring(seen)}: the next scan tells"
     every = pa.concat_tables([found.references, history.references])
     judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
     if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
@@ -255,10 +255,9 @@ def _needing(rows: pa.Table) -> list[Row]:
     return [row for row in rows.to_pylist() if row["keeps_bookkeeper_copy"]]
 
 
-def _named(rows: list[Row]) -> str:
-    first = rows[0]
-    more = f" (and {len(rows) - 1} more)" if len(rows) > 1 else ""
-    return f"{first['referrer']} ({kinds.KINDS[first['kind']].name}){more}"
+def _referring(rows: list[Row]) -> str:
+    first = f"{rows[0]['referrer']} ({kinds.KINDS[rows[0]['kind']].name})"
+    return f"{first} refers to it" if len(rows) == 1 else f"{first} and {len(rows) - 1} more refer to it"
 
 
 def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History) -> list[str]:

@@ -56,8 +56,8 @@ class Lake:
         """A table of an epoch in memory, or the rows of one ledger: all of it only for small ones."""
         path = f"{self._root}/epochs/{epoch_id}/{table}"
         try:
-            wanted = None if ledger_id is None else pc.field("ledger_id") == ledger_id
-            return ds.dataset(path, format="parquet", filesystem=self._filesystem).to_table(columns, wanted)
+            dataset = ds.dataset(path, format="parquet", filesystem=self._filesystem)
+            return dataset.to_table(columns) if ledger_id is None else _rows_of(dataset, columns, ledger_id)
         except FileNotFoundError:
             raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
         except (OSError, pa.ArrowException) as error:
@@ -222,6 +222,17 @@ class Lake:
                 self._filesystem.move(target, path)
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be stored: {error}") from error
+
+
+def _rows_of(dataset: ds.Dataset, columns: list[str] | None, ledger_id: int) -> pa.Table:
+    """The rows of one ledger; of a row group without any, only the ids are read."""
+    wanted = pc.field("ledger_id") == ledger_id
+    found = [dataset.schema.empty_table().select(columns or dataset.schema.names)]
+    for fragment in dataset.get_fragments(wanted):
+        for group in fragment.split_by_row_group(wanted):
+            if group.count_rows(wanted):
+                found.append(group.to_table(dataset.schema, columns, wanted))
+    return pa.concat_tables(found)
 
 
 def _is_name(text: str) -> bool:

@@ -1,0 +1,296 @@
+"""The command line without a cluster: dumped files, plans and journal of a lake, errors and exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assets.deletion import apply_config
+from pulsar_lifecycle.cli import main, show
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats.describe import describe
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.plan import deletion
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.tables import FINDINGS
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from tests.golden.files import GOLDEN, entries
+
+TOPIC = "persistent://shop/orders/placed"
+
+
+def run(*arguments: str) -> int:
+    """The exit code."""
+    try:
+        main(list(arguments))
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.fixture
+def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cluster that nothing answers for, with a lake."""
+    path = tmp_path / "lifecycle.toml"
+    path.write_text(
+        f"""
+        cluster = "test"
+        zookeeper = {{ hosts = "127.0.0.1:1", session_timeout = "1s" }}
+        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
+        lake = {{ path = "{tmp_path / "lake"}" }}
+        apply = {{ max_share = 0.5 }}
+        """
+    )
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------ inspect file
+
+DUMPS = {
+    "managed-ledger": "znodes/zstd/cursor/zk_ml_closed.bin",
+    "cursor": "delayed/unmerged/zk_cursor_open.bin",
+    "cursor-entry": "znodes/plain/cursor/cursor_ledger_last_entry.bin",
+    "ledger-metadata": "znodes/plain/schema/zk_bkledger_schemaL52.bin",
+    "schema-locator": "znodes/plain/schema/zk_schema.bin",
+    "schema-entry": "znodes/plain/schema/schema_L53_E0.bin",
+    "bucket-metadata": "delayed/unmerged/L237.entries.bin",
+    "bucket-segment": "delayed/unmerged/L237.entries.bin",
+    "message": "offload/g-batch-zstd/L30.first_entry.bin",
+}
+
+
+def dumped(format_name: str, folder: Path) -> Path:
+    source = GOLDEN / DUMPS[format_name]
+    if not source.name.endswith(".entries.bin"):
+        return source
+    number = 1 if format_name == "bucket-segment" else 0
+    target = folder / "entry.bin"
+    target.write_bytes(entries(source)[number])
+    return target
+
+
+@pytest.mark.parametrize("format_name", DUMPS)
+def test_a_dump_is_one_json_document_under_upstream_names(
+    format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(format_name, tmp_path)
+    assert run("inspect", "file", str(path), "--as", format_name, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == describe(format_name, path.read_bytes())
+
+
+@pytest.mark.parametrize("format_name", DUMPS)
+def test_a_dump_as_a_table_shows_every_field(
+    format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = dumped(format_name, tmp_path)
+    assert run("inspect", "file", str(path), "--as", format_name) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in describe(format_name, path.read_bytes()))
+    assert not any(line.endswith(" ") for line in out.splitlines())
+
+
+def test_a_dump_that_does_not_decode_is_one_line_with_the_byte(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"BookieMetadataFormatVersion\t3\n\x7f")
+    assert run("inspect", "file", str(broken), "--as", "ledger-metadata") == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pulsar-lifecycle: ledger metadata: at byte 30: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_verbose_raises_for_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(b"\xff")
+    with pytest.raises(CorruptFormat):
+        main(["-v", "inspect", "file", str(tmp_path / "broken"), "--as", "cursor"])
+
+
+# ------------------------------------------------------------------------------------------------- usage and settings
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("inspect", "file", __file__, "--as", "parquet"),
+        ("inspect", "file", "/no/such/file", "--as", "cursor"),
+        ("inspect", "znode", "ledgers"),
+        ("inspect", "topic", "nonsense"),
+        ("inspect", "ledger", "-1"),
+        ("explain", "4711x"),
+        ("journal",),
+        ("no-such-command",),
+    ],
+)
+def test_wrong_usage_ends_with_2(
+    arguments: tuple[str, ...], settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_missing_and_wrong_settings_end_with_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+    assert run("status") == 2
+    assert CONFIG_VARIABLE in capsys.readouterr().err
+    (tmp_path / "wrong.toml").write_text('cluster = "x"\nshoes = 3\n')
+    assert run("--config", str(tmp_path / "wrong.toml"), "status") == 2
+    assert "shoes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["status", "pause", "resume"])
+def test_a_cluster_that_does_not_answer_is_one_line(
+    command: str, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("pulsar-lifecycle: zookeeper.hosts: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_help_loads_neither_spark_nor_dagster() -> None:
+    code = (
+        "import sys, pulsar_lifecycle.cli\n"
+        "print([m for m in ('pyspark', 'dagster', 'pyarrow', 'pandas', 'pydantic') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------------- plans and journal
+
+
+@pytest.fixture
+def plan(settings_file: Path) -> PlanSummary:
+    """A stored plan of one ledger out of ten, just made."""
+    row = {
+        "ledger_id": 7,
+        "finding": "orphan",
+        "reason": "nothing refers to it",
+        "component": "managed-ledger",
+        "cursor": None,
+        "topic": TOPIC,
+        "namespace": "shop/orders",
+        "logical_bytes": 1000,
+        "physical_bytes": 2000,
+        "entries": 3,
+        "ctime": 1_700_000_000_000,
+    }
+    rows = FINDINGS.empty_table().from_pylist([row], FINDINGS)
+    now = time.time_ns() // 1_000_000
+    summary = PlanSummary("orphans-1", "test", "f", "e1", "e0", now, True, (), 1, 1000, 2000, 10, "")
+    summary = replace(summary, digest=deletion.digest(rows, summary.to_json()))
+    Lake(load_settings(settings_file).lake.path).store_plan(summary, rows)
+    return summary
+
+
+def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plans") == 0
+    out = capsys.readouterr().out
+    assert "orphans-1" in out
+    assert "actionable for 23 h" in out
+    assert run("plans", "--json") == 0
+    assert [p["plan_id"] for p in json.loads(capsys.readouterr().out)] == ["orphans-1"]
+
+
+def test_the_run_config_is_the_one_of_the_plans_page(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "orphans-1", "--run-config") == 0
+    assert json.loads(capsys.readouterr().out) == apply_config(plan, load_settings(settings_file))
+
+
+def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(
+    plan: PlanSummary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("plan", "orphans-1") == 0
+    out = capsys.readouterr().out
+    for part in (plan.digest, TOPIC, "10.00% of 10", "2.0 KB on disk", "--run-config > apply.json", "not applied"):
+        assert part in out
+
+
+def test_a_plan_that_would_be_refused_says_why_and_ends_with_1(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_file.write_text(settings_file.read_text().replace("max_share = 0.5", "max_share = 0.05"))
+    assert run("plan", "orphans-1") == 1
+    out = capsys.readouterr().out
+    assert "max_share: 10.0%" in out
+    assert "apply.json" not in out
+
+
+def test_a_plan_whose_file_was_changed_is_refused(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Lake(load_settings(settings_file).lake.path).store_plan(plan, FINDINGS.empty_table())
+    assert run("plan", "orphans-1") == 1
+    assert "digest" in capsys.readouterr().out
+
+
+def test_an_unknown_plan_ends_with_1(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("plan", "orphans-2") == 1
+    assert "orphans-2" in capsys.readouterr().err
+
+
+def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        JournalRow("run-1", "test", "p1", 7, "ML", TOPIC, "delete-ledger", "send", "sent", "planned", 5, "", "{}", 1),
+        JournalRow("run-2", "test", "p1", 7, "ML", TOPIC, "delete-ledger", "delete", "deleted", "", 5, "", "{}", 2),
+        JournalRow("run-2", "test", "p2", 8, "ML", TOPIC, "delete-ledger", "delete", "kept", "in use", 5, "", "{}", 3),
+    ]
+    FileJournal(load_settings(settings_file).lake.path).record(rows)
+
+    def asked(*arguments: str) -> list[tuple[int, str]]:
+        assert run("journal", *arguments, "--json") == 0
+        return [(row["ledger_id"], row["outcome"]) for row in json.loads(capsys.readouterr().out)]
+
+    assert asked("--ledger", "7") == [(7, "sent"), (7, "deleted")]
+    assert asked("--run", "run-2") == [(7, "deleted"), (8, "kept")]
+    assert asked("--plan", "p2") == [(8, "kept")]
+    assert asked("--run", "run-2", "--ledger", "8") == [(8, "kept")]
+    assert asked("--run", "run-3") == []
+    assert run("journal", "--ledger", "7") == 0
+    assert "deleted" in capsys.readouterr().out
+
+
+def test_what_a_cluster_holds_cannot_steer_the_terminal(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = "persistent://shop/orders/\x1b[2J[red]x"
+    row = JournalRow("r", "test", "", 7, "ML", bad, "delete-ledger", "delete", "refused", "\x07", 0, "", "{}", 1)
+    FileJournal(load_settings(settings_file).lake.path).record([row])
+    assert run("journal", "--ledger", "7") == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "\\x1b[2J[red]x" in out
+
+
+# ------------------------------------------------------------------------------------------------------------- layout
+
+
+@pytest.mark.parametrize(
+    ("ms", "expected"),
+    [(0, "0 s"), (119_999, "119 s"), (120_000, "2 min"), (7_200_000, "2 h 0 min"), (180_000_000, "2 d 2 h")],
+)
+def test_spans(ms: int, expected: str) -> None:
+    assert show.span(ms) == expected
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (1 << 50, "1.0 PB")])
+def test_sizes(count: int, expected: str) -> None:
+    assert show.size(count) == expected
