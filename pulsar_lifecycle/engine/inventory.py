@@ -133,22 +133,46 @@ def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
 
 
 def _ledger_batch(rows: _Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
-    ids: list[int | None] = []
     errors = rows.errors
     datas = rows.column(DATA)
-    for index, path in enumerate(rows.column(PATH)):
-        try:
-            ids.append(ledger_path.parse_ledger_path(path, root))
-        except CorruptFormat:
-            ids.append(None)
+    ids = _ledger_ids(rows.column(PATH), root)
+    for index, (ledger_id, data) in enumerate(zip(ids, datas, strict=True)):
+        if ledger_id is None:
             errors[index] = errors[index] or f"{UNREAD}not a ledger z-node"
-        if not datas[index] and errors[index] is None:
+        if not data and errors[index] is None:
             errors[index] = EMPTY
     columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & frozenset(_DECODED))
     for index, problem in enumerate(problems):
         if problem is not None and errors[index] is None:
             errors[index] = CORRUPT + problem
     return rows.batch(wanted, {"ledger_id": ids, **columns})
+
+
+_LEAVES = {f"/L{n:04d}": n for n in range(10_000)}
+
+
+def _ledger_ids(paths: Sequence[str], root: str) -> list[int | None]:
+    """Ledger ids of z-node paths, None for what is not one.
+
+    A parent is parsed once, its leaves are looked up: a tenth of parsing every path, of which there are ten million.
+    """
+    firsts: dict[str, int | None] = {}
+    ids: list[int | None] = []
+    for path in paths:
+        parent, leaf = path[:-6], path[-6:]
+        if parent not in firsts:
+            ends = [_parsed(f"{parent}/L{n}", root) for n in ("0000", "9999")]
+            firsts[parent] = None if None in ends else ends[0]
+        first, number = firsts[parent], _LEAVES.get(leaf)
+        ids.append(_parsed(path, root) if first is None or number is None else first + number)
+    return ids
+
+
+def _parsed(path: str, root: str) -> int | None:
+    try:
+        return ledger_path.parse_ledger_path(path, root)
+    except CorruptFormat:
+        return None
 
 
 _DECODED = (
@@ -179,23 +203,17 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
     ``wanted`` chooses namespaces.
     """
     units: list[Unit] = []
-    tenants, failed = _list(store, [MANAGED_LEDGERS_ROOT])
-    units += failed
-    middles, failed = _list(store, [f"{c.path}/{n}" for c in tenants for n in c.names])
-    units += failed
-    thirds = [f"{c.path}/{n}" for c in middles for n in c.names]
-    domains = [path for path in thirds if path.endswith("/persistent")]
-    others = [path for path in thirds if not path.endswith("/persistent")]
-    v1, failed = _list(store, others)
-    units += failed
-    for listing in v1:
-        for name in listing.names:
-            if name == "persistent":
-                domains.append(f"{listing.path}/{name}")
-            else:
-                units.append(
-                    Unit(f"{listing.path}/{name}", None, 0, f"{UNREAD}not a managed-ledger path of Pulsar 4.0")
-                )
+    above = [MANAGED_LEDGERS_ROOT]
+    domains: list[str] = []
+    for depth in range(4):  # the root, tenants, namespaces or V1 clusters, V1 namespaces
+        listings, failed = _list(store, above)
+        units += failed
+        if depth:
+            units += _holding_data(store, above)
+        below = [f"{c.path}/{n}" for c in listings for n in c.names]
+        domains += [path for path in below if depth >= 2 and path.endswith("/persistent")]
+        above = [path for path in below if depth < 2 or not path.endswith("/persistent")]
+    units += [Unit(path, None, 0, f"{UNREAD}{_STRANGE}") for path in above]
     listings, failed = _list(store, [d for d in domains if wanted(namespace_of(f"{d}/"))])
     units += failed
     for listing in listings:
@@ -203,6 +221,18 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
         for start in range(0, len(names), CHUNK):
             units.append(Unit(listing.path, names[start : start + CHUNK], listing.num_children))
     return units
+
+
+_STRANGE = "not a managed-ledger path of Pulsar 4.0"
+
+
+def _holding_data(store: MetadataStore, paths: Sequence[str]) -> list[Unit]:
+    """Error units for z-nodes above the topics that hold data: managed ledgers of something else than Pulsar 4.0."""
+    return [
+        Unit(node.path, None, 0, f"{UNREAD}it holds {len(node.data)} bytes: {_STRANGE}")
+        for node in store.read(paths)
+        if isinstance(node, Node) and node.data
+    ]
 
 
 def namespace_of(path: str) -> str:
@@ -392,13 +422,15 @@ def read_topics(
         infos = rows.decoded(managed_ledger.decode)
         ids = [sorted(item.ledger_id for item in info.ledgers) if info else [] for info in infos]
         states = ledger_states(store, [i[-1] if i else None for i in ids], ledgers_root)
-        compacted = store.read([f"{path}/__compaction" for path in rows.column(PATH)])
+        loaded = [p for p, topic in zip(rows.column(PATH), columns["topic"], strict=True) if topic in brokers.loaded]
+        cursors = store.read([f"{path}/__compaction" for path in loaded])
+        compacted = {path for path, cursor in zip(loaded, cursors, strict=True) if cursor is not None}
         found: list[tuple[Any, ...]] = []
         for index, info in enumerate(infos):
             topic = columns["topic"][index]
             broker = brokers.loaded.get(topic or "")
             state, reason = load_state(info, rows.nodes[index][MTIME], states[index], broker, brokers, now)
-            ask = info is not None and topic and broker and compacted[index] is not None
+            ask = info is not None and rows.nodes[index][PATH] in compacted
             policy = policies.get(columns["namespace"][index] or "", {})
             retention = policy.get("retention_policies") or {}
             found.append(
@@ -477,27 +509,19 @@ def load_state(
 
 def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:
     """``OPEN``, ``IN_RECOVERY`` or ``CLOSED`` of ledgers by id; None where there is no readable z-node."""
-    paths = {i: ledger_path.ledger_path(i, root) for i in ids if i is not None}
-    nodes = store.read(list(paths.values()))
-    states: dict[int, str] = {}
-    for ledger_id, node in zip(paths, nodes, strict=True):
-        if isinstance(node, Node):
-            try:
-                states[ledger_id] = ledger_metadata.decode(node.data).state.name
-            except CorruptFormat:
-                continue
+    wanted = [i for i in dict.fromkeys(ids) if i is not None]
+    nodes = store.read([ledger_path.ledger_path(i, root) for i in wanted])
+    there = [(i, node.data) for i, node in zip(wanted, nodes, strict=True) if isinstance(node, Node)]
+    columns, _ = ledger_metadata.decode_columns([data for _, data in there], frozenset({"state"}))
+    states = dict(zip((i for i, _ in there), columns["state"], strict=True))
     return [states.get(i) if i is not None else None for i in ids]
 
 
 def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
     """Policies of every namespace, V1 ones included, as their JSON says. Raises CorruptFormat naming the z-node."""
-    tenants, failed = _list(store, [POLICIES_ROOT])
-    seconds, more = _list(store, [f"{c.path}/{n}" for c in tenants for n in c.names])
-    thirds = [f"{c.path}/{n}" for c in seconds for n in c.names]
-    paths = [c.path for c in seconds] + thirds
-    if failed + more:
-        broken = (failed + more)[0]
-        raise UnsupportedFormat(broken.parent, 0, f"readable policies: {broken.error}")
+    paths, failed = _namespace_paths(store, POLICIES_ROOT)
+    if failed:
+        raise UnsupportedFormat(failed[0].parent, 0, f"readable policies: {failed[0].error}")
     found: dict[str, dict[str, Any]] = {}
     for path, node in zip(paths, store.read(paths), strict=True):
         if isinstance(node, Unread):
@@ -514,19 +538,32 @@ def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
 
 
 def namespaces(store: MetadataStore) -> frozenset[str]:
-    """Every namespace of this root: those with policies and those with managed ledgers."""
-    tenants, failed = _list(store, [MANAGED_LEDGERS_ROOT, POLICIES_ROOT])
-    seconds, more = _list(store, [f"{c.path}/{n}" for c in tenants for n in c.names])
-    if failed + more:
-        broken = (failed + more)[0]
-        raise UnsupportedFormat(broken.parent, 0, f"a readable namespace list: {broken.error}")
+    """Every namespace of this root: those with policies and those with managed ledgers.
+
+    What cannot be listed is left out: its ledgers then count as foreign, and the tables' own rows say what is unread.
+    """
     found: set[str] = set()
-    for listing in seconds:
-        root = MANAGED_LEDGERS_ROOT if listing.path.startswith(MANAGED_LEDGERS_ROOT) else POLICIES_ROOT
-        name = listing.path[len(root) + 1 :]
-        found.add(name)
-        found.update(f"{name}/{child}" for child in listing.names if child not in ("persistent", "non-persistent"))
+    for root in (MANAGED_LEDGERS_ROOT, POLICIES_ROOT):
+        paths, _ = _namespace_paths(store, root)
+        found.update(path[len(root) + 1 :] for path in paths)
     return frozenset(found)
+
+
+def _namespace_paths(store: MetadataStore, root: str) -> tuple[list[str], list[Unit]]:
+    """Z-nodes ``root/T/NS`` and V1 ``root/T/C/NS``, and an error unit for each part that could not be listed.
+
+    A V1 cluster's node is among them too: nothing tells it from a V2 namespace without topics.
+    """
+    above, found, bad = [root], list[str](), list[Unit]()
+    for depth in range(3):
+        listings, failed = _list(store, above)
+        bad += failed
+        above = [f"{c.path}/{n}" for c in listings for n in c.names if depth < 2 or n not in _DOMAINS]
+        found += above if depth else []
+    return found, bad
+
+
+_DOMAINS = ("persistent", "non-persistent")
 
 
 def under_replicated(store: MetadataStore, root: str = "/ledgers") -> set[int]:

@@ -18,16 +18,19 @@ TOPIC = "persistent://pulsar/system/__ledger_deletion-partition-0"
 
 @dataclass
 class FakeDeletionTopics:
-    """What outlives a queue object: the messages not yet acknowledged, and the time, which only receiving moves."""
+    """What outlives a queue object: the messages not yet acknowledged, and the time, which only receiving moves.
+
+    ``waiting``: by number, when it was published, when it may be delivered, its bytes and properties.
+    """
 
     now_ms: int = 0
-    waiting: dict[int, tuple[int, bytes, dict[str, str]]] = field(default_factory=dict)
+    waiting: dict[int, tuple[int, int, bytes, dict[str, str]]] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
     last: int = 0
 
     def publish(self, raw: bytes, properties: dict[str, str] | None = None, deliver_after_ms: int = 0) -> bytes:
         self.last += 1
-        self.waiting[self.last] = (self.now_ms + deliver_after_ms, raw, properties or {})
+        self.waiting[self.last] = (self.now_ms, self.now_ms + deliver_after_ms, raw, properties or {})
         return self.last.to_bytes(8, "big")
 
 
@@ -64,20 +67,22 @@ class FakeDeletionQueue:
 
     def _take(self, limit: int) -> list[Received]:
         topics = self.topics
-        ready = [n for n, (at, _, _) in topics.waiting.items() if at <= topics.now_ms and n not in topics.held][:limit]
+        ready = [n for n, (_, at, _, _) in topics.waiting.items() if at <= topics.now_ms and n not in topics.held][
+            :limit
+        ]
         topics.held.update(ready)
         self._mine.update(ready)
         return [self._received(n) for n in ready]
 
     def _received(self, number: int) -> Received:
-        _, raw, properties = self.topics.waiting[number]
+        published, _, raw, properties = self.topics.waiting[number]
         info, problem = None, ""
         try:
             info = decode_deletion_message(raw)
         except CorruptFormat as error:
             problem = str(error)
         message_id = number.to_bytes(8, "big")
-        return Received(message_id, TOPIC, raw, properties, self.topics.now_ms, info, problem, handle=number)
+        return Received(message_id, TOPIC, raw, properties, published, info, problem, handle=number)
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
         if self.failure:

@@ -1,0 +1,367 @@
+"""The product's own steps in one process over the fakes: scan, plan, apply, delete.
+
+Belongs here: what Spark does between the steps (joins, counts), in plain Arrow. Every decision and effect is the
+product's code. Not here: the cluster (``cluster.py``) and what a test expects.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.engine import apply, control, inventory, references
+from pulsar_lifecycle.engine.deletion import Decision, Evidence, Run, Tools, work_off
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan import orphans, tables
+from pulsar_lifecycle.plan import references as plan_references
+from pulsar_lifecycle.plan.coverage import Census, Epoch, prove
+from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
+from tests.simulation.cluster import SimulatedCluster
+
+HOUR = 3_600_000
+GRACE = 7 * 24 * HOUR
+STATS_INTERVAL = 60_000
+DELIVER_AFTER = 600_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an operator sets."""
+
+    shared_with: tuple[str, ...] | None = ()
+    holds: frozenset[str] = frozenset()
+    gone_namespaces: frozenset[str] = frozenset()
+    system_topics: bool = False
+    acknowledged: tuple[str, ...] = ()
+    max_shrinkage: float = 0.2
+    caps: Caps = field(default_factory=lambda: Caps(100_000, 1.0, 1 << 50, 100_000))
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A finished epoch: what it proved, what is referenced, the context of its decisions, and its findings."""
+
+    epoch: Epoch
+    refs: Referenced
+    context: orphans.Context
+    findings: pa.Table
+
+    def finding(self, ledger_id: int) -> str | None:
+        """What a ledger was found to be; None for one in use."""
+        found = self.findings.filter(pc.equal(self.findings.column("ledger_id"), ledger_id)).to_pylist()
+        return found[0]["finding"] if found else None
+
+
+def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequence[Scan] = ()) -> Scan:
+    """List BookKeeper first, read references second, judge; writes nothing."""
+    policy = policy or Policy()
+    store = cluster.open_store(read_only=True)
+    started = cluster.clock.now_ms()
+    ledgers = _table(inventory.read_ledgers(store, inventory.ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
+    units = inventory.topic_units(store)
+    owners = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
+    schemas = _table(inventory.read_schemas(store, inventory.schema_units(store)), tables.SCHEMAS)
+    brokers = _hear(cluster)
+    topics = _table(
+        inventory.read_topics(
+            store, units, brokers, {}, cluster.admin.compaction_status, cluster.clock.now_ms(), "/ledgers"
+        ),
+        tables.TOPICS,
+    )
+    refs_table = _references(cluster, store, owners, cursors, schemas, topics)
+    refs = plan_references.referenced(refs_table)
+    errors = sorted({e for e in refs_table.column("error").to_pylist() if e})
+    context = _context(policy, store, cluster.clock.now_ms(), refs_table, refs, ledgers, owners, cursors, schemas)
+    found = {"bookkeeper_ledgers": ledgers, "managed_ledgers": owners, "managed_cursors": cursors, "schemas": schemas}
+    epoch = Epoch(
+        epoch_id=f"epoch-{started}",
+        cluster="simulated",
+        fingerprint="simulated",
+        started_at=started,
+        finished_at=cluster.clock.now_ms(),
+        census=tuple(census(rows, name) for name, rows in found.items()),
+        max_ledger_id=pc.max(ledgers.column("ledger_id")).as_py() or -1,
+        max_czxid=pc.max(ledgers.column("czxid")).as_py() or 0,
+        zxid=store.zxid(),
+        shared_with=policy.shared_with,
+        acknowledged=policy.acknowledged,
+        reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
+        broker_errors=(brokers.silence,) if brokers.silence else (),
+    )
+    tagged = pc.sum(pc.equal(ledgers.column("component"), "schema")).as_py() or 0
+    deleted = sum(row.outcome == "deleted" for row in cluster.journal.rows)
+    gaps = prove(epoch, [one.epoch for one in previous if one.epoch.covered], deleted, policy.max_shrinkage, tagged)
+    judged = orphans.judge(ledgers, refs, context)
+    return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors))
+
+
+def census(rows: pa.Table, table: str) -> Census:
+    """Count a table as ``spark/scan.py`` does."""
+    listed, counted = dict[str, int](), Counter[str]()
+    kinds, corrupt, unread = Counter[str](), list[str](), list[str]()
+    for row in rows.select(["path", "parent", "listed", "error"]).to_pylist():
+        error = row["error"]
+        if row["parent"] is not None:
+            listed[row["parent"]] = row["listed"]
+            counted[row["parent"]] += 1
+        if error is None or error in (tables.GONE, tables.EMPTY):
+            kinds[error or "decoded"] += 1
+        elif error.startswith(tables.CORRUPT):
+            corrupt.append(row["path"])
+        else:
+            unread.append(f"{row['path']}: {error.removeprefix(tables.UNREAD)}")
+    return Census(
+        table,
+        "",
+        sum(listed.values()),
+        kinds["decoded"],
+        kinds[tables.GONE],
+        kinds[tables.EMPTY],
+        tuple(corrupt),
+        tuple(unread),
+        tuple(parent for parent, count in counted.items() if count != listed[parent]),
+    )
+
+
+def plan(cluster: SimulatedCluster, now: Scan, before: Scan) -> tuple[PlanSummary, pa.Table]:
+    """Orphans that two scans agree on, with their digest."""
+    rows = plan_deletion.confirm(now.findings, before.findings)
+    gaps = (*now.epoch.gaps, *before.epoch.gaps)
+    summary = PlanSummary(
+        plan_id=f"orphans-{now.epoch.epoch_id}",
+        cluster="simulated",
+        fingerprint="simulated",
+        epoch_id=now.epoch.epoch_id,
+        confirmed_by=before.epoch.epoch_id,
+        created_at=cluster.clock.now_ms(),
+        actionable=not gaps,
+        gaps=gaps,
+        ledgers=rows.num_rows,
+        logical_bytes=0,
+        physical_bytes=0,
+        cluster_ledgers=now.epoch.census[0].listed,
+        digest="",
+    )
+    return replace(summary, digest=plan_deletion.digest(rows, summary.to_json())), rows
+
+
+def apply_plan(
+    cluster: SimulatedCluster,
+    summary: PlanSummary,
+    rows: pa.Table,
+    policy: Policy | None = None,
+    *,
+    queue: DeletionQueue | None = None,
+    journal: Journal | None = None,
+    limit: int = 0,
+) -> apply.Applied:
+    """Send a plan's intents."""
+    order = apply.Order(summary.plan_id, summary.digest, (policy or Policy()).caps, limit)
+    some = apply.chosen(
+        order, summary, rows, fingerprint="simulated", now=cluster.clock.now_ms(), valid_for_ms=24 * HOUR
+    )
+    sent = {r.ledger_id for r in cluster.journal.rows if r.outcome == apply.SENT and r.plan_id == summary.plan_id}
+    return apply.send_intents(
+        "apply-run",
+        summary,
+        some,
+        frozenset(sent),
+        store=cluster.open_store(),
+        queue=queue or cluster.open_queue(),
+        journal=journal or cluster.journal,
+        clock=cluster.clock,
+        deliver_after_ms=DELIVER_AFTER,
+        progress=lambda line: None,
+    )
+
+
+def begin(
+    cluster: SimulatedCluster,
+    store: MetadataStore,
+    now: Scan,
+    before: Scan,
+    policy: Policy | None = None,
+    batch: int = 4,
+) -> tuple[Run, control.Lease]:
+    """Take the lease and gather the evidence, as ``spark/runs.py`` does."""
+    policy = policy or Policy()
+    lease = control.take_lease(store, "simulated run", cluster.clock, 0)
+    context = replace(
+        now.context, holds=policy.holds, gone_namespaces=policy.gone_namespaces, system_topics=policy.system_topics
+    )
+    run = Run(
+        run_id="delete-run",
+        cluster="simulated",
+        guard=lease.guard,
+        ledgers_root="/ledgers",
+        now=min(lease.taken_at, cluster.clock.now_ms()),
+        brokers=Brokers(cluster.admin.loaded_topics(), STATS_INTERVAL),
+        evidence=Evidence(
+            now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
+        ),
+        batch=4,
+        deletes_per_second=1_000_000,
+        slow_above_ms=100,
+        stop_above_ms=500,
+    )
+    return run, lease
+
+
+def tools_of(cluster: SimulatedCluster, store: MetadataStore, queue: DeletionQueue) -> Tools:
+    """The ports of one worker."""
+    return Tools(store, cluster.reader, cluster.admin, queue, cluster.journal, cluster.clock)
+
+
+def delete(
+    cluster: SimulatedCluster,
+    now: Scan,
+    before: Scan,
+    policy: Policy | None = None,
+    wrap: Callable[[Tools], Tools] = lambda tools: tools,
+) -> list[Decision]:
+    """One deletion run over everything in the queue; ``wrap`` may put faults or recorders around the ports."""
+    store, queue = cluster.open_store(), cluster.open_queue()
+    try:
+        run, lease = begin(cluster, store, now, before, policy)
+        decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), 1_000_000, 1_000))
+        control.release_lease(store, lease)
+        return decisions
+    finally:
+        queue.close()
+        store.close()
+
+
+def two_scans(cluster: SimulatedCluster, policy: Policy | None = None) -> tuple[Scan, Scan]:
+    """Wait out the grace period, scan, wait a day, scan again: (now, before)."""
+    cluster.wait(8 * 24)
+    before = scan(cluster, policy)
+    cluster.wait(25)
+    return scan(cluster, policy, [before]), before
+
+
+def whole_round(cluster: SimulatedCluster, policy: Policy | None = None) -> tuple[Scan, list[Decision]]:
+    """Scan twice, plan, apply, scan again, delete: (the newest scan, what became of the messages)."""
+    now, before = two_scans(cluster, policy)
+    summary, rows = plan(cluster, now, before)
+    if not summary.actionable:
+        return now, []
+    apply_plan(cluster, summary, rows, policy)
+    cluster.wait(1)
+    latest = scan(cluster, policy, [now])
+    return latest, delete(cluster, latest, before, policy)
+
+
+# ---------------------------------------------------------------------------------------------------- between the steps
+
+
+def _table(batches: Any, schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _hear(cluster: SimulatedCluster) -> Brokers:
+    try:
+        return Brokers(cluster.admin.loaded_topics(), STATS_INTERVAL)
+    except LifecycleError as error:
+        return Brokers({}, 0, str(error))
+
+
+def _good(rows: pa.Table) -> pa.Table:
+    return rows.filter(pc.is_null(rows.column("error")))
+
+
+def _references(
+    cluster: SimulatedCluster,
+    store: MetadataStore,
+    owners: pa.Table,
+    cursors: pa.Table,
+    schemas: pa.Table,
+    topics: pa.Table,
+) -> pa.Table:
+    rows = _good(cursors).to_pylist()
+    compaction = [r for r in rows if r["cursor"] == references.COMPACTION_CURSOR]
+    locators = [
+        (r["schema_id"], r["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"]])
+        for r in _good(schemas).to_pylist()
+    ]
+    with_cursor = {r["managed_ledger"] for r in compaction}
+    loaded = [r["topic"] for r in topics.to_pylist() if r["broker"] and r["managed_ledger"] in with_cursor]
+    open_cursors = [
+        (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
+    ]
+    words = references.compaction_words(store, cluster.reader, open_cursors, "/ledgers")
+    words += references.schema_words(store, cluster.reader, locators, "/ledgers")
+    words += references.broker_words(cluster.admin, loaded, lambda topic: Topic.parse(topic).managed_ledger)
+    return pa.concat_tables(
+        [
+            plan_references.from_managed_ledgers(_good(owners)),
+            plan_references.from_cursors(_good(cursors)),
+            plan_references.from_schemas(_good(schemas)),
+            plan_references.from_words(words),
+        ]
+    )
+
+
+def _context(
+    policy: Policy,
+    store: MetadataStore,
+    now: int,
+    refs_table: pa.Table,
+    refs: Referenced,
+    ledgers: pa.Table,
+    *read: pa.Table,
+) -> orphans.Context:
+    tags = ["component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic"]
+    open_owners = {
+        orphans.owner_of(*(row[t] for t in tags))[1]
+        for row in _good(ledgers).to_pylist()
+        if row["state"] != "CLOSED" and row["application"] == "pulsar" and row["ledger_id"] not in refs.needed
+    }
+    gone = [r for r in refs_table.to_pylist() if (r["error"] or "").startswith(tables.GONE)]
+    corrupt = [
+        row["path"] for rows in read for row in rows.to_pylist() if (row["error"] or "").startswith(tables.CORRUPT)
+    ]
+    sources = {row["shadow_source"] for row in read[0].to_pylist()} - {None}
+    return orphans.Context(
+        now=now,
+        grace=GRACE,
+        namespaces=inventory.namespaces(store),
+        gone_namespaces=policy.gone_namespaces,
+        kept_namespaces=frozenset(inventory.namespace_of(path) for path in corrupt),
+        holds=policy.holds,
+        shadow_sources=frozenset(sources),
+        system_topics=policy.system_topics,
+        under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
+        kept_topics=frozenset(_topic_of(row["kind"], row["owner"]) for row in gone),
+        open_topics=frozenset(open_owners - {""}),
+    )
+
+
+def _topic_of(kind: str, owner: str) -> str:
+    name = owner if kind != "R5" else "{0}/persistent/{2}".format(*owner.rpartition("/"))
+    return str(Topic.from_managed_ledger(name))
+
+
+def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:
+    pending = pc.equal(judged.column("finding"), orphans.PENDING)
+    facts = {row["topic"]: row for row in _good(topics).to_pylist()}
+    known = {(row["topic"], row["cursor"]) for row in _good(cursors).to_pylist()}
+    rows: list[dict[str, Any]] = []
+    for row in judged.filter(pending).to_pylist():
+        fact = facts.get(row["topic"])
+        added = {name: fact and fact[name] for name in ("load_state", "compaction", "first_ledger_id")}
+        exists = (row["topic"], row["cursor"]) in known
+        rows.append({**row, "topic_exists": fact is not None, "cursor_exists": exists, **added})
+    settled = orphans.settle(pa.Table.from_pylist(rows, orphans.OWNER_FACTS))
+    return pa.concat_tables([judged.filter(pc.invert(pending)), settled])
