@@ -71,7 +71,8 @@ class Context:
     """What the decision needs beside the tables; small enough to go to every executor.
 
     ``now`` and ``grace`` are ms. ``namespaces`` exist under a declared root; ``gone_namespaces`` were named as gone by
-    the operator; ``kept_namespaces`` could not be read whole. ``holds`` are tenants, namespaces or full topic names.
+    the operator; ``shared_namespaces`` exist under another cluster's root, whose brokers we cannot ask;
+    ``kept_namespaces`` could not be read whole. ``holds`` are tenants, namespaces or full topic names.
     ``shadow_sources`` are full topic names that some shadow topic reads from.
     """
 
@@ -79,6 +80,7 @@ class Context:
     grace: int
     namespaces: frozenset[str]
     gone_namespaces: frozenset[str] = frozenset()
+    shared_namespaces: frozenset[str] = frozenset()
     kept_namespaces: frozenset[str] = frozenset()
     holds: frozenset[str] = frozenset()
     shadow_sources: frozenset[str] = frozenset()
@@ -231,6 +233,8 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
             Finding.FOREIGN,
             f"namespace {namespace} exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)",
         )
+    if namespace in context.shared_namespaces:
+        return Finding.KEPT, f"namespace {namespace} is another cluster's too: only its own brokers know what they hold"
     if namespace in context.kept_namespaces:
         return Finding.KEPT, f"namespace {namespace} could not be read whole"
     if topic in context.kept_topics:

@@ -8,16 +8,17 @@ Belongs here: joining, shipping the context, storing. Not here: the rules (``pla
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.journal import deleted_since
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
@@ -26,8 +27,9 @@ from pulsar_lifecycle.plan import orphans, tables
 from pulsar_lifecycle.plan.coverage import Census, Epoch, prove
 from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.plan.references import Referenced, id_set
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.scan import Cluster, referenced_ids
-from pulsar_lifecycle.spark.sources import root_settings
+from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 HISTORY_MS = 48 * 3_600_000
 """Epochs this recent are compared with; an older listing may rightly have been much longer."""
@@ -74,25 +76,38 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
         broker_errors=tuple(r["load_reason"] for r in silent),
     )
+    context, unread = _context(cluster, epoch_id, refs, started_at)
+    epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread))
     last = max((e.started_at for e in previous), default=0)
     deleted = deleted_since(cluster.lake.location, last) if previous else 0
     gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, facts["schemas"] or 0)
-    epoch = Epoch(**{**epoch.to_json(), "census": epoch.census, "gaps": gaps})
-    cluster.lake.store_epoch(epoch, refs, _context(cluster, epoch_id, refs, started_at))
+    epoch = replace(epoch, gaps=gaps)
+    cluster.lake.store_epoch(epoch, refs, context)
     return epoch
 
 
-def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int) -> Context:
+def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int) -> tuple[Context, list[str]]:
+    """What the decisions need beside the tables, and what of it could not be read."""
     settings = cluster.settings
     known: set[str] = set()
+    shared: set[str] = set()
     busy: set[int] = set()
     sources: set[str] = set()
     kept: set[str] = set()
+    unread: list[str] = []
     for root in cluster.roots():
-        with KazooStore(root_settings(settings, root), read_only=True) as store:
-            known |= inventory.namespaces(store)
-            if not root:
-                busy = inventory.under_replicated(store, settings.bookkeeper.ledgers_root)
+        try:
+            with KazooStore(root_settings(settings, root), read_only=True) as store:
+                found = inventory.namespaces(store)
+                if not root:
+                    busy = inventory.under_replicated(store, settings.bookkeeper.ledgers_root)
+                    with KazooStore(configuration_settings(settings), read_only=True) as configuration:
+                        found |= inventory.namespaces(configuration)
+        except LifecycleError as error:
+            unread.append(f"namespaces or under-replication of {root or 'our own root'}: {error}")
+            found = frozenset[str]()
+        known |= found
+        shared |= found if root else set[str]()
         topics = cluster.table(epoch_id, "managed_ledgers", root)
         sources |= {
             r[0] for r in topics.where("shadow_source is not null").select("shadow_source").distinct().collect()
@@ -110,11 +125,12 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
         .distinct()
         .collect()
     )
-    return Context(
+    context = Context(
         now=started_at,  # ages are those at the listing, however long the scan took
         grace=int(settings.orphans.grace_period * 1000),
         namespaces=frozenset(known),
         gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
+        shared_namespaces=frozenset(shared),
         kept_namespaces=frozenset(kept),
         holds=frozenset(settings.orphans.legal_holds),
         shadow_sources=frozenset(sources),
@@ -123,6 +139,7 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
         kept_topics=frozenset(_topic_of(r["kind"], r["owner"]) for r in gone),
         open_topics=_open_topics(cluster.table(epoch_id, "bookkeeper_ledgers"), refs),
     )
+    return context, unread
 
 
 def _corrupt(rows: DataFrame) -> list[str]:
@@ -137,16 +154,10 @@ def _topic_of(kind: str, owner: str) -> str:
 def _open_topics(ledgers: DataFrame, refs: Referenced) -> frozenset[str]:
     """Owners of unreferenced ledgers that are not closed."""
     tags = ["component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic"]
-    rows = ledgers.where("error is null and state <> 'CLOSED' and application = 'pulsar'").select("ledger_id", *tags)
-
-    def unneeded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            ids = batch.column("ledger_id").to_pylist()
-            yield batch.filter(pa.array([i not in refs.needed for i in ids], pa.bool_()))
-
+    rows = ledgers.where("error is null and state <> 'CLOSED' and application = 'pulsar'")
     owners = {
         orphans.owner_of(*(row[t] for t in tags))[1]
-        for row in rows.mapInArrow(unneeded, rows.schema).select(*tags).distinct().collect()
+        for row in rows.where(_outside(refs.needed)).select(*tags).distinct().collect()
     }
     return frozenset(owners - {""})
 
@@ -159,7 +170,8 @@ def build_findings(cluster: Cluster, epoch_id: str) -> DataFrame:
     refs = cluster.lake.referenced(epoch_id)
     context = cluster.lake.context(epoch_id)
     ledgers = cluster.table(epoch_id, "bookkeeper_ledgers")
-    judged = ledgers.mapInArrow(_Judging(refs, context), from_arrow_schema(tables.FINDINGS))
+    suspects = ledgers.where("ledger_id is not null").where(_outside(refs.needed))
+    judged = suspects.mapInArrow(_Judging(refs, context), from_arrow_schema(tables.FINDINGS))
     judged.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "judged"))
     judged = cluster.table(epoch_id, "judged")
     settled = _with_owner_facts(cluster, epoch_id, judged.where(f.col("finding") == orphans.PENDING)).mapInArrow(
@@ -169,6 +181,20 @@ def build_findings(cluster: Cluster, epoch_id: str) -> DataFrame:
     findings = judged.where(f.col("finding") != orphans.PENDING).unionAll(settled).unionAll(dangling)
     findings.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "findings"))
     return cluster.table(epoch_id, "findings")
+
+
+def _outside(ids: BitMap64) -> Column:
+    """Whether ``ledger_id`` is not among ``ids``.
+
+    Python sees nothing but that column: of millions of rows the few that it lets through are all that leave the JVM.
+    """
+
+    @f.arrow_udf("boolean")  # pyright: ignore[reportCallIssue, reportArgumentType]
+    def outside(column: pa.Array) -> pa.Array:
+        others = id_set(column) - ids
+        return pc.is_in(column, pa.array(others.to_array(), pa.uint64()).cast(pa.int64()))
+
+    return outside(f.col("ledger_id"))
 
 
 @dataclass(frozen=True)
@@ -210,8 +236,10 @@ def _dangling(cluster: Cluster, epoch_id: str, ledgers: DataFrame) -> DataFrame:
     ):
         listed |= BitMap64.deserialize(bytes(row["bitmap"]))
     rows = cluster.table(epoch_id, "references").where("ledger_id is not null and keeps_bookkeeper_copy")
-    return rows.mapInArrow(_Dangling(cluster, listed), from_arrow_schema(tables.FINDINGS)).dropDuplicates(
-        ["ledger_id", "reason"]
+    return (
+        rows.where(_outside(listed))
+        .mapInArrow(_Dangling(cluster.settings), from_arrow_schema(tables.FINDINGS))
+        .dropDuplicates(["ledger_id", "reason"])
     )
 
 
@@ -225,19 +253,17 @@ def _id_bitmap(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class _Dangling:
     """The kernel that confirms each missing ledger in ZooKeeper: newer ones were only listed too early."""
 
-    def __init__(self, cluster: Cluster, listed: BitMap64) -> None:
-        self._zookeeper = cluster.settings.zookeeper
-        self._root = cluster.settings.bookkeeper.ledgers_root
-        self._listed = listed
+    def __init__(self, settings: Settings) -> None:
+        self._zookeeper = settings.zookeeper
+        self._root = settings.bookkeeper.ledgers_root
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            missing = id_set(batch.column("ledger_id")) - self._listed
-            if not missing:
+            ids = list(id_set(batch.column("ledger_id")))
+            if not ids:
                 continue
             with KazooStore(self._zookeeper, read_only=True) as store:
                 store.sync("/")
-                ids = list(missing)
                 nodes = store.read([ledger_path.ledger_path(i, self._root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
             rows = batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(sorted(gone), pa.int64()))).to_pylist()

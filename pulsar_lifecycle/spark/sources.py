@@ -150,7 +150,7 @@ class MetastoreReader(DataSourceReader):
             units = _units(self.table, store, settings, self.filters)
             work = [Work(settings, zookeeper, group, budget) for group in inventory.share(units, parts)]
             if self.table == "topics":
-                _hear_brokers(work, store, settings, self.options.get("errors", "fail") == "fail")
+                _hear_brokers(work, settings, self.options.get("errors", "fail") == "fail")
         return work or [Work(settings, zookeeper, [], budget)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -213,6 +213,12 @@ def root_settings(settings: Settings, root: str) -> ZooKeeperSettings:
     raise ConfigError(f"bookkeeper.shared_with: there is no root named {root!r}")
 
 
+def configuration_settings(settings: Settings) -> ZooKeeperSettings:
+    """How to reach the configuration metadata store, where the namespaces' policies are; often the metadata store."""
+    hosts = settings.configuration_store or settings.zookeeper.hosts
+    return settings.zookeeper.model_copy(update={"hosts": hosts})
+
+
 def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) -> list[Unit]:
     if table == "bookkeeper_ledgers":
         units = inventory.ledger_units(store, settings.bookkeeper.ledgers_root)
@@ -226,7 +232,7 @@ def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) ->
     return inventory.topic_units(store, wanted.namespace)
 
 
-def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, strict: bool) -> None:
+def _hear_brokers(work: list[Work], settings: Settings, strict: bool) -> None:
     if not settings.pulsar.admin_url:
         raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
     admin = HttpBrokerAdmin(settings.pulsar)
@@ -238,7 +244,13 @@ def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, stric
         heard = Brokers({}, 0, str(error))
     finally:
         admin.close()
-    policies = inventory.namespace_policies(store)
+    try:
+        with KazooStore(configuration_settings(settings), read_only=True) as configuration:
+            policies = inventory.namespace_policies(configuration)
+    except LifecycleError as error:
+        if strict:
+            raise
+        policies, heard = {}, replace(heard, silence=f"policies: {error}")
     now = SystemClock().now_ms()
     for part in work:
         namespaces = {unit.parent[len(inventory.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in part.units}
