@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
+from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.ports import MetadataStore
@@ -69,7 +69,7 @@ def _status(settings: Settings) -> dict[str, Any]:
     from pulsar_lifecycle.io.queue import pending
     from pulsar_lifecycle.io.zk import cluster_fingerprint
 
-    with reading(settings) as (store, _):
+    with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         paused, holder = _note(store, control.PAUSE), _note(store, control.HOLDER)
         latency = store.latency_ms()

@@ -204,9 +204,8 @@ def _scan(history: History, now: int) -> list[str]:
     covered = "covered" if epoch.covered else f"NOT COVERED, {show.counted(len(epoch.gaps), 'gap')}"
     lines = [f"{epoch.epoch_id}, begun {show.span(now - epoch.started_at)} ago, {covered}"]
     lines += [f"gap: {gap}" for gap in epoch.gaps[:5]]
-    lines += [
-        f"saw {row['referrer']} refer to it ({KINDS[row['kind']].name})" for row in history.references.to_pylist()
-    ]
+    seen = [f"saw {r['referrer']} refer to it ({KINDS[r['kind']].name})" for r in history.references.to_pylist()]
+    lines += dict.fromkeys(seen)  # a broker may hold the same ledger in two places
     if history.finding:
         lines.append(f"found {history.finding['finding'].replace('_', ' ')}: {history.finding['reason']}")
     elif not history.references.num_rows:

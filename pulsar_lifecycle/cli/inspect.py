@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, brokers_of, now_ms, reading, settings_of
+from pulsar_lifecycle.cli.session import AsJson, brokers_of, looking, now_ms, reading, settings_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.model import Topic
@@ -36,7 +36,7 @@ def znode(
     if not path.startswith("/"):
         raise UsageError(f"expected an absolute path, found {path!r}")
     settings = settings_of(context)
-    with reading(settings) as (store, _):
+    with looking(settings) as store:
         document = inspection.znode(store, path.rstrip("/") or "/", settings.bookkeeper.ledgers_root)
     if as_json:
         show.json_document(document)

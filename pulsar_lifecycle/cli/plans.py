@@ -174,8 +174,10 @@ def _print_plan(
     if rows.num_rows:
         show.text("by component", "bold cyan")
         show.table(["component", "ledgers", "frees"], _by_component(rows), 2)
+        show.text("by reason", "bold cyan")
+        show.table(["ledgers", "reason"], [(n, why) for why, n in Counter(rows["reason"].to_pylist()).most_common()], 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
-        columns = ["ledger", "component", "topic", "entries", "frees", "made", "reason"]
+        columns = ["ledger", "component", "topic", "entries", "frees", "made"]
         show.table(columns, [_plan_line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
     if not refusal and rows.num_rows:
         show.text("to apply it", "bold cyan")
@@ -209,7 +211,6 @@ def _plan_line(row: dict[str, Any]) -> tuple[Any, ...]:
         row["entries"],
         show.size(row["physical_bytes"]),
         show.moment(row["ctime"]),
-        row["reason"],
     )
 
 

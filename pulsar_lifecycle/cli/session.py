@@ -37,15 +37,20 @@ def settings_of(context: typer.Context) -> Settings:
 
 
 @contextmanager
+def looking(settings: Settings) -> Iterator[MetadataStore]:
+    """ZooKeeper, refusing every write."""
+    from pulsar_lifecycle.io.zk import KazooStore
+
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        yield store
+
+
+@contextmanager
 def reading(settings: Settings) -> Iterator[tuple[MetadataStore, LedgerReader]]:
     """ZooKeeper, refusing every write, and a reader of entries."""
     from pulsar_lifecycle.io.bookie import BookieReader
-    from pulsar_lifecycle.io.zk import KazooStore
 
-    with (
-        KazooStore(settings.zookeeper, read_only=True) as store,
-        BookieReader(store, settings.bookkeeper) as reader,
-    ):
+    with looking(settings) as store, BookieReader(store, settings.bookkeeper) as reader:
         yield store, reader
 
 

@@ -270,7 +270,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:
-        notes.append("bookies drop its data at their next garbage collection; until then the archive can restore it")
+        notes.append("until the bookies' next garbage collection, putting its archived z-node back restores it")
     return notes
 
 
