@@ -35,6 +35,7 @@ class FakeBrokerAdmin:
         self.compactions: dict[Topic, str] = {}
         self.loaded: dict[str, str] = {}
         self.touched: list[Topic] = []
+        self.stats_interval = 60_000
         self.failure: LifecycleError | None = None
 
     def brokers(self) -> list[str]:
@@ -52,6 +53,10 @@ class FakeBrokerAdmin:
     def compaction_status(self, topic: Topic) -> str:
         self._load(topic)
         return self.compactions.get(topic, "NOT_RUN")
+
+    def stats_interval_ms(self) -> int:
+        self._answer()
+        return self.stats_interval
 
     def partitions(self, topic: Topic) -> int | None:
         self._answer()

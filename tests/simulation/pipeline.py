@@ -31,7 +31,6 @@ from tests.simulation.cluster import SimulatedCluster
 
 HOUR = 3_600_000
 GRACE = 7 * 24 * HOUR
-STATS_INTERVAL = 60_000
 DELIVER_AFTER = 600_000
 
 
@@ -207,7 +206,7 @@ def begin(
         guard=lease.guard,
         ledgers_root="/ledgers",
         now=min(lease.taken_at, cluster.clock.now_ms()),
-        brokers=Brokers(cluster.admin.loaded_topics(), STATS_INTERVAL),
+        brokers=Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms()),
         evidence=Evidence(
             now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
         ),
@@ -272,7 +271,7 @@ def _table(batches: Any, schema: pa.Schema) -> pa.Table:
 
 def _hear(cluster: SimulatedCluster) -> Brokers:
     try:
-        return Brokers(cluster.admin.loaded_topics(), STATS_INTERVAL)
+        return Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
     except LifecycleError as error:
         return Brokers({}, 0, str(error))
 
