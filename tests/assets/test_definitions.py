@@ -1,0 +1,128 @@
+"""The code location as Dagster sees it: what there is, what rings by itself, and that it loads unconfigured.
+
+``definitions.json`` beside this file is what an operator finds in the UI; after a wanted change,
+``python -m tests.assets.test_definitions`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from orchestration.definitions import UNCONFIGURED, build_defs
+from pulsar_lifecycle.errors import ConfigError
+from pulsar_lifecycle.settings import CONFIG_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+SNAPSHOT = Path(__file__).with_name("definitions.json")
+SETTINGS = """
+cluster = "{cluster}"
+[zookeeper]
+hosts = "127.0.0.1:1"
+[pulsar]
+admin_url = "http://127.0.0.1:1"
+service_url = "pulsar://127.0.0.1:1"
+[lake]
+path = "{lake}"
+"""
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+
+
+def definitions(tmp_path: Path, cluster: str) -> dg.Definitions:
+    file = tmp_path / f"{cluster}.toml"
+    file.write_text(SETTINGS.format(cluster=cluster, lake=tmp_path / "lake"))
+    return build_defs(str(file))
+
+
+def described(defs: dg.Definitions) -> dict[str, Any]:
+    """Everything of the code location that an operator meets, as plain values."""
+    repository = defs.get_repository_def()
+    graph = repository.asset_graph
+    assets = {
+        key.to_user_string(): {
+            "group": node.group_name,
+            "kinds": sorted(node.kinds),
+            "depends on": sorted(parent.to_user_string() for parent in node.parent_keys),
+            "checks": sorted(check.name for check in node.check_keys),
+            "materializable": node.is_materializable,
+            "partitions": node.partitions_def.name if node.partitions_def else None,
+            "pools": sorted(node.pools or ()),
+        }
+        for key in graph.get_all_asset_keys()
+        for node in [graph.get(key)]
+    }
+    jobs = {
+        job.name: sorted(key.to_user_string() for key in job.asset_layer.executable_asset_keys)
+        or sorted(node.name for node in job.nodes)
+        for job in repository.get_all_jobs()
+        if not job.name.startswith("__")
+    }
+    schedules = {s.name: [s.job_name, s.cron_schedule, s.default_status.value] for s in repository.schedule_defs}
+    sensors = {s.name: [s.job_name, s.minimum_interval_seconds, s.default_status.value] for s in repository.sensor_defs}
+    return {"assets": assets, "jobs": jobs, "schedules": schedules, "sensors": sensors}
+
+
+def test_the_definitions_are_those_of_the_snapshot() -> None:
+    assert described(build_defs()) == json.loads(SNAPSHOT.read_text())
+
+
+def test_every_asset_says_what_it_is() -> None:
+    graph = build_defs().get_repository_def().asset_graph
+    assert not [key for key in graph.get_all_asset_keys() if not graph.get(key).description]
+
+
+def test_every_job_sensor_and_schedule_ships_with_words_and_stopped() -> None:
+    repository = build_defs().get_repository_def()
+    assert not [job.name for job in repository.get_all_jobs() if not job.name.startswith("__") and not job.description]
+    assert {schedule.default_status for schedule in repository.schedule_defs} == {dg.DefaultScheduleStatus.STOPPED}
+    assert {sensor.default_status for sensor in repository.sensor_defs} == {dg.DefaultSensorStatus.STOPPED}
+
+
+def test_two_clusters_share_no_key_and_no_partition_set(tmp_path: Path) -> None:
+    def names(cluster: str) -> set[str]:
+        found = described(definitions(tmp_path, cluster))["assets"]
+        partitions = {f"partitions:{asset['partitions']}" for asset in found.values() if asset["partitions"]}
+        assert all(name.startswith(f"{cluster}/") for name in found)
+        return set(found) | partitions
+
+    assert not names("east") & names("west")
+
+
+def test_without_settings_it_loads_under_a_name_that_says_so() -> None:
+    assert all(name.startswith(f"{UNCONFIGURED}/") for name in described(build_defs())["assets"])
+
+
+def test_wrong_settings_name_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "lifecycle.toml"
+    file.write_text(SETTINGS.format(cluster="east", lake="relative/lake"))
+    with pytest.raises(ConfigError, match=r"lake\.path"):
+        build_defs(str(file))
+
+
+def test_dagster_validates_the_code_location_without_settings(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
+        cwd=ROOT,
+        env={**environment, "DAGSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(described(build_defs()), indent=1, sort_keys=True) + "\n")
