@@ -1,0 +1,148 @@
+"""Every gap that makes a plan report-only."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, prove
+
+TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas")
+EPOCH = Epoch(
+    epoch_id="e2",
+    cluster="c",
+    fingerprint="f",
+    started_at=2000,
+    finished_at=3000,
+    census=tuple(Census(table, "", 1000, 1000, 0, 0) for table in TABLES),
+    max_ledger_id=9,
+    max_czxid=50,
+    shared_with=(),
+    zxid=100,
+)
+BEFORE = replace(EPOCH, epoch_id="e1", started_at=1000, zxid=99)
+
+
+def gaps(epoch: Epoch, *previous: Epoch, deleted: int = 0, schema_ledgers: int = 1) -> tuple[str, ...]:
+    return prove(epoch, previous, deleted, 0.2, schema_ledgers)
+
+
+def with_census(table: str, epoch: Epoch = EPOCH, **changes: object) -> Epoch:
+    census = [replace(c, **changes) if c.table == table else c for c in epoch.census]  # type: ignore[arg-type]
+    return replace(epoch, census=tuple(census))
+
+
+def test_a_whole_scan_has_no_gaps() -> None:
+    assert gaps(EPOCH) == gaps(EPOCH, BEFORE) == ()
+    accounted = with_census("managed_ledgers", decoded=990, gone=6, empty=4)
+    assert gaps(accounted, BEFORE) == ()
+
+
+def test_undeclared_neighbours_are_a_gap() -> None:
+    (gap,) = gaps(replace(EPOCH, shared_with=None))
+    assert "shared_with is not set" in gap
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_table_that_was_not_read_is_a_gap(table: str) -> None:
+    (gap,) = gaps(replace(EPOCH, census=tuple(c for c in EPOCH.census if c.table != table)))
+    assert gap == f"{table} was not read"
+
+
+def test_every_table_of_a_declared_root_must_be_there_but_not_its_bookkeeper() -> None:
+    declared = replace(EPOCH, shared_with=("west",))
+    assert gaps(declared) == tuple(f"{table} of west was not read" for table in TABLES[1:])
+    theirs = tuple(Census(table, "west", 0, 0, 0, 0) for table in TABLES[1:])
+    assert gaps(replace(declared, census=EPOCH.census + theirs)) == ()
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_what_stays_unread_is_a_gap(table: str) -> None:
+    (gap,) = gaps(with_census(table, unread=("/some/path: no permission",)))
+    assert gap == f"{table}: could not read /some/path: no permission"
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_listing_that_does_not_add_up_is_a_gap(table: str) -> None:
+    (gap,) = gaps(with_census(table, mismatched=("/parent",)))
+    assert "/parent do not add up" in gap
+    for count in (999, 1001):
+        (gap,) = gaps(with_census(table, decoded=count))
+        assert f"1000 listed, but {count} decoded" in gap
+
+
+@pytest.mark.parametrize("table", TABLES[1:])
+def test_an_undecodable_z_node_is_a_gap_until_it_is_acknowledged_by_path(table: str) -> None:
+    broken = with_census(table, decoded=999, corrupt=("/a/b",))
+    (gap,) = gaps(broken)
+    assert "cannot decode /a/b" in gap
+    assert gaps(replace(broken, acknowledged=("/a",))) == (gap,)
+    assert gaps(replace(broken, acknowledged=("/a/b",))) == ()
+
+
+def test_an_undecodable_ledger_refers_to_nothing() -> None:
+    assert gaps(with_census("bookkeeper_ledgers", decoded=999, corrupt=("/ledgers/x",))) == ()
+
+
+def test_schemas_may_be_missing_only_where_no_ledger_is_a_schemas() -> None:
+    missing = with_census("schemas", listed=0, decoded=0, unread=(f"/schemas: {MISSING_ROOT}",))
+    assert gaps(missing, schema_ledgers=0) == ()
+    assert len(gaps(missing, schema_ledgers=1)) == 1
+    no_topics = with_census("managed_ledgers", listed=0, decoded=0, unread=(f"/managed-ledgers: {MISSING_ROOT}",))
+    assert len(gaps(no_topics, schema_ledgers=0)) == 1
+
+
+def test_references_and_brokers_that_were_not_heard_are_gaps() -> None:
+    assert len(gaps(replace(EPOCH, reference_errors=("a", "b"), broker_errors=("503",)))) == 3
+
+
+def test_another_cluster_and_time_going_back_are_gaps() -> None:
+    (gap,) = gaps(replace(EPOCH, fingerprint="g"), BEFORE)
+    assert "fingerprint" in gap
+    (gap,) = gaps(replace(EPOCH, zxid=98), BEFORE)
+    assert "back in time" in gap
+
+
+def test_a_ledger_that_went_with_its_topic_is_no_going_back_in_time() -> None:
+    assert gaps(replace(EPOCH, max_czxid=1, max_ledger_id=1), BEFORE) == ()
+
+
+@pytest.mark.parametrize(("table", "deleted", "blocks"), [(TABLES[0], 0, 1), (TABLES[0], 200, 0), (TABLES[1], 200, 1)])
+def test_a_listing_may_shrink_by_what_we_deleted_and_a_bound(table: str, deleted: int, blocks: int) -> None:
+    assert gaps(with_census(table, listed=800, decoded=800), BEFORE) == ()
+    assert len(gaps(with_census(table, listed=799, decoded=799), BEFORE, deleted=deleted)) == blocks
+
+
+def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None:
+    small = with_census("schemas", BEFORE, listed=100, decoded=100)
+    none = with_census("schemas", listed=0, decoded=0)
+    assert gaps(none, small) == ()
+    assert len(gaps(none, small, replace(BEFORE, started_at=1500))) == 1
+    assert gaps(none, BEFORE, replace(small, started_at=1500)) == ()
+
+
+def test_an_epoch_survives_json() -> None:
+    epoch = with_census("schemas", unread=("x",), mismatched=("y",))
+    epoch = replace(epoch, gaps=gaps(epoch), shared_with=None)
+    assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
+
+
+@pytest.mark.parametrize(
+    ("read", "declared", "covers"),
+    [
+        ((), (), True),
+        (("a", "b"), ("a",), True),
+        (("a",), ("a", "b"), False),
+        ((), ("a",), False),
+        (None, (), False),
+        ((), None, False),
+    ],
+)
+def test_a_root_declared_after_the_scan_is_not_covered(
+    read: tuple[str, ...] | None, declared: tuple[str, ...] | None, covers: bool
+) -> None:
+    epoch = replace(EPOCH, shared_with=read, gaps=() if read is not None else ("undeclared",))
+    assert epoch.covers(declared) is covers
+    assert not replace(epoch, gaps=("something",)).covers(declared)
