@@ -18,7 +18,7 @@ from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.queue import pending
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
@@ -96,15 +96,9 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 
 
-def apply_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
-    """The run configuration that applies a plan, with the caps of the settings."""
-    caps = settings.apply.model_dump()
-    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
-
-
 def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
     if summary.actionable:
-        config = json.dumps(apply_config(summary, settings), indent=2)
+        config = json.dumps(run_config(summary, settings.apply.model_dump()), indent=2)
         how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
     else:
         how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])

@@ -23,13 +23,12 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from assets.deletion import apply_config
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.engine.deletion import DELETED
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from sandbox import znodes
@@ -163,7 +162,7 @@ class _Jobs:
 
     def apply(self, summary: PlanSummary) -> None:
         """Launch ``apply_plan`` as the plan's page says."""
-        ops = apply_config(summary, self._settings)["ops"]
+        ops = run_config(summary, self._settings.apply.model_dump())["ops"]
         self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", ops)
 
 

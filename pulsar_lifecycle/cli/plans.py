@@ -62,13 +62,14 @@ def plan(
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
     from pulsar_lifecycle.io.journal import journal_rows
     from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.plan import deletion
 
     settings = settings_of(context)
     summary, rows = Lake(settings.lake.path).plan(plan_id)
     now = now_ms()
     refusal = _refusal(summary, rows, settings, now)
     done = Counter(journal_rows(settings.lake.path, plan_id=plan_id).column("outcome").to_pylist())
-    config = _run_config(summary, settings)
+    config = deletion.run_config(summary, settings.apply.model_dump())
     if run_config:
         show.json_document(config)
     elif as_json:
@@ -147,11 +148,6 @@ def _refusal(summary: PlanSummary, rows: pa.Table, settings: Settings, now: int)
     except Refused as refused:
         return str(refused)
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
-
-
-def _run_config(summary: PlanSummary, settings: Settings) -> dict[str, Any]:
-    caps = settings.apply.model_dump()
-    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
 
 
 def _print_plan(

@@ -97,7 +97,12 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float) -> 
 
 
 def release_lease(store: MetadataStore, lease: Lease) -> None:
-    """Give the lease back; harmless when the session that held it is gone and another controller has it."""
+    """Give the lease back; harmless when the session that held it is gone and another controller has it.
+
+    The fencing z-node is written once more, so that a worker this run left behind deletes nothing from here on.
+    """
+    with contextlib.suppress(Conflict, NotFound, LeaseLost):
+        store.write(LEASE, b"{}", lease.version)
     node = store.read([HOLDER])[0]
     if isinstance(node, Node) and node.data == lease.holder.encode():
         with contextlib.suppress(NotFound, LeaseLost):

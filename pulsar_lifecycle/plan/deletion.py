@@ -154,6 +154,11 @@ def check_caps(summary: PlanSummary, rows: pa.Table, caps: Caps) -> None:
             )
 
 
+def run_config(summary: PlanSummary, caps: Mapping[str, Any]) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``apply_plan`` applies a plan under ``caps``."""
+    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest, **caps}}}}
+
+
 _COMPONENTS = {
     "managed-ledger": LedgerComponent.MANAGED_LEDGER,
     "schema": LedgerComponent.SCHEMA_STORAGE,

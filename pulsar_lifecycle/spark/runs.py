@@ -41,15 +41,11 @@ def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
     gaps = list(epoch.gaps)
     with KazooStore(settings.zookeeper, read_only=True) as store:
         gaps += _below_floor(settings, control.is_sandbox(store))
-    earlier = earlier_epoch(cluster, epoch)
-    found = cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=plan_deletion.PLAN.names)
+    found = _findings(cluster, epoch)
+    earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
         gaps.append(f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet")
-        rows = plan_deletion.confirm(found, found)
-    else:
-        rows = plan_deletion.confirm(
-            found, cluster.lake.read_epoch_table(earlier.epoch_id, "findings", columns=plan_deletion.PLAN.names)
-        )
+    rows = plan_deletion.confirm(found, _findings(cluster, earlier) if earlier else found)
     ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
     summary = PlanSummary(
         plan_id=f"orphans-{epoch.epoch_id}-{secrets.token_hex(2)}",
@@ -83,15 +79,27 @@ def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
     )
 
 
-def earlier_epoch(cluster: Cluster, epoch: Epoch) -> Epoch | None:
-    """The newest epoch at least ``confirm_after`` older than ``epoch`` that covers the roots declared now."""
+def _findings(cluster: Cluster, epoch: Epoch) -> pa.Table:
+    return cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=plan_deletion.PLAN.names)
+
+
+def _was_judged(cluster: Cluster, epoch: Epoch) -> bool:
+    """Whether the scan got as far as its findings; one that failed before still proves what refers to what."""
+    try:
+        cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=[])
+    except NotFound:
+        return False
+    return True
+
+
+def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
+    """Epochs at least ``confirm_after`` older than ``epoch`` that cover the roots declared now, oldest first."""
     limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
-    older = [
+    return [
         e
         for e in cluster.lake.epochs(epoch.fingerprint)
         if e.covers(_roots(cluster)) and e.started_at <= limit and e.epoch_id != epoch.epoch_id
     ]
-    return older[-1] if older else None
 
 
 def _roots(cluster: Cluster) -> tuple[str, ...] | None:
@@ -153,7 +161,22 @@ def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) 
     summary, rows = cluster.lake.plan(order.plan_id)
     fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
     valid = int(settings.orphans.plan_valid_for * 1000)
-    return chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid), summary
+    some = chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
+    _refuse_old_scan(cluster, summary, now, valid)
+    return some, summary
+
+
+def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for_ms: int) -> None:
+    """A plan is as old as what it was made of, however lately it was made."""
+    try:
+        age = now - cluster.lake.epoch(summary.epoch_id).started_at
+    except NotFound:
+        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more") from None
+    if not 0 <= age <= valid_for_ms:
+        raise Refused(
+            f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}; scan again and make a new one"
+        )
 
 
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
@@ -179,9 +202,10 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     below = _below_floor(settings, control.is_sandbox(store))
     if below:
         raise Refused("; ".join(below))
-    earlier = earlier_epoch(cluster, epoch)
-    if earlier is None:
+    older = earlier_epochs(cluster, epoch)
+    if not older:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
+    earlier = older[-1]
     context = replace(
         cluster.lake.context(epoch.epoch_id),
         grace=int(settings.orphans.grace_period * 1000),

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from assets.deletion import apply_config
 from pulsar_lifecycle.cli import main, show
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
@@ -211,7 +210,9 @@ def test_the_run_config_is_the_one_of_the_plans_page(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("plan", "orphans-1", "--run-config") == 0
-    assert json.loads(capsys.readouterr().out) == apply_config(plan, load_settings(settings_file))
+    assert json.loads(capsys.readouterr().out) == deletion.run_config(
+        plan, load_settings(settings_file).apply.model_dump()
+    )
 
 
 def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(
