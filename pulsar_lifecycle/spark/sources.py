@@ -145,7 +145,9 @@ class MetastoreReader(DataSourceReader):
         parts = int(self.options.get("partitions", settings.spark.scan_partitions))
         concurrency = max(1, min(parts, int(self.options.get("concurrency", parts))))
         budget = max(1, zookeeper.reads_per_second // concurrency)
-        with KazooStore(zookeeper, read_only=True) as store:
+        root = self.options.get("root", "")
+        key = f"bookkeeper.shared_with.{root}" if root else "zookeeper"
+        with KazooStore(zookeeper, read_only=True, key=key) as store:
             store.sync("/")
             units = _units(self.table, store, settings, self.filters)
             work = [Work(settings, zookeeper, group, budget) for group in inventory.share(units, parts)]
