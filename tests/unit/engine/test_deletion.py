@@ -1,0 +1,621 @@
+"""What a deletion run does with every kind of message, in which order, and after every kind of failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.deletion import DELETED, GONE, KEPT, LATER, REFUSED, Decision, Tools, work_off
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Overloaded, Paused, Unavailable
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    LedgerType,
+    OffloadContext,
+    PendingDeleteLedgerInfo,
+    encode_deletion_message,
+)
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.deletion import intents
+from pulsar_lifecycle.ports import TopicInternals
+from tests.fakes.metadata_store import Operation
+from tests.simulation.cluster import (
+    SimulatedCluster,
+    bucket_key,
+    bucket_tags,
+    compacted_tags,
+    cursor_tags,
+    data_tags,
+    deleted_copy,
+    schema_tags,
+)
+from tests.simulation.pipeline import begin, delete, scan, tools_of, two_scans
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+OTHER = Topic.parse("persistent://acme/orders/other")
+NEW = Topic.parse("persistent://acme/orders/new")
+
+
+class Scene:
+    """One orphan of every component, two scans that found them, and a queue that is empty."""
+
+    def __init__(self) -> None:
+        self.cluster = cluster = SimulatedCluster()
+        self.live = cluster.ledger(data_tags(TOPIC))
+        cluster.topic(TOPIC, [self.live])
+        cluster.topic(OTHER, [cluster.ledger(data_tags(OTHER))])
+        self.data = cluster.ledger(data_tags(TOPIC))
+        self.cursor = cluster.ledger(cursor_tags(TOPIC, "s/é"))
+        self.schema = cluster.ledger(schema_tags(TOPIC.schema_id))
+        self.compacted = cluster.ledger(compacted_tags(TOPIC))
+        self.bucket = cluster.ledger(bucket_tags(TOPIC, "s", 1, 2))
+        self.orphans = {self.data, self.cursor, self.schema, self.compacted, self.bucket}
+        self.now, self.before = two_scans(cluster)
+
+    def intent(self, ledger_id: int) -> PendingDeleteLedgerInfo:
+        """What the plan says of an orphan."""
+        rows = self.now.findings
+        ids = rows.column("ledger_id").to_pylist()
+        (info,) = intents(rows.slice(ids.index(ledger_id), 1), "plan", 1)
+        return info
+
+    def publish(self, *messages: PendingDeleteLedgerInfo | bytes) -> None:
+        """Put messages on the queue, then let an hour pass and scan again."""
+        self.put(*messages)
+        self.cluster.wait(2)
+        self.now = scan(self.cluster, previous=[self.now])
+
+    def put(self, *messages: PendingDeleteLedgerInfo | bytes) -> None:
+        """Put messages on the queue."""
+        queue = self.cluster.open_queue()
+        for message in messages:
+            queue.topics.publish(message if isinstance(message, bytes) else encode_deletion_message(message))
+
+    def send_all(self) -> None:
+        self.publish(*(self.intent(i) for i in sorted(self.orphans)))
+
+    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> list[Decision]:
+        return delete(self.cluster, self.now, self.before, wrap=wrap)
+
+    @property
+    def waiting(self) -> int:
+        return len(self.cluster.deletion_topics.waiting)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def outcomes(decisions: list[Decision]) -> list[str]:
+    return [d.outcome for d in decisions]
+
+
+def test_one_orphan_of_each_component_goes_and_nothing_else(scene: Scene) -> None:
+    before = scene.cluster.ledger_ids()
+    scene.send_all()
+    assert outcomes(scene.delete()) == [DELETED] * 5
+    assert before - scene.cluster.ledger_ids() == scene.orphans
+    assert scene.waiting == 0
+    assert {row.ledger_id for row in scene.cluster.journal.nodes} == scene.orphans
+    rows = scene.cluster.journal.rows
+    assert [(row.ledger_id, row.outcome, row.plan_id) for row in rows] == [
+        (i, DELETED, "plan") for i in sorted(scene.orphans)
+    ]
+    assert {row.bytes for row in rows} == {10}
+    assert all(len(row.checksum) == 64 for row in rows)
+
+
+def test_an_archived_node_is_what_was_deleted(scene: Scene) -> None:
+    path = scene.cluster.path(scene.data)
+    data, stat = scene.cluster.zookeeper.data(path), scene.cluster.zookeeper.stat(path)
+    scene.publish(scene.intent(scene.data))
+    scene.delete()
+    (node,) = scene.cluster.journal.nodes
+    assert stat is not None
+    assert (node.path, node.data, node.version, node.czxid, node.ctime) == (
+        path,
+        data,
+        stat.version,
+        stat.czxid,
+        stat.ctime,
+    )
+
+
+# ------------------------------------------------------------------------------------------- messages that must not
+
+
+def forged(scene: Scene) -> Iterator[tuple[PendingDeleteLedgerInfo | bytes, str]]:
+    """Messages about real orphans that do not fit them, and messages about what is no orphan."""
+    data, cursor, schema = scene.intent(scene.data), scene.intent(scene.cursor), scene.intent(scene.schema)
+    compacted, bucket = scene.intent(scene.compacted), scene.intent(scene.bucket)
+    yield replace(data, topic_name=str(OTHER)), "the message says persistent://acme/orders/other"
+    yield replace(data, topic_name=str(TOPIC.partitioned_parent)), "the message says"
+    yield replace(data, component=LedgerComponent.COMPACTED_LEDGER), "the message says Compacted-Ledger"
+    yield replace(cursor, component=LedgerComponent.MANAGED_LEDGER), "the message says Managed-Ledger"
+    yield replace(data, component=LedgerComponent.MANAGED_CURSOR, cursor_name="s"), "the message says Managed-Cursor"
+    yield replace(cursor, cursor_name="s"), "the message says cursor s"
+    yield replace(schema, schema_id="acme/orders/other"), "the message says schema"
+    yield replace(schema, topic_name=str(OTHER)), "the message says"
+    yield replace(compacted, topic_name=str(OTHER)), "the message says"
+    yield replace(bucket, bucket_key=bucket_key(1, 3)), "the message says"
+    yield replace(bucket, cursor_name="t"), "the message says"
+    yield replace(data, czxid=1), "another transaction"
+    yield replace(data, ctime=1), "another time"
+    yield b"not json", "JSON"
+    yield b"\xff", "UTF-8"
+    yield b"{}", "missing"
+    yield json.dumps({"topicName": str(TOPIC), "ledgerId": scene.data, "ledgerType": "Ledger"}).encode(), "missing"
+    yield encode_deletion_message(data).replace(b'"Managed-Ledger"', b'"Everything"'), "Everything"
+
+
+FORGERIES = 18
+
+
+def test_every_forgery_is_tried(scene: Scene) -> None:
+    assert len(list(forged(scene))) == FORGERIES
+
+
+@pytest.mark.parametrize("number", range(FORGERIES))
+def test_a_message_that_does_not_fit_deletes_nothing_and_is_journalled_and_acknowledged(
+    scene: Scene, number: int
+) -> None:
+    message, why = list(forged(scene))[number]
+    raw = message if isinstance(message, bytes) else encode_deletion_message(message)
+    scene.publish(raw)
+    zxid = scene.cluster.zookeeper.zxid
+    (decision,) = scene.delete()
+    assert (decision.outcome, scene.waiting) == (REFUSED, 0)
+    assert why in decision.reason
+    assert scene.cluster.journal.nodes == []
+    assert scene.cluster.ledger_ids() >= scene.orphans
+    (row,) = scene.cluster.journal.rows
+    assert (row.outcome, row.reason) == (REFUSED, decision.reason)
+    assert bytes.fromhex(json.loads(row.detail)["raw"]) == raw
+    assert scene.cluster.zookeeper.zxid - zxid == 6  # the lease: two nodes above it, itself, its holder twice, version
+
+
+def test_a_foreign_intent_without_our_extras_passes_the_whole_rule(scene: Scene) -> None:
+    bare = {"plan_id": "", "czxid": None, "ctime": None, "sent_at": None}
+    live = PendingDeleteLedgerInfo(
+        topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.live
+    )
+    young = scene.cluster.ledger(data_tags(TOPIC))
+    scene.publish(
+        replace(scene.intent(scene.data), **bare), live, replace(live, ledger_id=young), replace(live, ledger_id=999)
+    )
+    assert [(d.info.ledger_id, d.outcome) for d in scene.delete()] == [
+        (scene.data, DELETED),
+        (scene.live, KEPT),
+        (young, KEPT),
+        (999, GONE),
+    ]
+    assert scene.cluster.exists(scene.live)
+    assert scene.cluster.exists(young)
+
+
+def test_what_is_no_orphan_is_kept_by_its_finding(scene: Scene) -> None:
+    cluster = scene.cluster
+    system = Topic.parse("persistent://acme/orders/__change_events")
+    elsewhere = Topic.parse("persistent://gone/away/x")
+    leftover = cluster.ledger(data_tags(OTHER))
+    cluster.topic(OTHER, [leftover], offloaded={leftover: deleted_copy()})
+    ids = [
+        leftover,
+        cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN),
+        cluster.ledger(data_tags(system)),
+        cluster.ledger(data_tags(elsewhere)),
+    ]
+    owners = [OTHER, TOPIC, system, elsewhere]
+    scene.now, scene.before = two_scans(cluster)
+    base = PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=0)
+    scene.publish(*(replace(base, topic_name=str(t), ledger_id=i) for t, i in zip(owners, ids, strict=True)))
+    decisions = scene.delete()
+    assert outcomes(decisions) == [KEPT] * 4
+    assert [d.reason.partition(":")[0] for d in decisions] == ["offload_leftover", "open_orphan", "kept", "foreign"]
+    assert cluster.ledger_ids() >= set(ids)
+
+
+def test_an_offload_intent_waits_for_the_run_that_can_check_it(scene: Scene) -> None:
+    context = OffloadContext(lsb=1, msb=2, driver_name="aws-s3")
+    scene.publish(replace(scene.intent(scene.data), ledger_type=LedgerType.OFFLOAD_LEDGER, offload_context=context))
+    assert outcomes(scene.delete()) == [LATER]
+    assert (scene.waiting, scene.cluster.exists(scene.data)) == (1, True)
+
+
+def test_a_message_newer_than_the_scan_waits_for_the_next(scene: Scene) -> None:
+    scene.put(scene.intent(scene.data))
+    assert outcomes(scene.delete()) == [LATER]
+    scene.publish()
+    assert outcomes(scene.delete()) == [DELETED]
+
+
+def test_a_ledger_that_the_earlier_scan_did_not_look_for_waits(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    late = replace(scene.before, epoch=replace(scene.before.epoch, max_czxid=1))
+    assert outcomes(delete(scene.cluster, scene.now, late)) == [LATER]
+    early = replace(scene.before, epoch=replace(scene.before.epoch, started_at=1))
+    assert outcomes(delete(scene.cluster, scene.now, early)) == [LATER]
+    referenced = replace(scene.before, refs=scene.before.refs.merge(replace(scene.before.refs)))
+    referenced.refs.needed.add(scene.data)
+    assert outcomes(delete(scene.cluster, scene.now, referenced)) == [LATER]
+    assert scene.cluster.exists(scene.data)
+
+
+def test_of_two_messages_about_one_ledger_one_is_enough(scene: Scene) -> None:
+    info = scene.intent(scene.data)
+    scene.publish(info, replace(info, plan_id="another"), replace(info, czxid=1))
+    assert outcomes(scene.delete()) == [DELETED, GONE, REFUSED]
+    assert (scene.waiting, len(scene.cluster.journal.nodes)) == (0, 1)
+
+
+def test_the_twin_of_a_message_that_waits_waits_too(scene: Scene) -> None:
+    info = scene.intent(scene.data)
+    scene.publish(info, info)
+
+    def touch(tools: Tools) -> Tools:
+        def change(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                tools.store.before = lambda operation: None
+                path = scene.cluster.path(scene.data)
+                scene.cluster.put(path, scene.cluster.zookeeper.data(path))
+
+        tools.store.before = change
+        return tools
+
+    decisions = scene.delete(touch)
+    assert outcomes(decisions) == [LATER, LATER]
+    assert decisions[0].reason == "its z-node was changed meanwhile"
+    assert (scene.waiting, scene.cluster.exists(scene.data)) == (2, True)
+    assert outcomes(scene.delete()) == [DELETED, GONE]
+
+
+# ------------------------------------------------------------------------------------------------ the owner's word
+
+
+def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_afterwards(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    scene.cluster.topic(TOPIC, [scene.live, scene.data])
+    scene.cluster.deletion_topics.waiting = {
+        n: (scene.cluster.clock.now_ms() - 3_000_000, *rest)
+        for n, (_, *rest) in scene.cluster.deletion_topics.waiting.items()
+    }
+    scene.now = scan(scene.cluster)
+    early = replace(scene.now, refs=scene.before.refs)
+    assert outcomes(delete(scene.cluster, early, scene.before)) == [LATER]
+    scene.cluster.wait(1)
+    assert outcomes(delete(scene.cluster, early, scene.before)) == [KEPT]
+    assert scene.cluster.exists(scene.data)
+
+
+def load(scene: Scene, *held: int, state: LedgerState = LedgerState.OPEN, compaction: str = "NOT_RUN") -> None:
+    """A broker has the topic loaded, and holds ledgers in memory."""
+    last = scene.cluster.ledger(data_tags(TOPIC), state=state)
+    scene.cluster.topic(TOPIC, [scene.live, last])
+    scene.cluster.load(TOPIC)
+    scene.cluster.admin.internals[TOPIC] = TopicInternals("LedgerOpened", held, {}, {}, None, ())
+    scene.cluster.admin.compactions[TOPIC] = compaction
+
+
+def test_what_a_broker_holds_in_memory_waits(scene: Scene) -> None:
+    load(scene, scene.data)
+    scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
+    assert outcomes(scene.delete()) == [LATER, DELETED]
+
+
+@pytest.mark.parametrize(
+    ("compaction", "compacted"),
+    [("NOT_RUN", DELETED), ("SUCCESS", DELETED), ("RUNNING", KEPT), ("ERROR", KEPT)],
+)
+def test_of_a_loaded_topic_compaction_and_delayed_index_are_asked(
+    scene: Scene, compaction: str, compacted: str
+) -> None:
+    load(scene, compaction=compaction)
+    scene.cluster.cursor(TOPIC, "s")
+    scene.publish(scene.intent(scene.compacted), scene.intent(scene.bucket))
+    assert outcomes(scene.delete()) == [compacted, KEPT]
+
+
+def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it(scene: Scene) -> None:
+    load(scene, state=LedgerState.CLOSED)
+    scene.publish(scene.intent(scene.data))
+    scene.cluster.admin.touched.clear()
+    (decision,) = scene.delete()
+    assert (decision.outcome, scene.cluster.admin.touched) == (LATER, [])
+    assert "being unloaded" in decision.reason
+
+
+def test_a_topic_written_just_now_may_be_loading(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data), scene.intent(scene.compacted))
+    scene.cluster.topic(TOPIC, [scene.live])
+    decisions = scene.delete()
+    assert outcomes(decisions) == [LATER, LATER]
+    assert "some broker may be loading it" in decisions[0].reason
+
+
+def test_a_topic_loaded_after_the_brokers_were_asked_keeps_its_ledgers(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data), scene.intent(scene.compacted), scene.intent(scene.bucket))
+
+    def hours_later(tools: Tools) -> Tools:
+        load(scene, scene.data, compaction="RUNNING")
+        scene.cluster.wait(5)
+        return tools
+
+    assert outcomes(scene.delete(hours_later)) == [LATER] * 3
+    assert scene.cluster.ledger_ids() >= scene.orphans
+
+
+def test_a_topic_without_a_z_node_that_a_broker_lists_waits(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    scene.cluster.remove(scene.cluster.topic_path(TOPIC))
+    scene.cluster.load(TOPIC)
+    assert outcomes(scene.delete()) == [LATER]
+    scene.cluster.admin.loaded.clear()
+    assert outcomes(scene.delete()) == [DELETED]
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), LifecycleError("403")])
+def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError) -> None:
+    load(scene)
+    scene.publish(*(scene.intent(i) for i in sorted(scene.orphans - {scene.schema})))
+
+    def silence(tools: Tools) -> Tools:
+        scene.cluster.admin.failure = error
+        return tools
+
+    assert outcomes(scene.delete(silence)) == [LATER] * 4
+    assert scene.cluster.ledger_ids() >= scene.orphans
+
+
+@pytest.mark.parametrize(
+    "name", ["topic", "cursor s", "cursor s/é", "compaction", "compaction entry", "schema", "ledger"]
+)
+def test_an_owner_that_cannot_be_read_keeps(scene: Scene, name: str) -> None:
+    cluster = scene.cluster
+    for cursor in ("s", "s/é"):
+        cluster.cursor(TOPIC, cursor)
+    held = cluster.ledger(cursor_tags(TOPIC, "__compaction"), entries=[cluster.position_entry()])
+    cluster.cursor(TOPIC, "__compaction", ledger=held)
+    version = cluster.ledger(schema_tags(TOPIC.schema_id), entries=[cluster.schema_entry()])
+    cluster.schema(TOPIC.schema_id, [version])
+    scene.send_all()
+    topic = cluster.topic_path(TOPIC)
+    path, ledger = {
+        "topic": (topic, scene.data),
+        "cursor s": (f"{topic}/s", scene.bucket),
+        "cursor s/é": (f"{topic}/s%2F%C3%A9", scene.cursor),
+        "compaction": (f"{topic}/__compaction", scene.compacted),
+        "compaction entry": ("", scene.compacted),
+        "schema": (f"/schemas/{TOPIC.schema_id}", scene.schema),
+        "ledger": (cluster.path(scene.data), scene.data),
+    }[name]
+    cluster.zookeeper.unreadable.add(path)
+    if not path:
+        cluster.reader.failures[held] = Unavailable("every bookie is silent")
+    assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == LATER
+    cluster.zookeeper.unreadable.clear()
+    cluster.reader.failures.clear()
+    if path and name != "ledger":
+        cluster.put(path, b"\xff\xff")
+        assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == LATER
+    assert cluster.exists(ledger)
+
+
+def test_a_clock_that_runs_ahead_makes_no_ledger_older() -> None:
+    scene = Scene()
+    young = scene.cluster.ledger(data_tags(TOPIC))
+    scene.cluster.wait(50)
+    scene.before = scan(scene.cluster)
+    scene.cluster.wait(25)
+    info = PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=young)
+    scene.publish(info)
+    queue, store = scene.cluster.open_queue(), scene.cluster.open_store()
+    run, _ = begin(scene.cluster, store, scene.now, scene.before)
+    scene.cluster.wait(30 * 24)  # the executor's clock, not the store's
+    decisions = list(work_off(run, tools_of(scene.cluster, store, queue), 10, 0))
+    assert [(d.outcome, d.reason.partition(":")[0]) for d in decisions] == [(KEPT, "too_young")]
+
+
+# ------------------------------------------------------------------------------------------- stopping and failing
+
+
+def test_paused_before_a_batch_takes_nothing_and_within_one_deletes_nothing(scene: Scene) -> None:
+    scene.send_all()
+    control.pause(scene.cluster.open_store(), "looking")
+    with pytest.raises(Paused):
+        scene.delete()
+    control.resume(scene.cluster.open_store())
+
+    def later(tools: Tools) -> Tools:
+        def pause(operation: Operation) -> None:
+            if operation.name == "sync":
+                tools.store.before = lambda operation: None
+                control.pause(scene.cluster.open_store(), "now")
+
+        tools.store.before = pause
+        return tools
+
+    with pytest.raises(Paused):
+        scene.delete(later)
+    assert (scene.waiting, scene.cluster.journal.nodes) == (5, [])
+    assert scene.cluster.ledger_ids() >= scene.orphans
+    control.resume(scene.cluster.open_store())
+    assert outcomes(scene.delete()) == [DELETED] * 5
+
+
+def test_a_slow_metadata_store_slows_and_then_stops(scene: Scene) -> None:
+    scene.send_all()
+
+    def slow(latency: float) -> Callable[[Tools], Tools]:
+        def wrap(tools: Tools) -> Tools:
+            tools.store.latency = latency
+            return tools
+
+        return wrap
+
+    with pytest.raises(Overloaded):
+        scene.delete(slow(501))
+    assert scene.waiting == 5
+    scene.cluster.clock.slept.clear()
+    assert outcomes(scene.delete(slow(200))) == [DELETED] * 5
+    assert 0.2 in scene.cluster.clock.slept
+
+
+def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> None:
+    scene.send_all()
+
+    def take_over(tools: Tools) -> Tools:
+        def second(operation: Operation) -> None:
+            if operation.name == "delete_many" and len(scene.cluster.journal.nodes) > 4:
+                tools.store.before = lambda operation: None
+                scene.cluster.put(control.LEASE, b"another")
+
+        tools.store.before = second
+        return tools
+
+    with pytest.raises(LeaseLost):
+        scene.delete(take_over)
+    ends = [(row.ledger_id, row.outcome) for row in scene.cluster.journal.rows]
+    assert ends == [(i, DELETED) for i in sorted(scene.orphans)[:4]] + [(max(scene.orphans), LATER)]
+    assert scene.orphans & scene.cluster.ledger_ids() == {max(scene.orphans)}
+    assert scene.waiting == 1
+    assert outcomes(scene.delete()) == [DELETED]
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -> None:
+    scene.publish(scene.intent(scene.data))
+
+    def cut(tools: Tools) -> Tools:
+        def fail(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                raise OutcomeUnknown("the connection was lost")
+
+        if arrived:
+            tools.store.after = fail
+        else:
+            tools.store.before = fail
+        return tools
+
+    if arrived:
+        assert outcomes(scene.delete(cut)) == [DELETED]
+    else:
+        with pytest.raises(OutcomeUnknown):
+            scene.delete(cut)
+    assert [row.outcome for row in scene.cluster.journal.rows] == [DELETED if arrived else LATER]
+    assert scene.cluster.exists(scene.data) is not arrived
+    assert scene.waiting == (0 if arrived else 1)
+
+
+def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+
+    def cut(tools: Tools) -> Tools:
+        def fail(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                tools.store.before = tools.store.after = lost
+
+        def lost(operation: Operation) -> None:
+            raise OutcomeUnknown("the connection was lost")
+
+        tools.store.after = fail
+        return tools
+
+    with pytest.raises(LifecycleError):
+        scene.delete(cut)
+    (row,) = scene.cluster.journal.rows
+    assert (row.outcome, scene.waiting) == (LATER, 1)
+    assert "not known" in row.reason
+    assert outcomes(scene.delete()) == [GONE]
+
+
+class Killed(BaseException):
+    """The process died here."""
+
+
+class Recorder:
+    """Stands around a port: notes every call, and dies before or after the one it is told to."""
+
+    def __init__(self, port: Any, name: str, calls: list[str], die_at: int | None = None, after: bool = False) -> None:
+        self._port, self._name, self._calls, self._die_at, self._after = port, name, calls, die_at, after
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._port, method)
+
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            number = len(self._calls)
+            self._calls.append(f"{self._name}.{method}")
+            if number == self._die_at and not self._after:
+                raise Killed
+            result = call(*arguments, **named)
+            if number == self._die_at:
+                raise Killed
+            return result
+
+        return wrapped
+
+
+def recorded(calls: list[str], die_at: int | None = None, after: bool = False) -> Callable[[Tools], Tools]:
+    def wrap(tools: Tools) -> Tools:
+        ports = {n: getattr(tools, n) for n in ("store", "reader", "admin", "queue", "journal")}
+        return Tools(**{n: Recorder(p, n, calls, die_at, after) for n, p in ports.items()}, clock=tools.clock)
+
+    return wrap
+
+
+def test_archive_before_delete_before_confirmation_before_journal_before_acknowledgement(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    calls: list[str] = []
+    scene.delete(recorded(calls))
+    effects = ["journal.archive", "store.delete_many", "store.sync", "store.read", "journal.record"]
+    start = calls.index("journal.archive")
+    assert calls[start : start + 6] == [*effects, "queue.acknowledge"]
+    assert "store.read" in calls[calls.index("store.sync") : start]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_run_killed_at_any_call_is_finished_by_the_next(after: bool) -> None:
+    calls: list[str] = []
+    whole = Scene()
+    whole.send_all()
+    whole.delete(recorded(calls))
+    for number in range(len(calls)):
+        scene = Scene()
+        scene.send_all()
+        before = scene.cluster.ledger_ids()
+        with pytest.raises(Killed):
+            scene.delete(recorded([], number, after))
+        gone = before - scene.cluster.ledger_ids()
+        assert gone <= {node.ledger_id for node in scene.cluster.journal.nodes}
+        assert set(outcomes(scene.delete())) <= {DELETED, GONE}
+        assert before - scene.cluster.ledger_ids() == scene.orphans
+        assert scene.waiting == 0
+        deleted = [row.ledger_id for row in scene.cluster.journal.rows if row.outcome == DELETED]
+        assert len(deleted) == len(set(deleted))
+        assert {row.ledger_id for row in scene.cluster.journal.rows} == scene.orphans
+
+
+def test_a_journal_that_cannot_be_written_stops_before_the_deletion(scene: Scene) -> None:
+    scene.send_all()
+    scene.cluster.journal.failure = Unavailable("the disk is full")
+    with pytest.raises(Unavailable):
+        scene.delete()
+    assert (scene.waiting, scene.cluster.ledger_ids() >= scene.orphans) == (5, True)
+
+
+def test_an_acknowledgement_that_was_lost_is_made_up_for(scene: Scene) -> None:
+    scene.send_all()
+
+    def lose(tools: Tools) -> Tools:
+        tools.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
+        return tools
+
+    assert outcomes(scene.delete(lose)) == [DELETED] * 5
+    assert scene.waiting == 5
+    assert outcomes(scene.delete()) == [GONE] * 5
+    assert scene.waiting == 0
