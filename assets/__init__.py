@@ -2,3 +2,10 @@
 
 Not here: reading, deciding, acting (``pulsar_lifecycle``), jobs and schedules (``orchestration``).
 """
+
+import warnings
+
+import dagster as dg
+
+# Single-run back-fills are beta in Dagster 1.13 and what back-fills of many namespaces need.
+warnings.filterwarnings("ignore", message=".*backfill_policy.*", category=dg.BetaWarning)

@@ -3,7 +3,11 @@
 ``bookkeeper_ledgers`` begins an epoch and is listed first, so that references can only grow for newer ledgers.
 """
 
+from collections.abc import Sequence
+from typing import Any
+
 import dagster as dg
+from pyspark.sql import Row
 
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
 from pulsar_lifecycle.io.clock import SystemClock
@@ -63,16 +67,16 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
     return body
 
 
-def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, rows: list[object]) -> None:
+def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, rows: Sequence[Row]) -> None:
     partitions = namespace_partitions(cluster)
     assert partitions.name is not None
     known = set(context.instance.get_dynamic_partitions(partitions.name))
-    new = sorted({row[0] for row in rows if row[0]} - known)  # type: ignore[index]
+    new = sorted({row[0] for row in rows if row[0]} - known)
     if new:
         context.instance.add_dynamic_partitions(partitions.name, new)
 
 
-def _shown(counts: list[Census]) -> dict[str, object]:
+def _shown(counts: list[Census]) -> dict[str, Any]:
     return {
         "dagster/row_count": sum(c.decoded for c in counts),
         "listed": sum(c.listed for c in counts),

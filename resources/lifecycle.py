@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -21,7 +22,13 @@ from pulsar_lifecycle.spark.session import CONF, prepare
 def spark_config(settings: Settings) -> dict[str, Any]:
     """Spark's configuration: what the library needs, then what the settings say."""
     driver = {"spark.master": settings.spark.master, "spark.app.name": f"pulsar-lifecycle {settings.cluster}"}
-    local = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false"}
+    logging = Path(__file__).with_name("log4j2.properties").as_uri()
+    local = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
+        "spark.ui.enabled": "false",
+    }
     python = {"spark.pyspark.python": sys.executable}
     return {
         **CONF,
@@ -53,6 +60,8 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Everything a scan or a deletion run needs; starts Spark if this process has none yet."""
         settings = self.settings()
         config = spark_config(settings)
+        if settings.spark.master.startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
         spark = prepare(LazyPySparkResource(spark_config=config).spark_session)
         return Cluster(spark, settings, self.path(), Lake(settings.lake.path))

@@ -131,8 +131,8 @@ def _there(cluster: Cluster) -> set[int]:
             int(a + b + c[1:])
             for a in zk.get_children("/ledgers") or ()
             if a.isdecimal() and len(a) == 2
-            for b in zk.get_children(f"/ledgers/{a}")
-            for c in zk.get_children(f"/ledgers/{a}/{b}")
+            for b in zk.get_children(f"/ledgers/{a}") or ()
+            for c in zk.get_children(f"/ledgers/{a}/{b}") or ()
         }
 
 

@@ -19,9 +19,9 @@ CONF = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
+    "spark.sql.shuffle.partitions": "16",  # what is shuffled is a row per parent, per topic at most: never the ledgers
     "spark.speculation": "false",  # a speculative copy of a deletion task would only repeat its work
     "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
 }
 """What our jobs rely on; settings may add to it."""
