@@ -28,8 +28,9 @@ from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 MANAGED_LEDGERS_ROOT = "/managed-ledgers"
 SCHEMAS_ROOT = "/schemas"
 POLICIES_ROOT = "/admin/policies"
+PARTITIONED_ROOT = "/admin/partitioned-topics"
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
-"""Managed-ledger property that names a shadow topic's source (PersistentTopic, PIP-180)."""
+"""Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
 
 CHUNK = 5_000
 """Z-nodes per unit of work and per Arrow batch."""
@@ -547,6 +548,29 @@ def namespaces(store: MetadataStore) -> frozenset[str]:
         paths, _ = _namespace_paths(store, root)
         found.update(path[len(root) + 1 :] for path in paths)
     return frozenset(found)
+
+
+def partitioned_shadow_sources(store: MetadataStore) -> set[str]:
+    """Topics that partitioned shadow topics read from: their partitions' own z-nodes do not say so.
+
+    Source: the ``properties`` of PartitionedTopicMetadata, as createShadowTopic writes them. Raises CorruptFormat,
+    or UnsupportedFormat for what cannot be read.
+    """
+    namespaces_, failed = _namespace_paths(store, PARTITIONED_ROOT)
+    listings, more = _list(store, [f"{path}/persistent" for path in namespaces_])
+    unread = [f"{unit.parent}: {unit.error}" for unit in failed + more]
+    found: set[str] = set()
+    for batch in store.scan(f"{c.path}/{n}" for c in listings for n in c.names):
+        unread += [f"{node.path}: {node.reason}" for node in batch.unread]
+        for path, data, *_ in batch.rows:
+            if SHADOW_SOURCE.encode() in data:
+                try:
+                    found.add(str(json.loads(data)["properties"][SHADOW_SOURCE]))
+                except (ValueError, KeyError, TypeError) as error:
+                    raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    if unread:
+        raise UnsupportedFormat(PARTITIONED_ROOT, 0, f"readable partitioned-topic metadata: {unread[0]}")
+    return found
 
 
 def _namespace_paths(store: MetadataStore, root: str) -> tuple[list[str], list[Unit]]:

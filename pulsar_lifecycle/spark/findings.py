@@ -103,8 +103,11 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
                     busy = inventory.under_replicated(store, settings.bookkeeper.ledgers_root)
                     with KazooStore(configuration_settings(settings), read_only=True) as configuration:
                         found |= inventory.namespaces(configuration)
+                        sources |= inventory.partitioned_shadow_sources(configuration)
+                else:
+                    sources |= inventory.partitioned_shadow_sources(store)
         except LifecycleError as error:
-            unread.append(f"namespaces or under-replication of {root or 'our own root'}: {error}")
+            unread.append(f"namespaces, shadow topics or under-replication of {root or 'our own root'}: {error}")
             found = frozenset[str]()
         known |= found
         shared |= found if root else set[str]()

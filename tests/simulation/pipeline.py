@@ -332,6 +332,7 @@ def _context(
         row["path"] for rows in read for row in rows.to_pylist() if (row["error"] or "").startswith(tables.CORRUPT)
     ]
     sources = {row["shadow_source"] for row in read[0].to_pylist()} - {None}
+    sources |= inventory.partitioned_shadow_sources(store)
     return orphans.Context(
         now=now,
         grace=GRACE,
