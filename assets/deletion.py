@@ -97,7 +97,9 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
-    if summary.actionable:
+    if summary.actionable and not summary.ledgers:
+        how = "Nothing to delete."
+    elif summary.actionable:
         config = json.dumps(run_config(summary, settings.apply.model_dump()), indent=2)
         how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
     else:
