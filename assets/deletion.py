@@ -22,6 +22,7 @@ from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
+from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
 
@@ -71,7 +72,11 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def ledger_deletions(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        outcomes = runs.delete_pending(where, context.run_id)
+        with (
+            closing(HttpBrokerAdmin(where.settings.pulsar)) as admin,
+            reporting(where.spark, context.log.info, lambda: f"{pending(admin)} intents left"),
+        ):
+            outcomes = runs.delete_pending(where, context.run_id)
         _mark_namespaces(context, cluster, where.lake.location)
         metadata = outcomes_shown(outcomes)
         stopped = [o.reason for o in outcomes if o.outcome == STOPPED]

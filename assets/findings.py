@@ -15,6 +15,7 @@ from assets import show
 from assets.names import EPOCH, FINDINGS, key
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.spark.findings import build_findings
+from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
 _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
@@ -72,7 +73,8 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id, _ = where.lake.open_epoch(context.run_id)
-        rows = build_findings(where, epoch_id)
+        with reporting(where.spark, context.log.info):
+            rows = build_findings(where, epoch_id)
         uri = where.lake.epoch_table(epoch_id, "findings")
         for name in FINDINGS:
             wanted = rows.where(f.col("finding").isin([kind.value for kind in _SHOWS[name][1]]))

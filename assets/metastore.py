@@ -12,7 +12,8 @@ from pyspark.sql import Row
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.coverage import Census
-from pulsar_lifecycle.spark.scan import new_epoch_id, scan_table
+from pulsar_lifecycle.spark.scan import new_epoch_id, scan_table, stored_name
+from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
 _DESCRIPTIONS = {
@@ -52,10 +53,11 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         else:
             epoch_id, _ = where.lake.open_epoch(context.run_id)
         roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
-        counts = [scan_table(where, epoch_id, table, root) for root in roots]
+        with reporting(where.spark, context.log.info):
+            counts = [scan_table(where, epoch_id, table, root) for root in roots]
         for census in counts:
             where.lake.store_census(epoch_id, census)
-            context.log.info(f"{table} {census.root}: {census.listed} listed, {census.decoded} decoded")
+            context.log.info(f"{stored_name(table, census.root)}: {census.listed} listed, {census.decoded} decoded")
         if table == "managed_ledgers":
             _register_namespaces(
                 context, cluster, where.table(epoch_id, table).select("namespace").distinct().collect()

@@ -15,6 +15,7 @@ from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.spark.findings import close_epoch
 from pulsar_lifecycle.spark.scan import build_references
+from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
 COVERAGE = "coverage"
@@ -44,8 +45,9 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
     ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id, started_at = where.lake.open_epoch(context.run_id)
-        rows = build_references(where, epoch_id)
-        epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())
+        with reporting(where.spark, context.log.info):
+            rows = build_references(where, epoch_id)
+            epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())
         counts = {
             r["kind"]: r["n"]
             for r in rows.where("ledger_id is not null").groupBy("kind").agg(f.count("*").alias("n")).collect()

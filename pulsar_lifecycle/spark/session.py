@@ -6,7 +6,10 @@ Belongs here: what any session needs, whatever its master. Not here: creating it
 from __future__ import annotations
 
 import tempfile
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyspark
@@ -16,6 +19,8 @@ import pulsar_lifecycle
 from pulsar_lifecycle.spark import sources
 
 CONF = {
+    # The first-tier compiler: a run lives for minutes, and compiling well took the driver a third of its CPU time.
+    "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
@@ -49,3 +54,35 @@ def _zip() -> Path:
         for path in sorted(root.rglob("*.py")):
             archive.write(path, f"pulsar_lifecycle/{path.relative_to(root)}")
     return target
+
+
+@contextmanager
+def reporting(spark: SparkSession, say: Callable[[str], None], extra: Callable[[], str] = str) -> Iterator[None]:
+    """Say every :data:`REPORT_SECONDS` how many tasks of the running stages are done, and what ``extra`` adds.
+
+    Runs in a thread of its own; what goes wrong there is said once and ends the reports, never the work.
+    """
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(REPORT_SECONDS):
+            try:
+                tracker = spark.sparkContext.statusTracker()
+                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                tasks = ", ".join(f"{s.numCompletedTasks} of {s.numTasks} tasks" for s in stages if s)
+                say("; ".join(part for part in (tasks or "planning", extra()) if part))
+            except Exception as error:
+                say(f"no more progress reports: {error}")
+                return
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+REPORT_SECONDS = 15.0
+"""Seconds between two progress reports."""
