@@ -54,6 +54,6 @@ def pipelines(sandbox: Cluster, spark: None, tmp_path_factory: pytest.TempPathFa
         made = {section: dict(values) for section, values in (overrides or {}).items()}
         if lake:
             made.setdefault("lake", {})["path"] = lake
-        return Pipeline(sandbox, folder, made)
+        return Pipeline(driving.settings_file(sandbox, folder, made))
 
     return make

@@ -50,7 +50,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
         "bookkeeper": {"shared_with": []},
         "lake": {"path": str(folder / "lake")},
         "spark": {"master": "local[2]", "scan_partitions": 2},
-        "orphans": {"grace_period": "1s", "confirm_after": "0s"},
+        "orphans": {"grace_period": 0, "confirm_after": "0s"},
         "deletion": {"deliver_after": 0, "idle_timeout": "2s"},
     }
     for section, values in (overrides or {}).items():
@@ -91,12 +91,9 @@ class Planned:
 class Pipeline:
     """One operator with a settings file and a lake of his own."""
 
-    def __init__(
-        self, sandbox: Cluster, folder: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None
-    ) -> None:
-        self.sandbox = sandbox
-        self.file = settings_file(sandbox, folder, overrides)
-        self._resource = LifecycleResource(config_file=str(self.file))
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._resource = LifecycleResource(config_file=str(file))
 
     @property
     def where(self) -> Where:
@@ -214,11 +211,25 @@ def wait_until_unloaded_counts(since: float) -> None:
     time.sleep(max(0.0, since + 3 * STATS_INTERVAL + 1 - time.time()))
 
 
+def wait_listed(sandbox: Cluster, topic: str) -> None:
+    """Until a broker lists a topic that is loaded."""
+    with _admin(sandbox) as admin:
+        wait_for(f"a broker to list {topic}", lambda: topic in admin.loaded_topics())
+
+
 def wait_unlisted(sandbox: Cluster, topics: Iterable[str]) -> None:
     """Until no broker lists any of the topics."""
-    settings = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
-    with closing(HttpBrokerAdmin(settings)) as admin:
-        wait_for("the brokers to forget the topics", lambda: not set(topics) & set(admin.loaded_topics()))
+    gone = set(topics)
+    with _admin(sandbox) as admin:
+        wait_for("the brokers to forget the topics", lambda: not gone & set(admin.loaded_topics()))
+
+
+@contextmanager
+def _admin(sandbox: Cluster) -> Iterator[HttpBrokerAdmin]:
+    with closing(
+        HttpBrokerAdmin(PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url))
+    ) as admin:
+        yield admin
 
 
 def transactions(zk: KazooClient, roots: Iterable[str]) -> dict[str, tuple[int, int]]:

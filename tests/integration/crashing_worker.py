@@ -1,0 +1,51 @@
+"""A deletion run that is killed by ``SIGKILL`` at a chosen step: ``python -m ... SETTINGS STEP BATCH``.
+
+The worker is the one Spark runs on its executors, in this process, with real servers; only the port that takes the step
+is replaced by one that dies there. Steps: ``delete`` (archived, nothing deleted yet), ``journal`` (deleted, nothing
+journalled), ``acknowledge`` (journalled, not acknowledged).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine.deletion import Run
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.spark import deletion, runs
+from pulsar_lifecycle.spark.deletion import Outcome
+from pulsar_lifecycle.spark.scan import Cluster
+
+PORTS = {
+    "delete": (deletion.KazooStore, "delete_many"),
+    "journal": (deletion.FileJournal, "record"),
+    "acknowledge": (deletion.PulsarDeletionQueue, "acknowledge"),
+}
+
+
+def die(*_: Any, **__: Any) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still alive")
+
+
+def work(_: Any, settings: Any, run: Run) -> list[Outcome]:
+    slot = pa.RecordBatch.from_pydict({"id": [0]})
+    list(deletion._Worker(settings, run, 1, None)([slot]))
+    return []
+
+
+if __name__ == "__main__":
+    path, step, batch = sys.argv[1:]
+    settings = load_settings(path)
+    settings = settings.model_copy(update={"deletion": settings.deletion.model_copy(update={"batch": int(batch)})})
+    port, method = PORTS[step]
+    setattr(port, method, die)
+    runs.delete_from_queue = work  # type: ignore[assignment]
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+    runs.delete_pending(Cluster(spark, settings, path, Lake(settings.lake.path)), f"killed at {step}")

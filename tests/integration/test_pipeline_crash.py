@@ -1,0 +1,76 @@
+"""A deletion run that is killed at its worst moments: the next one finishes, nothing is lost, nothing done twice."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sandbox import plant, topics, verify
+from sandbox.cluster import Cluster
+from sandbox.seed import Live
+from tests.integration.pipeline import (
+    Pipeline,
+    existing,
+    new_namespace,
+    wait_unlisted,
+    waiting,
+)
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+
+
+def killed_at(step: str, pipeline: Pipeline, batch: int) -> None:
+    command = [sys.executable, "-m", "tests.integration.crashing_worker", str(pipeline.file), step, str(batch)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, f"it was not killed at {step}: {done.stderr[-2000:]}"
+
+
+def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    namespace = new_namespace(sandbox, "crash")
+    names = [f"persistent://{namespace}/leaked-{number}" for number in range(2)]
+    ids = {entry.ledger_id for name in names for entry in plant.orphan_data(sandbox, name)}
+    half = f"persistent://{namespace}/half-listed"
+    planted, contents = plant.orphan_data_of_live_topic(sandbox, half)
+    ids |= {entry.ledger_id for entry in planted}
+    wait_unlisted(sandbox, [*names, half])
+    pipeline = pipelines({"zookeeper": {"session_timeout": "4s"}})
+    planned = pipeline.confirmed_plan()
+    assert ids <= planned.ids
+    sent = pipeline.apply(pipeline.order(planned)).sent
+    pipeline.scan()
+
+    killed_at("delete", pipeline, batch=1000)
+    assert existing(sandbox, ids) == ids, "something was deleted before the kill"
+    assert all(pipeline.archived(ledger) for ledger in ids), "killed before the archive was closed"
+    assert pipeline.journal() == []
+    assert waiting(sandbox) == sent
+
+    killed_at("acknowledge", pipeline, batch=2)
+    first = ids - existing(sandbox, ids)
+    assert {row["ledger_id"] for row in pipeline.journal() if row["outcome"] == "deleted"} & ids == first
+    assert waiting(sandbox) == sent
+
+    killed_at("journal", pipeline, batch=1000)
+    assert not existing(sandbox, ids)
+    assert waiting(sandbox) == sent
+
+    outcomes = pipeline.delete_pending("rest")
+    assert waiting(sandbox) == 0, outcomes
+    assert {outcome.outcome for outcome in outcomes} == {"gone"}, outcomes
+    deleted = Counter(row["ledger_id"] for row in pipeline.journal() if row["outcome"] == "deleted")
+    assert set(deleted.values()) <= {1}
+    assert first <= set(deleted)
+    for ledger in ids:
+        assert pipeline.archived(ledger)
+        assert pipeline.journal(ledger)[-1]["outcome"] == "gone"
+        assert pipeline.archived(ledger)[-1]["run_id"] in {"killed at acknowledge", "killed at journal"}
+    assert verify.read_back(sandbox, [Live(half, len(contents), topics.digest(contents))]) == []
+    assert pipeline.plan(pipeline.scan()).rows == []

@@ -1,0 +1,192 @@
+"""What must not be applied or deleted is refused before anything happens, each rule with its own words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from kazoo.client import KazooClient
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.errors import LifecycleError, Paused, Refused
+from pulsar_lifecycle.plan.deletion import Caps, PlanSummary, digest
+from pulsar_lifecycle.spark import runs
+from sandbox import plant
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import NO_CAPS, Pipeline, Planned, existing, new_namespace, waiting
+
+pytestmark = pytest.mark.integration
+
+DAY_MS = 86_400_000
+
+
+@dataclass
+class Ready:
+    """A plan that could be applied, and its ledgers."""
+
+    pipeline: Pipeline
+    planned: Planned
+    ids: set[int]
+
+    def forged(self, **changes: Any) -> Order:
+        """The same rows under a changed summary whose digest is right."""
+        summary, rows = self.pipeline.where.lake.plan(self.planned.summary.plan_id)
+        changed = replace(summary, plan_id=f"{summary.plan_id}-changed", **changes)
+        changed = replace(changed, digest=digest(rows, changed.to_json()))
+        self.pipeline.where.lake.store_plan(changed, rows)
+        return Order(changed.plan_id, changed.digest, NO_CAPS)
+
+
+@pytest.fixture(scope="module")
+def ready(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Ready:
+    topic = f"persistent://{new_namespace(sandbox, 'refused')}/leaked"
+    ids = {entry.ledger_id for _ in range(3) for entry in plant.young(sandbox, topic)}
+    pipeline = pipelines()
+    pipeline.scan()
+    planned = pipeline.plan(pipeline.scan())
+    assert planned.summary.actionable, planned.summary.gaps
+    assert ids <= planned.ids
+    return Ready(pipeline, planned, ids)
+
+
+@pytest.fixture(autouse=True)
+def nothing_happened(sandbox: Cluster, ready: Ready) -> Iterator[None]:
+    yield
+    assert existing(sandbox, ready.ids) == ready.ids
+    assert waiting(sandbox) == 0
+
+
+def refuses(pipeline: Pipeline, order: Order, words: str, kind: type[LifecycleError] = Refused) -> None:
+    """With the queue and without it."""
+    with pytest.raises(kind, match=words):
+        pipeline.apply(order)
+    with pytest.raises(kind, match=words):
+        runs.apply_directly(pipeline.where, "direct", order)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fingerprint": "0" * 32}, "of another cluster"),
+        ({"actionable": False, "gaps": ("schemas was not read",)}, "report-only: schemas was not read"),
+    ],
+)
+def test_a_plan_that_is_not_for_this_cluster_as_it_was_seen(ready: Ready, changes: dict[str, Any], words: str) -> None:
+    refuses(ready.pipeline, ready.forged(**changes), words)
+
+
+@pytest.mark.parametrize("age_ms", [DAY_MS + 60_000, -60_000])
+def test_an_expired_plan_and_one_from_the_future(ready: Ready, age_ms: int) -> None:
+    refuses(ready.pipeline, ready.forged(created_at=ready.planned.summary.created_at - age_ms), "minutes old")
+
+
+def test_a_fresh_plan_of_an_old_scan(ready: Ready) -> None:
+    lake = ready.pipeline.where.lake
+    epoch = lake.epoch(ready.planned.summary.epoch_id)
+    old = replace(epoch, epoch_id=f"{epoch.epoch_id}-old", started_at=epoch.started_at - DAY_MS - 60_000)
+    lake.store_epoch(old, lake.referenced(epoch.epoch_id), lake.context(epoch.epoch_id))
+    refuses(ready.pipeline, ready.forged(epoch_id=old.epoch_id), "its scan .* minutes old")
+    refuses(ready.pipeline, ready.forged(epoch_id="20000101T000000-abcdef"), "its scan .* is not kept")
+
+
+def test_a_plan_whose_rows_were_changed(ready: Ready) -> None:
+    order = ready.forged(confirmed_by="")
+    file = Path(ready.pipeline.lake) / "plans" / order.plan_id / "rows.parquet"
+    rows = pq.read_table(file)
+    ids = pa.array([row + 1 for row in rows.column("ledger_id").to_pylist()], pa.int64())
+    pq.write_table(rows.set_column(0, rows.schema.field(0), ids), file)
+    refuses(ready.pipeline, order, "digest")
+
+
+def test_a_plan_with_another_digest_than_the_operator_saw(ready: Ready) -> None:
+    refuses(ready.pipeline, replace(ready.pipeline.order(ready.planned), digest="0" * 64), "you gave 0000")
+
+
+def test_a_summary_that_was_made_actionable(ready: Ready) -> None:
+    order = ready.forged(actionable=False, gaps=("x",))
+    summary: PlanSummary
+    summary, rows = ready.pipeline.where.lake.plan(order.plan_id)
+    ready.pipeline.where.lake.store_plan(replace(summary, actionable=True, gaps=()), rows)
+    refuses(ready.pipeline, order, "digest")
+
+
+@pytest.mark.parametrize(
+    ("caps", "cap"),
+    [
+        (replace(NO_CAPS, max_ledgers=1), "max_ledgers"),
+        (replace(NO_CAPS, max_share=0.0001), "max_share"),
+        (replace(NO_CAPS, max_bytes=1), "max_bytes"),
+        (replace(NO_CAPS, max_ledgers_per_topic=2), "max_ledgers_per_topic"),
+    ],
+)
+def test_a_plan_over_a_cap(ready: Ready, caps: Caps, cap: str) -> None:
+    refuses(ready.pipeline, ready.pipeline.order(ready.planned, caps), cap)
+
+
+def test_a_switched_off_deletion(ready: Ready, pipelines: Callable[..., Pipeline]) -> None:
+    off = pipelines({"deletion": {"topicTwoPhaseDeletionEnabled": False}}, lake=ready.pipeline.lake)
+    refuses(off, ready.pipeline.order(ready.planned), "topicTwoPhaseDeletionEnabled")
+
+
+def test_a_root_that_was_declared_after_the_scan(
+    ready: Ready, sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    shared = {"shared_with": [{"name": "newcomer", "hosts": f"{sandbox.zookeeper}/newcomer"}]}
+    wiser = pipelines({"bookkeeper": shared}, lake=ready.pipeline.lake)
+    with pytest.raises(Refused, match="shared_with"):
+        wiser.delete_pending()
+
+
+def test_a_lake_without_a_scan(pipelines: Callable[..., Pipeline]) -> None:
+    with pytest.raises(LifecycleError, match="no scan"):
+        pipelines().delete_pending()
+
+
+def test_everything_while_paused(ready: Ready, sandbox: Cluster) -> None:
+    with sandbox.metadata() as zk, _znode(zk, control.PAUSE):
+        refuses(ready.pipeline, ready.pipeline.order(ready.planned), "paused", Paused)
+        with pytest.raises(Paused):
+            ready.pipeline.delete_pending()
+
+
+def test_a_run_while_another_holds_the_lease(
+    ready: Ready, sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    impatient = pipelines({"zookeeper": {"session_timeout": "4s"}}, lake=ready.pipeline.lake)
+    with (
+        sandbox.metadata() as zk,
+        _znode(zk, control.HOLDER, b"run 4711"),
+        pytest.raises(Refused, match="run 4711"),
+    ):
+        impatient.delete_pending()
+
+
+def test_waiting_times_below_their_floors_on_a_cluster_that_is_no_sandbox(ready: Ready, sandbox: Cluster) -> None:
+    with sandbox.metadata() as zk:
+        data, _ = zk.get(control.SANDBOX)
+        zk.delete(control.SANDBOX)
+        try:
+            with pytest.raises(Refused, match="floor"):
+                ready.pipeline.delete_pending()
+            with pytest.raises(Refused, match="floor"):
+                runs.apply_directly(ready.pipeline.where, "direct", ready.pipeline.order(ready.planned))
+            epoch = ready.pipeline.where.lake.epoch(ready.planned.summary.epoch_id)
+            assert not ready.pipeline.plan(epoch).summary.actionable
+        finally:
+            zk.create(control.SANDBOX, data)
+
+
+@contextmanager
+def _znode(zk: KazooClient, path: str, data: bytes = b"") -> Iterator[None]:
+    zk.create(path, data, makepath=True)
+    try:
+        yield
+    finally:
+        zk.delete(path)
