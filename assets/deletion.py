@@ -39,7 +39,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, _ = where.lake.open_epoch(context.run_id)
+        epoch_id, _ = where.lake.open_epoch(context.run.run_id)
         summary, rows = runs.make_plan(where, where.lake.epoch(epoch_id))
         return dg.MaterializeResult(
             metadata={
@@ -76,7 +76,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             closing(HttpBrokerAdmin(where.settings.pulsar)) as admin,
             reporting(where.spark, context.log.info, lambda: f"{pending(admin)} intents left"),
         ):
-            outcomes = runs.delete_pending(where, context.run_id)
+            outcomes = runs.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.lake.location)
         metadata = outcomes_shown(outcomes)
         stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
@@ -154,7 +154,7 @@ def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, lake: str)
     """Only namespaces where this run deleted something get an event."""
     partitions = namespace_partitions(cluster)
     assert partitions.name is not None
-    found = _by_namespace(journal_rows(lake, run_id=context.run_id), None)
+    found = _by_namespace(journal_rows(lake, run_id=context.run.run_id), None)
     if found:
         context.instance.add_dynamic_partitions(partitions.name, sorted(found))
     for namespace, metadata in found.items():

@@ -72,7 +72,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     @dg.multi_asset(name=f"{cluster}_findings", specs=specs)
     def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, _ = where.lake.open_epoch(context.run_id)
+        epoch_id, _ = where.lake.open_epoch(context.run.run_id)
         with reporting(where.spark, context.log.info):
             rows = build_findings(where, epoch_id)
         uri = where.lake.epoch_table(epoch_id, "findings")

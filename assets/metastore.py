@@ -47,11 +47,11 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         if first:
             now = SystemClock().now_ms()
             epoch_id = new_epoch_id(now)
-            where.lake.begin_epoch(epoch_id, now, context.run_id)
+            where.lake.begin_epoch(epoch_id, now, context.run.run_id)
             for old in where.lake.prune(now):
                 context.log.info(f"removed epoch {old} from the lake")
         else:
-            epoch_id, _ = where.lake.open_epoch(context.run_id)
+            epoch_id, _ = where.lake.open_epoch(context.run.run_id)
         roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
         with reporting(where.spark, context.log.info):
             counts = [scan_table(where, epoch_id, table, root) for root in roots]

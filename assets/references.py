@@ -44,7 +44,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource
     ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, started_at = where.lake.open_epoch(context.run_id)
+        epoch_id, started_at = where.lake.open_epoch(context.run.run_id)
         with reporting(where.spark, context.log.info):
             rows = build_references(where, epoch_id)
             epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())

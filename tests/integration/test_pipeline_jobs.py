@@ -1,0 +1,108 @@
+"""The pipeline as an operator drives it: Dagster jobs, the plan's page, the coverage check, the journal's events."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.plan.deletion import run_config
+from sandbox import plant
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_unlisted, waiting
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def key(name: str) -> dg.AssetKey:
+    return dg.AssetKey(["sandbox", name])
+
+
+class Jobs:
+    """The jobs of one pipeline's code location."""
+
+    def __init__(self, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
+        self._defs = build_defs(str(pipeline.file))
+        self._instance = instance
+
+    def run(self, name: str, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
+        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+        job = self._defs.resolve_job_def(name)
+        return job.execute_in_process(run_config={**quiet, **(config or {})}, instance=self._instance)
+
+    def page(self, name: str) -> dict[str, Any]:
+        """What the newest materialization of an asset shows."""
+        event = self._instance.get_latest_materialization_event(key(name))
+        assert event is not None
+        assert event.asset_materialization is not None
+        return {
+            label: getattr(value, "md_str", None) or value.value
+            for label, value in event.asset_materialization.metadata.items()
+        }
+
+
+def test_an_operator_scans_applies_what_the_page_says_and_deletes(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline], instance: dg.DagsterInstance
+) -> None:
+    namespace = new_namespace(sandbox, "jobs")
+    leaked = f"persistent://{namespace}/leaked"
+    orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)}
+    wait_unlisted(sandbox, [leaked])
+    pipeline = pipelines({"apply": {"max_share": 1.0}})
+    jobs = Jobs(pipeline, instance)
+    jobs.run("scan")
+    scanned = jobs.run("scan")
+    (check,) = scanned.get_asset_check_evaluations()
+    assert check.passed, check.description
+    page = jobs.page("deletion_plan")
+    assert page["actionable"]
+    assert page["dagster/row_count"] >= len(orphans)
+    summary, rows = pipeline.where.lake.plan(page["plan id"])
+    assert orphans <= set(rows.column("ledger_id").to_pylist())
+    (said,) = re.findall(r"```json\n(.*?)```", "\n".join(str(value) for value in page.values()), re.DOTALL)
+    config = json.loads(said)
+    assert config == run_config(summary, {"max_share": 1.0, **_caps(pipeline)})
+
+    jobs.run("apply_plan", config)
+    assert waiting(sandbox) == summary.ledgers
+    deleting = jobs.run("delete_pending")
+    assert jobs.page("ledger_deletions")["dagster/row_count"] == summary.ledgers
+    assert not existing(sandbox, orphans)
+    assert waiting(sandbox) == 0
+    for ledger in orphans:
+        assert [(row["run_id"], row["outcome"]) for row in pipeline.journal(ledger)] == [(deleting.run_id, "deleted")]
+    events = instance.get_event_records(
+        dg.EventRecordsFilter(
+            dg.DagsterEventType.ASSET_MATERIALIZATION, key("deletions_by_namespace"), asset_partitions=[namespace]
+        )
+    )
+    (event,) = events
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.metadata["dagster/row_count"].value == len(orphans)
+
+
+def test_the_coverage_check_says_what_is_missing_and_the_plan_says_report_only(
+    pipelines: Callable[..., Pipeline], instance: dg.DagsterInstance
+) -> None:
+    jobs = Jobs(pipelines({"bookkeeper": {"shared_with": None}}), instance)
+    (check,) = jobs.run("scan").get_asset_check_evaluations()
+    assert not check.passed
+    assert "bookkeeper.shared_with" in (check.description or "")
+    page = jobs.page("deletion_plan")
+    assert not page["actionable"]
+    assert any("bookkeeper.shared_with" in str(value) for value in page.values())
+
+
+def _caps(pipeline: Pipeline) -> dict[str, Any]:
+    return pipeline.where.settings.apply.model_dump()
