@@ -227,10 +227,10 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
 _STRANGE = "not a managed-ledger path of Pulsar 4.0"
 
 
-def _holding_data(store: MetadataStore, paths: Sequence[str]) -> list[Unit]:
-    """Error units for z-nodes above the topics that hold data: managed ledgers of something else than Pulsar 4.0."""
+def _holding_data(store: MetadataStore, paths: Sequence[str], strange: str = _STRANGE) -> list[Unit]:
+    """Error units for z-nodes above topics or schemas that hold data: written by something else than Pulsar 4.0."""
     return [
-        Unit(node.path, None, 0, f"{UNREAD}it holds {len(node.data)} bytes: {_STRANGE}")
+        Unit(node.path, None, 0, f"{UNREAD}it holds {len(node.data)} bytes: {strange}")
         for node in store.read(paths)
         if isinstance(node, Node) and node.data
     ]
@@ -343,14 +343,19 @@ def _cursor_values(data: bytes) -> tuple[Any, ...]:
 
 
 def schema_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
-    """Every namespace node below ``/schemas`` (V1 names one level deeper), cut into chunks of schema names."""
+    """Every namespace below ``/schemas``, cut into chunks of schema names.
+
+    A namespace that lost its last schema stays behind as an empty z-node and gives no unit.
+    """
     tenants, failed = _list(store, [SCHEMAS_ROOT])
     units = list(failed)
     namespaces, failed = _list(store, [f"{c.path}/{n}" for c in tenants for n in c.names])
     units += failed
-    for listing in namespaces:
-        if not wanted(listing.path[len(SCHEMAS_ROOT) + 1 :]):
-            continue
+    paths = [f"{c.path}/{n}" for c in namespaces for n in c.names]
+    paths = [path for path in paths if wanted(path[len(SCHEMAS_ROOT) + 1 :])]
+    listings, failed = _list(store, paths)
+    units += failed + _holding_data(store, paths, "not a schema path of Pulsar 4.0")
+    for listing in listings:
         for start in range(0, len(listing.names), CHUNK):
             units.append(Unit(listing.path, listing.names[start : start + CHUNK], listing.num_children))
     return units

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 
@@ -10,6 +11,7 @@ from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.ports import Node, Stat
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import scan, whole_round
 
@@ -66,3 +68,41 @@ def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: Simula
     cluster.put(f"{path}/shadow", json.dumps(document).encode())
     with pytest.raises(CorruptFormat, match="no permission"):
         scan(cluster)
+
+
+def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cluster: SimulatedCluster) -> None:
+    tags = {"component": "schema", "pulsar/schemaId": "acme/orders/placed"}
+    cluster.topic(V2, [cluster.ledger(data_tags(V2))])
+    cluster.schema("acme/orders/placed", [cluster.ledger(tags, entries=[cluster.schema_entry()])])
+    cluster.put("/schemas/acme/empty", b"")
+    assert scan(cluster).epoch.gaps == ()
+    store = cluster.open_store()
+    for namespace, count in (("acme/orders", 1), ("acme/empty", 0), ("acme/other", 0)):
+        assert len(inventory.schema_units(store, lambda name, wanted=namespace: name == wanted)) == count
+    cluster.put("/schemas/acme/strange", b"data")
+    assert any("not a schema path" in gap for gap in scan(cluster).epoch.gaps)
+
+
+@pytest.mark.parametrize(
+    ("path", "ledger_id"),
+    [
+        ("/ledgers/00/0000/L0000", 0),
+        ("/ledgers/12/3456/L7890", 1_234_567_890),
+        ("/ledgers/21/4748/L3646", 2**31 - 2),
+        ("/ledgers/21/4748/L3647", None),
+        ("/ledgers/000/0000/0021/4748/L3646", None),
+        ("/ledgers/000/0000/0021/4748/L3647", 2**31 - 1),
+        ("/ledgers/922/3372/0368/5477/L5807", 2**63 - 1),
+        ("/ledgers/922/3372/0368/5477/L5808", None),
+        ("/ledgers/00/0000/L000", None),
+        ("/ledgers/00/0000/L00000", None),
+        ("/ledgers/00/0000/L000x", None),
+        ("/ledgers/00/0000/M0000", None),
+        ("/elsewhere/00/0000/L0000", None),
+    ],
+)
+def test_only_a_ledgers_own_path_gives_its_id(path: str, ledger_id: int | None) -> None:
+    stat = Stat(*(0 for _ in fields(Stat)))
+    row = inventory.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
+    assert row["ledger_id"] == ledger_id
+    assert row["error"] == ("empty" if ledger_id is not None else "unread: not a ledger z-node")
