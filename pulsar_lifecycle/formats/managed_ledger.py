@@ -149,12 +149,12 @@ def _properties(container: Iterable[pb.KeyValue]) -> dict[str, str]:
 
 
 def _ledger(message: pb.ManagedLedgerInfo.LedgerInfo) -> LedgerInfo:
-    _wire.known(message)
+    # A scan does this for every ledger there is; a number other than 0 is there without asking for its presence.
     return LedgerInfo(
-        _wire.at_least(0, "ledgerId", message.ledgerId),
-        _wire.optional(message, "entries"),
-        _wire.optional(message, "size"),
-        _wire.optional(message, "timestamp"),
+        _wire.at_least(0, "ledgerId", _wire.known(message).ledgerId),
+        message.entries or _wire.optional(message, "entries"),
+        message.size or _wire.optional(message, "size"),
+        message.timestamp or _wire.optional(message, "timestamp"),
         _offload(message.offloadContext) if message.HasField("offloadContext") else None,
     )
 
