@@ -80,7 +80,7 @@ class ZooKeeperSettings(_Section):
     sasl_username: str = ""
     sasl_password: SecretRef | None = None
     session_timeout: Seconds = 30.0
-    reads_per_second: int = Field(50_000, gt=0)
+    reads_per_second: int = Field(default=50_000, gt=0)
     """Z-nodes read per second, over all executors together."""
     slow_above: Seconds = 0.1
     stop_above: Seconds = 0.5
@@ -135,7 +135,7 @@ class SparkSettings(_Section):
 
     master: str = "local[*]"
     conf: dict[str, str] = {}
-    scan_partitions: int = Field(8, gt=0)
+    scan_partitions: int = Field(default=8, gt=0)
 
 
 class OrphanSettings(_Section):
@@ -151,30 +151,30 @@ class OrphanSettings(_Section):
     """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned."""
     system_topics: bool = False
     """Opt in to deleting orphans of system topics."""
-    max_shrinkage: float = Field(0.2, ge=0, le=1)
+    max_shrinkage: float = Field(default=0.2, ge=0, le=1)
     """Share by which a listing may shrink between epochs, net of our own journal, before the plan is report-only."""
 
 
 class ApplySettings(_Section):
     """Blast-radius caps of one apply."""
 
-    max_ledgers: int = Field(100_000, gt=0)
-    max_share: float = Field(0.05, gt=0, le=1)
+    max_ledgers: int = Field(default=100_000, gt=0)
+    max_share: float = Field(default=0.05, gt=0, le=1)
     """Share of the cluster's ledgers."""
-    max_bytes: int = Field(1 << 50, gt=0)
-    max_ledgers_per_topic: int = Field(100_000, gt=0)
+    max_bytes: int = Field(default=1 << 50, gt=0)
+    max_ledgers_per_topic: int = Field(default=100_000, gt=0)
 
 
 class DeletionSettings(_Section):
     """The deletion queue and the deletion run. The camel-case names are PIP-186's own."""
 
     topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
-    twoPhaseDeletionLedgerDeletionParallelism: int = Field(4, gt=0)  # noqa: N815 - the PIP's name
+    twoPhaseDeletionLedgerDeletionParallelism: int = Field(default=4, gt=0)  # noqa: N815 - the PIP's name
     deliver_after: Seconds = 600.0
-    deletes_per_second: int = Field(1_000, gt=0)
+    deletes_per_second: int = Field(default=1_000, gt=0)
     """Z-node deletions per second, over all executors together."""
-    batch: int = Field(500, gt=0, le=2000)
-    max_messages: int = Field(1_000_000, gt=0)
+    batch: int = Field(default=500, gt=0, le=2000)
+    max_messages: int = Field(default=1_000_000, gt=0)
     """Messages one run takes from the queue."""
     idle_timeout: Seconds = 5.0
     """A consumer that received nothing for this long ends its work."""

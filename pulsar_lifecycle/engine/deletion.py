@@ -500,11 +500,23 @@ def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str
             d.settle(LATER, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
 
 
+def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a refused message, as many as fit :data:`RAW_LIMIT` characters."""
+    kept: dict[str, str] = {}
+    room = RAW_LIMIT
+    for name, value in sorted(properties.items()):
+        room -= len(name) + len(value)
+        if room < 0:
+            break
+        kept[name] = value
+    return kept
+
+
 def _row(run: Run, d: Decision, now: int) -> JournalRow:
     info = d.message.info
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     if d.outcome == REFUSED:
-        detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": dict(d.message.properties)}
+        detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
     return JournalRow(
         run_id=run.run_id,
         cluster=run.cluster,
