@@ -99,7 +99,8 @@ class PulsarSettings(_Section):
 class SharedRoot(_Section):
     """Another Pulsar cluster whose ledgers live in the same BookKeeper: its metadata is read for references."""
 
-    name: str
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
+    """Its tables are stored and its coverage is proven under this name."""
     hosts: str
     tls: Tls | None = None
     digest: SecretRef | None = None
@@ -115,6 +116,15 @@ class BookKeeperSettings(_Section):
     """Namespaces that exist under no declared root and whose ledgers may nevertheless be judged."""
     read_timeout: Seconds = 10.0
     tls: Tls | None = None
+
+    @field_validator("shared_with")
+    @classmethod
+    def _told_apart(cls, value: tuple[SharedRoot, ...] | None) -> tuple[SharedRoot, ...] | None:
+        names = [root.name for root in value or ()]
+        for name in names:
+            if names.count(name) > 1:  # only the first would be read, and the proof would hold for both
+                raise ValueError(f"two roots have the name {name!r}")
+        return value
 
 
 class LakeSettings(_Section):

@@ -95,3 +95,17 @@ def test_every_key_is_documented() -> None:
         fields = getattr(field.annotation, "model_fields", {})
         missing = [name for name in fields if f"`{section}.{name}`" not in text and f"`{name}`" not in text]
         assert not missing, f"docs/settings.md lacks {section}.{missing}"
+
+
+@pytest.mark.parametrize("names", [("",), ("west", "west"), ("a/../b",), ("a@b",)])
+def test_a_shared_root_has_a_name_of_its_own(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """An empty name would stand for our own root, a second one of the same name would never be read."""
+    roots = ", ".join(f'{{name = "{name}", hosts = "zk:2181/other"}}' for name in names)
+    with pytest.raises(ConfigError, match=r"bookkeeper\.shared_with"):
+        load_settings(write(tmp_path, f"{MINIMAL}\n[bookkeeper]\nshared_with = [{roots}]\n"))
+
+
+def test_shared_roots_with_different_names_are_fine(tmp_path: Path) -> None:
+    roots = '{name = "west", hosts = "zk:2181/west"}, {name = "east-2", hosts = "zk:2181/east"}'
+    settings = load_settings(write(tmp_path, f"{MINIMAL}\n[bookkeeper]\nshared_with = [{roots}]\n"))
+    assert [root.name for root in settings.bookkeeper.shared_with or ()] == ["west", "east-2"]
