@@ -49,7 +49,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
         "pulsar": {"admin_url": sandbox.admin_url, "service_url": sandbox.service_url},
         "bookkeeper": {"shared_with": []},
         "lake": {"path": str(folder / "lake")},
-        "spark": {"master": "local[2]", "scan_partitions": 2},
+        "spark": {"master": "local[2]", "scan_partitions": 2, "conf": {"spark.sql.shuffle.partitions": "2"}},
         "orphans": {"grace_period": 0, "confirm_after": "0s"},
         "deletion": {"deliver_after": 0, "idle_timeout": "2s"},
     }
@@ -70,7 +70,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
 
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return json.dumps(value)  # a JSON scalar is a TOML one, too

@@ -82,12 +82,8 @@ def test_an_operator_scans_applies_what_the_page_says_and_deletes(
     assert waiting(sandbox) == 0
     for ledger in orphans:
         assert [(row["run_id"], row["outcome"]) for row in pipeline.journal(ledger)] == [(deleting.run_id, "deleted")]
-    events = instance.get_event_records(
-        dg.EventRecordsFilter(
-            dg.DagsterEventType.ASSET_MATERIALIZATION, key("deletions_by_namespace"), asset_partitions=[namespace]
-        )
-    )
-    (event,) = events
+    wanted = dg.AssetRecordsFilter(key("deletions_by_namespace"), asset_partitions=[namespace])
+    (event,) = instance.fetch_materializations(wanted, limit=10).records
     assert event.asset_materialization is not None
     assert event.asset_materialization.metadata["dagster/row_count"].value == len(orphans)
 
