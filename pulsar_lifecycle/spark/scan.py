@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -129,7 +129,7 @@ def build_references(cluster: Cluster, epoch_id: str) -> DataFrame:
         topics = (
             cluster.table(epoch_id, "managed_ledgers", root)
             .where("error is null")
-            .select("managed_ledger", "path", "ledgers")
+            .select("managed_ledger", "path", f.transform("ledgers", _what_refers).alias("ledgers"))
         )
         cursors = cluster.table(epoch_id, "managed_cursors", root).where("error is null")
         schemas = (
@@ -162,6 +162,11 @@ def build_references(cluster: Cluster, epoch_id: str) -> DataFrame:
         union = union.unionAll(part)
     union.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "references"))
     return cluster.table(epoch_id, "references")
+
+
+def _what_refers(ledger: Column) -> Column:
+    """Of a LedgerInfo only what makes a reference: the rest need not go to Python and back for every ledger."""
+    return f.struct(ledger["ledger_id"], ledger["offload_complete"], ledger["bookkeeper_deleted"])
 
 
 def _each(make: Callable[[pa.RecordBatch], pa.Table]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

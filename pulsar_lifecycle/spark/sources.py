@@ -169,6 +169,8 @@ class MetastoreReader(DataSourceReader):
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    if batch.column("error").null_count == batch.num_rows:
+        return batch
     errors = batch.column("error").to_pylist()
     for error, path in zip(errors, batch.column("path").to_pylist(), strict=True):
         if error and error not in (tables.GONE, tables.EMPTY):

@@ -1,0 +1,336 @@
+"""The metastore scan and the whole orphan plan, side by side with the BookKeeper shell and with plain kazoo reads.
+
+    .venv/bin/python bench/metastore.py [--sizes 10k,100k,1M] [--data FOLDER]
+
+Starts a sandbox of its own (one ZooKeeper, one bookie, one broker), fills it (``dataset.py``), and at each size runs
+one after the other: ``bookkeeper shell listledgers -m``; our scan into Arrow, warm session; plain kazoo reads (up to
+100k ledgers); the whole plan twice, as the assets run it. Progress and a table go to stderr, one JSON document to
+stdout. It fails when a count is wrong, never because something was slow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import dataset
+from dataset import LEDGERS_PER_TOPIC, Contents
+from kazoo.client import KazooClient
+
+from assets.names import METASTORE
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.spark import findings, runs, scan
+from resources.lifecycle import LifecycleResource
+from sandbox import servers
+from sandbox.cluster import Cluster
+from sandbox.toolchain import find_tools
+
+T = TypeVar("T")
+KAZOO_UP_TO = 100_000
+PIPELINED = 1_000
+"""Requests that plain kazoo has in flight."""
+
+
+def main() -> None:
+    """Run every size and print the document."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="10k,100k,1M", help="ledgers, ascending (default 10k,100k,1M)")
+    parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
+    options = parser.parse_args()
+    sizes = [_number(size) for size in options.sizes.split(",")]
+    if sizes != sorted(sizes) or any(size % (100 * LEDGERS_PER_TOPIC) for size in sizes):
+        parser.error(f"--sizes: ascending multiples of {100 * LEDGERS_PER_TOPIC}")
+    with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
+        document = run(sizes, options.data or Path(temporary) / "sandbox")
+    print(json.dumps(document))
+    show(document)
+
+
+def run(sizes: list[int], data: Path) -> dict[str, Any]:
+    """Measure every size on one growing cluster; returns the document."""
+    # A million z-nodes do not fit into the heap that a laptop's sandbox gives its ZooKeeper.
+    servers._MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
+    cluster = Cluster(data, tell)
+    cluster.start(gc_wait=1800)
+    try:
+        own = len(list(_ledger_paths(cluster.zookeeper)))
+        load_before = os.getloadavg()[0]
+        began = time.monotonic()
+        where = LifecycleResource(config_file=str(_settings(cluster))).cluster()
+        started = time.monotonic() - began
+        rows: list[dict[str, Any]] = []
+        topics = 0
+        for size in sizes:
+            contents = Contents(size // LEDGERS_PER_TOPIC)
+            tell(f"{size} ledgers: writing {contents.topics - topics} more topics")
+            dataset.grow(cluster.zookeeper, cluster.bookies[0], topics, contents.topics)
+            topics = contents.topics
+            rows.append(measure(cluster, where, size, contents, own))
+        return {
+            "bench": "metastore",
+            "cpus": os.cpu_count(),
+            "load_average": [round(load_before, 1), round(os.getloadavg()[0], 1)],
+            "session_start_seconds": round(started, 1),
+            "data": "1 % of the topics have a schema and a __compaction cursor, in real ledgers with one real entry "
+            "each; 1 % of the topics were deleted and left their ledgers; other ledgers are z-nodes only",
+            "settings": "read budget and latency limits lifted; grace period and confirmation interval 0",
+            "sizes": rows,
+            "seconds_growth_per_ledger_growth": _growth(rows),
+        }
+    finally:
+        cluster.stop(purge=True)
+
+
+def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents, own: int) -> dict[str, Any]:
+    """One size. ``own``: ledgers that the sandbox had before any of ours."""
+    shell_seconds = list_with_shell(cluster, contents.ledgers + own if size <= KAZOO_UP_TO else None)
+    tell(f"{size} ledgers: shell {shell_seconds:.1f} s")
+    with resident() as peak:
+        if not rows_seen(where):  # also warms the session, the first time
+            raise SystemExit("the scan gave nothing")
+        scan_seconds = timed(lambda: scan_into_arrow(where))[1]
+        tell(f"{size} ledgers: scan {scan_seconds:.1f} s")
+        plans = [plan(where, contents, own) for _ in range(2)]  # the first is the scan that the second confirms
+        _expect("orphans planned", plans[1]["planned"], contents.orphans)
+        tell(f"{size} ledgers: plan {plans[0]['seconds']:.1f} s, again {plans[1]['seconds']:.1f} s")
+    found: dict[str, Any] = {
+        "ledgers": contents.ledgers,
+        "topics": contents.topics,
+        "topics_with_schema_and_compaction": contents.special,
+        "orphans": contents.orphans,
+        "shell_seconds": round(shell_seconds, 2),
+        "scan_seconds": round(scan_seconds, 2),
+        "shell_over_scan": round(shell_seconds / scan_seconds, 2),
+        "plan_seconds": plans[1]["seconds"],
+        "plan_over_shell": round(plans[1]["seconds"] / shell_seconds, 2),
+        "plan_stages": plans[1]["stages"],
+        "first_plan_seconds": plans[0]["seconds"],
+        "peak_resident_mib": peak[0] >> 20,
+    }
+    if size <= KAZOO_UP_TO:
+        read, kazoo_seconds = timed(lambda: read_with_kazoo(cluster.zookeeper))
+        tell(f"{size} ledgers: plain kazoo {kazoo_seconds:.1f} s")
+        _expect("ledgers read by kazoo", read, contents.ledgers + own)
+        found |= {"kazoo_seconds": round(kazoo_seconds, 2), "kazoo_over_scan": round(kazoo_seconds / scan_seconds, 2)}
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- ours
+
+
+def _frame(where: scan.Cluster) -> Any:
+    return where.spark.read.format("bookkeeper_ledgers").option("settings", where.settings_file).load()
+
+
+def rows_seen(where: scan.Cluster) -> int:
+    """How many ledgers the data source gives."""
+    return int(_frame(where).count())
+
+
+def scan_into_arrow(where: scan.Cluster) -> None:
+    """Every column of every ledger, decoded, as Arrow batches handed to Spark and then dropped."""
+    _frame(where).write.format("noop").mode("overwrite").save()
+
+
+def plan(where: scan.Cluster, contents: Contents, own: int) -> dict[str, Any]:
+    """What the assets do from ``bookkeeper_ledgers`` to ``deletion_plan``, with the seconds of each step."""
+    stages: dict[str, float] = {}
+
+    def step(name: str, work: Callable[[], T]) -> T:
+        result, seconds = timed(work)
+        stages[name] = round(seconds, 2)
+        return result
+
+    began = time.monotonic()
+    now = SystemClock().now_ms()
+    epoch_id = scan.new_epoch_id(now)
+    where.lake.begin_epoch(epoch_id, now, "")
+    census = [step(table, lambda table=table: scan.scan_table(where, epoch_id, table)) for table in METASTORE]
+    step("ledger_references", lambda: scan.build_references(where, epoch_id))
+    epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, SystemClock().now_ms()))
+    step("findings", lambda: findings.build_findings(where, epoch_id))
+    summary, _ = step("deletion_plan", lambda: runs.make_plan(where, epoch))
+    seconds = time.monotonic() - began
+    if epoch.gaps:
+        raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
+    _expect("ledgers listed", census[0].listed, contents.ledgers + own)
+    return {"seconds": round(seconds, 2), "stages": stages, "planned": summary.ledgers}
+
+
+def _settings(cluster: Cluster) -> Path:
+    """The sandbox's settings without what protects a live cluster from a scan, and with nothing to wait for."""
+    path = cluster.data / "bench.toml"
+    path.write_text(
+        f"""
+cluster = "bench"
+[zookeeper]
+hosts = "{cluster.zookeeper}"
+reads_per_second = 100000000
+slow_above = "30s"
+stop_above = "60s"
+[pulsar]
+admin_url = "{cluster.admin_url}"
+service_url = "{cluster.service_url}"
+[bookkeeper]
+shared_with = []
+[lake]
+path = "{cluster.data / "lake"}"
+[spark]
+master = "local[*]"
+scan_partitions = {os.cpu_count()}
+[orphans]
+grace_period = "0s"
+confirm_after = "0s"
+"""
+    )
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- others
+
+
+def list_with_shell(cluster: Cluster, expected: int | None) -> float:
+    """Seconds of ``bookkeeper shell listledgers -m``, JVM start included; counts what it printed if asked to."""
+    tools = find_tools(tell)
+    drivers = [option for option in servers._PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
+    command = [
+        *(tools.java, "-Xmx1g", *drivers, f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}"),
+        *("-cp", tools.pulsar, "org.apache.bookkeeper.bookie.BookieShell"),
+        *("-conf", str(cluster.data / "conf" / "bookie-1.conf"), "listledgers", "-m"),
+    ]
+    output = cluster.data / "shell.out" if expected is not None else Path(os.devnull)
+    with output.open("wb") as sink:
+        _, seconds = timed(lambda: subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=True))
+    if expected is not None:
+        with output.open("rb") as lines:
+            _expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in lines), expected)
+    return seconds
+
+
+def _ledger_paths(hosts: str) -> Iterator[str]:
+    with _kazoo(hosts) as client:
+        for top in client.get_children("/ledgers"):
+            if top.isdecimal() and len(top) == 2:
+                for middle in client.get_children(f"/ledgers/{top}"):
+                    for leaf in client.get_children(f"/ledgers/{top}/{middle}"):
+                        yield f"/ledgers/{top}/{middle}/{leaf}"
+
+
+def read_with_kazoo(hosts: str) -> int:
+    """List and read every ledger z-node with kazoo alone, pipelined, undecoded; returns how many."""
+    flying: deque[Any] = deque()
+    read = 0
+    with _kazoo(hosts) as client:
+        for path in _ledger_paths(hosts):
+            flying.append(client.get_async(path))
+            if len(flying) >= PIPELINED:
+                flying.popleft().get()
+                read += 1
+        while flying:
+            flying.popleft().get()
+            read += 1
+    return read
+
+
+@contextmanager
+def _kazoo(hosts: str) -> Iterator[KazooClient]:
+    client = KazooClient(hosts=hosts, timeout=30)
+    client.start(timeout=30)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- measuring
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """The result and the seconds on the clock."""
+    began = time.monotonic()
+    result = work()
+    return result, time.monotonic() - began
+
+
+@contextmanager
+def resident() -> Iterator[list[int]]:
+    """The peak of resident bytes of this process and all below it: driver JVM and Python workers.
+
+    Pages that they share count once for each of them.
+    """
+    peak = [0]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.5):
+            peak[0] = max(peak[0], _resident_below(os.getpid()))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _resident_below(root: int) -> int:
+    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True).stdout
+    processes = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    below = {root}
+    grown = 0
+    while grown != len(below):
+        grown = len(below)
+        below |= {pid for pid, parent, _ in processes if parent in below}
+    return sum(rss for pid, _, rss in processes if pid in below) * 1024
+
+
+def _growth(rows: list[dict[str, Any]]) -> list[float]:
+    """By what the plan's time grew over what the ledgers grew by, from each size to the next: 1 is linear."""
+    return [
+        round((after["plan_seconds"] / before["plan_seconds"]) / (after["ledgers"] / before["ledgers"]), 2)
+        for before, after in pairwise(rows)
+    ]
+
+
+def _expect(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise SystemExit(f"{what}: {found}, expected {expected}")
+
+
+def _number(text: str) -> int:
+    factors = {"k": 1_000, "M": 1_000_000}
+    return int(text[:-1]) * factors[text[-1]] if text[-1:] in factors else int(text)
+
+
+def tell(line: str) -> None:
+    """Progress, on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(document: dict[str, Any]) -> None:
+    """The table, on stderr."""
+    tell(f"{'ledgers':>9} {'shell':>8} {'scan':>8} {'shell/scan':>10} {'kazoo/scan':>10} {'plan':>8} {'peak MiB':>9}")
+    for row in document["sizes"]:
+        tell(
+            f"{row['ledgers']:>9} {row['shell_seconds']:>7.1f}s {row['scan_seconds']:>7.1f}s "
+            f"{row['shell_over_scan']:>10} {row.get('kazoo_over_scan', '-'):>10} "
+            f"{row['plan_seconds']:>7.1f}s {row['peak_resident_mib']:>9}"
+        )
+
+
+if __name__ == "__main__":
+    main()
