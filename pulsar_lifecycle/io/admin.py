@@ -87,13 +87,19 @@ class HttpBrokerAdmin:
         return loaded
 
     def stats_interval_ms(self) -> int:
-        """How often brokers refresh :meth:`loaded_topics` (``statsUpdateFrequencyInSecs`` of the broker asked)."""
-        path = "/admin/v2/brokers/configuration/runtime"
-        answer = self._get(path)
-        try:
-            return int(answer["statsUpdateFrequencyInSecs"]) * 1000
-        except (KeyError, TypeError, ValueError) as error:
-            raise _unexpected(path, "statsUpdateFrequencyInSecs") from error
+        """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
+        longest = 0
+        for broker in self.brokers():
+            url = self._web_url(broker).join("/admin/v2/brokers/configuration/runtime")
+            answer = self._get(url)
+            try:
+                seconds = int(answer["statsUpdateFrequencyInSecs"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise _unexpected(url, "statsUpdateFrequencyInSecs") from error
+            if seconds <= 0:
+                raise _unexpected(url, "statsUpdateFrequencyInSecs above 0")
+            longest = max(longest, seconds)
+        return longest * 1000
 
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.

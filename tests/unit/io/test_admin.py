@@ -293,6 +293,29 @@ def test_loaded_topics_fails_when_any_broker_does(broken):
         Cluster(answers | broken).admin.loaded_topics()
 
 
+RUNTIME = "/admin/v2/brokers/configuration/runtime"
+WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
+
+
+def test_the_statistics_interval_is_that_of_the_slowest_broker():
+    """A topic is unloaded only once the broker that might have it must have listed it."""
+    answers = {
+        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
+        ("GET", f"http://b2:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "600"},
+    }
+    assert Cluster(WEB | answers).admin.stats_interval_ms() == 600_000
+
+
+@pytest.mark.parametrize("second", [{"statsUpdateFrequencyInSecs": "0"}, {}, [], httpx.Response(403)])
+def test_the_statistics_interval_is_unknown_when_one_broker_does_not_say(second):
+    answers = {
+        ("GET", f"http://b1:8080{RUNTIME}"): {"statsUpdateFrequencyInSecs": "60"},
+        ("GET", f"http://b2:8080{RUNTIME}"): second,
+    }
+    with pytest.raises(StoreError):
+        Cluster(WEB | answers).admin.stats_interval_ms()
+
+
 def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
     answer = {
         "state": "LedgerOpened",
