@@ -166,6 +166,7 @@ def mind_latency(run: Run, tools: Tools) -> None:
 def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budget: RateBudget) -> list[Decision]:
     """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
     decisions = [Decision(m) for m in messages]
+    budget.take(0)  # wait here for what was deleted before, not between a decision and its deletion
     decide(run, tools, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
     twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]

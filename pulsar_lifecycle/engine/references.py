@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, schema
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.references import Word
 from pulsar_lifecycle.plan.tables import GONE, UNREAD
@@ -43,10 +43,26 @@ def last_entries(
     store: MetadataStore, reader: LedgerReader, ids: Sequence[int], root: str
 ) -> list[Entry | LifecycleError | None]:
     """The last entry of many ledgers, none of them recovered or fenced."""
+    return [entry for _, entry in _last_entries(store, reader, ids, root)]
+
+
+def _last_entries(
+    store: MetadataStore, reader: LedgerReader, ids: Sequence[int], root: str
+) -> list[tuple[LedgerMetadata | LifecycleError, Entry | LifecycleError | None]]:
     metadata = metadata_of(store, ids, root)
     readable = [(i, m) for i, m in zip(ids, metadata, strict=True) if isinstance(m, LedgerMetadata)]
     answers = iter(reader.last_entries(readable))
-    return [next(answers) if isinstance(m, LedgerMetadata) else m for m in metadata]
+    return [(m, next(answers) if isinstance(m, LedgerMetadata) else m) for m in metadata]
+
+
+def _never_written(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> bool:
+    """An open ledger in its first ensemble that no bookie knows: they learn of one with its first entry."""
+    return (
+        isinstance(metadata, LedgerMetadata)
+        and metadata.state is LedgerState.OPEN
+        and metadata.segments[-1].first_entry_id == 0
+        and isinstance(entry, NotFound)
+    )
 
 
 def compaction_words(
@@ -54,13 +70,13 @@ def compaction_words(
 ) -> list[Word]:
     """R3 from the cursor ledgers of ``__compaction`` cursors: (owner, z-node path, cursor ledger id), ids 0 or more."""
     words: list[Word] = []
-    entries = last_entries(store, reader, [ledger for _, _, ledger in cursors], root)
-    for (owner, path, ledger), entry in zip(cursors, entries, strict=True):
+    entries = _last_entries(store, reader, [ledger for _, _, ledger in cursors], root)
+    for (owner, path, ledger), (metadata, entry) in zip(cursors, entries, strict=True):
         where = f"{path}, cursor ledger {ledger}"
+        if entry is None or _never_written(metadata, entry):
+            continue  # just opened: the z-node's copy, read elsewhere, is the whole truth, as the broker has it
         if isinstance(entry, LifecycleError):
             words.append(Word(None, "R3", owner, path, _error(where, entry)))
-            continue
-        if entry is None:  # the cursor ledger was just opened: the z-node's copy, read elsewhere, is the whole truth
             continue
         try:
             compacted = cursor_format.compacted_ledger(cursor_format.decode_position(entry.payload).properties)
