@@ -194,8 +194,10 @@ def _shadow_source(sandbox: Cluster, world: World) -> None:
 
 def _foreigners(sandbox: Cluster, world: World, neighbour_root: str) -> None:
     """R11: ledgers of another cluster, declared and not declared; and what no Pulsar wrote."""
-    declared = plant.neighbour(sandbox, f"persistent://{world.namespace}/theirs", neighbour_root)
+    shared = new_namespace(sandbox, "shared")
+    declared = plant.neighbour(sandbox, f"persistent://{shared}/theirs", neighbour_root)
     world.kept["R11 of a declared cluster"] = _ids(declared)
+    world.kept["R11 of a namespace two clusters have"] = _ids(plant.young(sandbox, f"persistent://{shared}/whose"))
     elsewhere = f"persistent://elsewhere/orders-{uuid4().hex[:6]}/placed"
     world.kept["R11 of an undeclared cluster"] = _ids(plant.young(sandbox, elsewhere))
     world.kept["R16 untagged"] = _ids(plant.foreign(sandbox))
@@ -339,6 +341,10 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
     young_rows = [row for ledger in young for row in pipeline.journal(ledger)]
 
     pipeline.scan()  # younger than the plan
+    assert world.direct <= planned.ids, {
+        "gaps": planned.summary.gaps,
+        "found": {i: (findings.get(i, {}).get("finding"), findings.get(i, {}).get("reason")) for i in world.direct},
+    }
     rank = max(index for index, row in enumerate(planned.rows) if row["ledger_id"] in world.direct) + 1
     direct = runs.apply_directly(pipeline.where, "direct", pipeline.order(planned, limit=rank))
     alive_after_direct = existing(sandbox, world.direct)
@@ -387,6 +393,7 @@ KEPT = [
     "R8 listed by a shadow",
     "R8 source of a shadow",
     "R11 of a declared cluster",
+    "R11 of a namespace two clusters have",
     "R11 of an undeclared cluster",
     "R13 open",
     "R16 untagged",
