@@ -555,6 +555,17 @@ def namespaces(store: MetadataStore) -> frozenset[str]:
     return frozenset(found)
 
 
+def birth(store: MetadataStore) -> tuple[int, int]:
+    """When ``/managed-ledgers`` was created, as (czxid, ctime): it tells one cluster's metadata from every other's.
+
+    Raises NotFound where there is none.
+    """
+    node = store.read([MANAGED_LEDGERS_ROOT])[0]
+    if not isinstance(node, Node):
+        raise NotFound(f"{MANAGED_LEDGERS_ROOT} cannot be read: is this a Pulsar cluster's metadata?")
+    return node.stat.czxid, node.stat.ctime
+
+
 def partitioned_shadow_sources(store: MetadataStore) -> set[str]:
     """Topics that partitioned shadow topics read from: their partitions' own z-nodes do not say so.
 

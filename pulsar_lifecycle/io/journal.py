@@ -112,21 +112,21 @@ def journal_rows(
     return _read(lake, JOURNAL, JOURNAL_SCHEMA, wanted)
 
 
-def deleted_since(lake: str, since: int) -> int:
-    """How many ledgers the journal says were deleted at ``since`` (ms) or later."""
-    return len(set(_outcomes(lake, "deleted", since, "").column("ledger_id").to_pylist()))
+def deleted_since(lake: str, since: int, cluster: str) -> int:
+    """How many ledgers of a cluster the journal says were deleted at ``since`` (ms) or later."""
+    rows = _outcomes(lake, "deleted", since, pc.field("cluster") == cluster)
+    return len(set(rows.column("ledger_id").to_pylist()))
 
 
 def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
-    return frozenset(_outcomes(lake, "sent", 0, plan_id).column("ledger_id").to_pylist())
+    return frozenset(_outcomes(lake, "sent", 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
 
 
-def _outcomes(lake: str, outcome: str, since: int, plan_id: str) -> pa.Table:
-    day = datetime.fromtimestamp(since / 1000, UTC).date().isoformat()
-    condition = (pc.field("outcome") == outcome) & (pc.field("at") >= since) & (pc.field("date") >= day)
-    if plan_id:
-        condition &= pc.field("plan_id") == plan_id
+def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> pa.Table:
+    # A batch is filed under the day of its first row, which may be the day before.
+    day = datetime.fromtimestamp(max(0, since / 1000 - 86_400), UTC).date().isoformat()
+    condition &= (pc.field("outcome") == outcome) & (pc.field("at") >= since) & (pc.field("date") >= day)
     return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition)
 
 

@@ -63,10 +63,11 @@ class Lake:
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{path}: cannot be read: {error}") from error
 
-    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str) -> None:
-        """Note that a scan started; ``started_at`` is ms."""
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
+        """Note that a scan of the cluster with this fingerprint started; ``started_at`` is ms."""
         self._write_document(
-            f"epochs/{epoch_id}/started.json", {"epoch_id": epoch_id, "started_at": started_at, "run_id": run_id}
+            f"epochs/{epoch_id}/started.json",
+            {"epoch_id": epoch_id, "started_at": started_at, "run_id": run_id, "fingerprint": fingerprint},
         )
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
@@ -79,9 +80,30 @@ class Lake:
             return self.open_epoch("")
         raise NotFound(f"{self.location}: no scan has begun yet; materialize bookkeeper_ledgers first")
 
+    def begun_by(self, epoch_id: str) -> str:
+        """The run that began an epoch."""
+        return (self._document(f"epochs/{epoch_id}/started.json") or {}).get("run_id", "")
+
+    def fingerprint(self, epoch_id: str) -> str:
+        """The cluster on which an epoch began; empty where it was not noted."""
+        return (self._document(f"epochs/{epoch_id}/started.json") or {}).get("fingerprint", "")
+
+    def finished(self, epoch_id: str) -> bool:
+        """Whether an epoch was closed with its coverage proof."""
+        return self._document(f"epochs/{epoch_id}/epoch.json") is not None
+
     def store_census(self, epoch_id: str, census: Census) -> None:
         """Keep the count of one table of one root."""
         self._write_document(f"epochs/{epoch_id}/census/{census.table}@{census.root}.json", asdict(census))
+
+    def forget_census(self, epoch_id: str, table: str, root: str) -> None:
+        """A table is about to be written again: until that has ended well, it counts as not read."""
+        path = f"{self._root}/epochs/{epoch_id}/census/{table}@{root}.json"
+        try:
+            if self._filesystem.get_file_info(path).type is not pafs.FileType.NotFound:
+                self._filesystem.delete_file(path)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be removed: {error}") from error
 
     def census(self, epoch_id: str) -> list[Census]:
         """Every count of an epoch."""

@@ -31,15 +31,12 @@ from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.scan import Cluster, referenced_ids
 from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
-HISTORY_MS = 48 * 3_600_000
-"""Epochs this recent are compared with; an older listing may rightly have been much longer."""
-
 
 def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequence[Census], now: int) -> Epoch:
     """Prove or disprove coverage, and store the epoch with its referenced ids and the context of its decisions."""
     refs_rows = cluster.table(epoch_id, "references")
     refs = referenced_ids(refs_rows)
-    errors = [r["error"] for r in refs_rows.where("error is not null").select("error").distinct().limit(1000).collect()]
+    errors = unread_references(refs_rows)
     ledgers = cluster.table(epoch_id, "bookkeeper_ledgers")
     facts = ledgers.agg(
         f.max("ledger_id").alias("ledger"),
@@ -58,7 +55,8 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     with KazooStore(settings.zookeeper, read_only=True) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         zxid = store.zxid()
-    previous = [e for e in cluster.lake.epochs(fingerprint) if e.covered and now - e.started_at <= HISTORY_MS]
+    # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage over it.
+    previous = [e for e in cluster.lake.epochs(fingerprint) if e.covered and e.epoch_id != epoch_id]
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,
@@ -73,17 +71,25 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),
         acknowledged=settings.orphans.acknowledged_znodes,
-        reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
+        reference_errors=tuple(errors),
         broker_errors=tuple(r["load_reason"] for r in silent),
     )
     context, unread = _context(cluster, epoch_id, refs, started_at)
+    if cluster.lake.fingerprint(epoch_id) not in ("", fingerprint):
+        unread.append("the scan began on another cluster: its fingerprint differs")
     epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread))
     last = max((e.started_at for e in previous), default=0)
-    deleted = deleted_since(cluster.lake.location, last) if previous else 0
+    deleted = deleted_since(cluster.lake.location, last, settings.cluster) if previous else 0
     gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, facts["schemas"] or 0)
     epoch = replace(epoch, gaps=gaps)
     cluster.lake.store_epoch(epoch, refs, context)
     return epoch
+
+
+def unread_references(rows: DataFrame) -> list[str]:
+    """What could not be read, of the first thousand. What is gone is no gap, and may be any number."""
+    unread = f.col("error").isNotNull() & ~f.col("error").startswith(tables.GONE)
+    return [r["error"] for r in rows.where(unread).select("error").distinct().limit(1000).collect()]
 
 
 def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int) -> tuple[Context, list[str]]:
@@ -95,10 +101,16 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
     sources: set[str] = set()
     kept: set[str] = set()
     unread: list[str] = []
+    places: dict[tuple[int, int], str] = {}
     for root in cluster.roots():
         try:
             with KazooStore(root_settings(settings, root), read_only=True) as store:
                 found = inventory.namespaces(store)
+                twin = places.setdefault(inventory.birth(store), root)
+                if twin != root:
+                    unread.append(
+                        f"bookkeeper.shared_with.{root} is {twin or 'our own metadata store'}: give the other cluster's"
+                    )
                 if not root:
                     busy = inventory.under_replicated(store, settings.bookkeeper.ledgers_root)
                     with KazooStore(configuration_settings(settings), read_only=True) as configuration:

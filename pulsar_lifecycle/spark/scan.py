@@ -64,6 +64,7 @@ def new_epoch_id(now_ms: int) -> str:
 
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
     """Read one table of one root from ZooKeeper, store it, and count what was listed against what was read."""
+    cluster.lake.forget_census(epoch_id, table, root)
     frame = (
         cluster.spark.read.format(table)
         .option("settings", cluster.settings_file)

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Node, Stat
@@ -106,3 +106,16 @@ def test_only_a_ledgers_own_path_gives_its_id(path: str, ledger_id: int | None) 
     row = inventory.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
     assert row["ledger_id"] == ledger_id
     assert row["error"] == ("empty" if ledger_id is not None else "unread: not a ledger z-node")
+
+
+def test_a_metadata_root_is_told_from_every_other_by_its_birth(cluster: SimulatedCluster) -> None:
+    other = SimulatedCluster()
+    before = inventory.birth(cluster.open_store())
+    cluster.topic(V2, [cluster.ledger(data_tags(V2))])
+    cluster.put("/managed-ledgers", b"touched")
+    assert inventory.birth(cluster.open_store()) == before
+    other.remove("/managed-ledgers")
+    with pytest.raises(NotFound):
+        inventory.birth(other.open_store())
+    other.put("/managed-ledgers", b"")
+    assert inventory.birth(other.open_store()) != before

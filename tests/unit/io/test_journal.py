@@ -14,6 +14,7 @@ from pulsar_lifecycle.io.journal import (
     JOURNAL_SCHEMA,
     FileJournal,
     archived_nodes,
+    deleted_since,
     journal_rows,
 )
 from pulsar_lifecycle.ports import Archived, JournalRow
@@ -94,6 +95,17 @@ def test_objects_lie_by_day_and_are_plain_parquet(tmp_path):
     assert place.parent == tmp_path / "journal" / "date=2025-10-09"
     assert pq.read_table(place, partitioning=None).to_pylist() == [asdict(ROW)]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [place]
+
+
+def test_deletions_are_counted_per_cluster_also_in_a_batch_over_midnight(tmp_path):
+    """They say how far a listing may have shrunk by our own doing."""
+    journal, midnight = FileJournal(str(tmp_path)), 1_760_054_400_000
+    deleted = replace(ROW, outcome="deleted", at=midnight - 1)
+    journal.record([deleted, replace(deleted, ledger_id=1, at=midnight), replace(deleted, ledger_id=2, at=midnight)])
+    journal.record([replace(deleted, ledger_id=3, cluster="neighbour", at=midnight)])
+    assert deleted_since(str(tmp_path), midnight - 1, "sandbox") == 3
+    assert deleted_since(str(tmp_path), midnight, "sandbox") == 2
+    assert deleted_since(str(tmp_path), 0, "neighbour") == 1
 
 
 def test_unfinished_objects_are_not_read(tmp_path):

@@ -94,3 +94,21 @@ def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) ->
     assert lake.prune(NOW) == ["abandoned", "ancient", "gappy", "morning"]
     assert [e.epoch_id for e in lake.epochs()] == ["evening", "recent"]
     assert lake.open_epoch("")[0] in ("recent", "running")
+
+
+def test_an_epoch_knows_its_run_its_cluster_and_whether_it_is_finished(lake: Lake) -> None:
+    lake.begin_epoch("e1", NOW, "run-1", "fp")
+    assert (lake.begun_by("e1"), lake.fingerprint("e1"), lake.finished("e1")) == ("run-1", "fp", False)
+    assert (lake.begun_by("none"), lake.fingerprint("none"), lake.finished("none")) == ("", "", False)
+    finish(lake, epoch("e2", NOW))
+    assert lake.finished("e2")
+
+
+def test_a_table_that_is_written_again_counts_as_not_read_until_then(lake: Lake) -> None:
+    """Else a rewrite that died half-way would be vouched for by the count of the one before."""
+    one, other = Census("managed_ledgers", "", 1, 1, 0, 0), Census("managed_ledgers", "west", 1, 1, 0, 0)
+    lake.store_census("e1", one)
+    lake.store_census("e1", other)
+    lake.forget_census("e1", "managed_ledgers", "")
+    lake.forget_census("e1", "schemas", "")
+    assert lake.census("e1") == [other]
