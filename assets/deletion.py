@@ -11,6 +11,7 @@ import dagster as dg
 import pyarrow as pa
 
 from assets import show
+from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.engine.deletion import DELETED
@@ -39,7 +40,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, _ = where.lake.open_epoch(context.run.run_id)
+        epoch_id = epoch_to_read(context, where)
         summary, rows = runs.make_plan(where, where.lake.epoch(epoch_id))
         return dg.MaterializeResult(
             metadata={

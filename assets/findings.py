@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from assets import show
+from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.spark.findings import build_findings
@@ -72,7 +73,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     @dg.multi_asset(name=f"{cluster}_findings", specs=specs)
     def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, _ = where.lake.open_epoch(context.run.run_id)
+        epoch_id = epoch_to_read(context, where)
         with reporting(where.spark, context.log.info):
             rows = build_findings(where, epoch_id)
         uri = where.lake.epoch_table(epoch_id, "findings")

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 from pyspark.sql import Row
 
+from assets.epochs import epoch_to_write, fingerprint_of
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.coverage import Census
@@ -47,11 +48,11 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         if first:
             now = SystemClock().now_ms()
             epoch_id = new_epoch_id(now)
-            where.lake.begin_epoch(epoch_id, now, context.run.run_id)
+            where.lake.begin_epoch(epoch_id, now, context.run.run_id, fingerprint_of(where))
             for old in where.lake.prune(now):
                 context.log.info(f"removed epoch {old} from the lake")
         else:
-            epoch_id, _ = where.lake.open_epoch(context.run.run_id)
+            epoch_id, _ = epoch_to_write(context, where)
         roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
         with reporting(where.spark, context.log.info):
             counts = [scan_table(where, epoch_id, table, root) for root in roots]

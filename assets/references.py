@@ -10,6 +10,7 @@ import dagster as dg
 from pyspark.sql import functions as f
 
 from assets import show
+from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.references import KINDS
@@ -44,7 +45,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext, lifecycle: LifecycleResource
     ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
-        epoch_id, started_at = where.lake.open_epoch(context.run.run_id)
+        epoch_id, started_at = epoch_to_write(context, where)
         with reporting(where.spark, context.log.info):
             rows = build_references(where, epoch_id)
             epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())

@@ -1,0 +1,52 @@
+"""Which scan an asset works in: the one that its own run began, else the newest, where that is safe.
+
+Not here: what an epoch holds (``pulsar_lifecycle.io.lake``).
+"""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.spark.scan import Cluster
+
+
+def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[str, int]:
+    """(epoch id, started at) of the scan to add a table to.
+
+    Another run's scan must be over and unfinished: two writers would mix what they read, and a finished epoch proves
+    what its tables said when it was closed. Raises Refused, NotFound.
+    """
+    epoch_id, started_at = where.lake.open_epoch(context.run.run_id)
+    owner = where.lake.begun_by(epoch_id)
+    if owner == context.run.run_id:
+        return epoch_id, started_at
+    begun = context.instance.get_run_by_id(owner)
+    if begun is not None and not begun.is_finished:
+        raise Refused(f"scan {epoch_id} is still being made by run {owner}: wait until it has ended")
+    if where.lake.finished(epoch_id):
+        raise Refused(f"scan {epoch_id} is finished: launch job scan or materialize bookkeeper_ledgers for another")
+    _refuse_stranger(where, epoch_id)
+    return epoch_id, started_at
+
+
+def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
+    """The scan to judge: finished, and of this cluster. Raises Refused, NotFound."""
+    epoch_id, _ = where.lake.open_epoch(context.run.run_id)
+    if not where.lake.finished(epoch_id):
+        raise Refused(f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again")
+    if where.lake.begun_by(epoch_id) != context.run.run_id:
+        _refuse_stranger(where, epoch_id)
+    return epoch_id
+
+
+def _refuse_stranger(where: Cluster, epoch_id: str) -> None:
+    if where.lake.fingerprint(epoch_id) != fingerprint_of(where):
+        raise Refused(f"scan {epoch_id} is of another cluster, which shares the lake: launch job scan")
+
+
+def fingerprint_of(where: Cluster) -> str:
+    """The fingerprint of the cluster that the settings name."""
+    with KazooStore(where.settings.zookeeper, read_only=True) as store:
+        return cluster_fingerprint(store, where.settings.bookkeeper.ledgers_root)

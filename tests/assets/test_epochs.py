@@ -1,0 +1,95 @@
+"""Which scan an asset that is materialized alone may join, and which it must leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import dagster as dg
+import pytest
+from pyroaring import BitMap64
+
+from assets import epochs
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
+
+HERE = "this-cluster"
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(epochs, "fingerprint_of", lambda where: HERE)
+    return SimpleNamespace(lake=Lake(str(tmp_path)))
+
+
+def run(instance: dg.DagsterInstance, run_id: str) -> Any:
+    return SimpleNamespace(run=SimpleNamespace(run_id=run_id), instance=instance)
+
+
+def begun(instance: dg.DagsterInstance, lake: Lake, status: dg.DagsterRunStatus, fingerprint: str = HERE) -> str:
+    """A scan that some run of this status began."""
+    run_id = str(uuid4())
+    instance.add_run(dg.DagsterRun("scan", run_id=run_id, status=status))
+    lake.begin_epoch("e1", 5, run_id, fingerprint)
+    return run_id
+
+
+def finish(lake: Lake) -> None:
+    lake.store_epoch(
+        Epoch("e1", "c", HERE, 5, 6, (), 1, 1, ()),
+        Referenced(BitMap64(), BitMap64()),
+        Context(now=5, grace=1, namespaces=frozenset()),
+    )
+
+
+def test_a_run_goes_on_with_its_own_scan_even_once_finished(instance: dg.DagsterInstance, where: Any) -> None:
+    """So that a step may be retried."""
+    mine = begun(instance, where.lake, dg.DagsterRunStatus.STARTED)
+    assert epochs.epoch_to_write(run(instance, mine), where) == ("e1", 5)
+    finish(where.lake)
+    assert epochs.epoch_to_write(run(instance, mine), where) == ("e1", 5)
+    assert epochs.epoch_to_read(run(instance, mine), where) == "e1"
+
+
+def test_what_failed_may_be_done_again_by_another_run(instance: dg.DagsterInstance, where: Any) -> None:
+    begun(instance, where.lake, dg.DagsterRunStatus.FAILURE)
+    assert epochs.epoch_to_write(run(instance, "another"), where) == ("e1", 5)
+    with pytest.raises(Refused, match="not finished"):
+        epochs.epoch_to_read(run(instance, "another"), where)
+
+
+def test_a_scan_under_way_is_its_own_runs(instance: dg.DagsterInstance, where: Any) -> None:
+    begun(instance, where.lake, dg.DagsterRunStatus.STARTED)
+    with pytest.raises(Refused, match="still being made"):
+        epochs.epoch_to_write(run(instance, "another"), where)
+
+
+def test_a_finished_scan_is_only_read(instance: dg.DagsterInstance, where: Any) -> None:
+    """Newer tables beside older references would be judged as if they were of one moment."""
+    begun(instance, where.lake, dg.DagsterRunStatus.SUCCESS)
+    finish(where.lake)
+    assert epochs.epoch_to_read(run(instance, "another"), where) == "e1"
+    with pytest.raises(Refused, match="is finished"):
+        epochs.epoch_to_write(run(instance, "another"), where)
+
+
+def test_another_clusters_scan_in_the_same_lake_is_left_alone(instance: dg.DagsterInstance, where: Any) -> None:
+    """Its ledgers would be judged against our references."""
+    begun(instance, where.lake, dg.DagsterRunStatus.FAILURE, fingerprint="elsewhere")
+    with pytest.raises(Refused, match="another cluster"):
+        epochs.epoch_to_write(run(instance, "another"), where)
+    finish(where.lake)
+    with pytest.raises(Refused, match="another cluster"):
+        epochs.epoch_to_read(run(instance, "another"), where)
