@@ -169,6 +169,7 @@ class ZooKeeperSession:
         self._denied = False
         self._warning.fatal = None
         self._live.clear()
+        self.sync_owed = True  # another server than the one that listed may lag behind it
         client = self._client = self._new_client()
         client.add_listener(lambda state: self._state_changed(client, state))
         wait = min(CONNECT_SECONDS, self._settings.session_timeout)

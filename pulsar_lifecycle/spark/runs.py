@@ -179,6 +179,15 @@ def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for
         )
 
 
+def _refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
+    """A deletion run without its scan would trust the last one however old; one from the future hides newer ones."""
+    if not 0 <= now - epoch.started_at <= valid_for_ms:
+        raise Refused(
+            f"the newest scan {epoch.epoch_id} is {(now - epoch.started_at) // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}: run the job scan again"
+        )
+
+
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
     with KazooStore(cluster.settings.zookeeper) as store, _begun(cluster, run_id, store) as run:
@@ -199,6 +208,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     settings = cluster.settings
     control.check_not_paused(store)
     epoch = newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
+    _refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = _below_floor(settings, control.is_sandbox(store))
     if below:
         raise Refused("; ".join(below))

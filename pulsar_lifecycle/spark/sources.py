@@ -120,7 +120,8 @@ class Wanted:
 
 def _namespace_of(column: str, value: str) -> str:
     if column == "topic":
-        return value.partition("://")[2].rpartition("/")[0]
+        parts = value.partition("://")[2].split("/")
+        return "/".join(parts[: 3 if len(parts) > 3 else 2])  # T/NS/local, or V1 T/C/NS/local with slashes in it
     return value.rpartition("/")[0].rpartition("/")[0] if column == "managed_ledger" else value
 
 
