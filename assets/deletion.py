@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
 """The deletion plan, what waits in the queue, and what was deleted.
 
 Source of truth: the findings of two epochs, the deletion topic, and the journal.
@@ -9,6 +11,7 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from assets import show
 from assets.epochs import epoch_to_read
@@ -96,6 +99,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     )
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
         rows = journal_rows(lifecycle.settings().lake.path)
+        rows = rows.filter(pc.equal(rows.column("cluster"), cluster))
         for namespace, metadata in _by_namespace(rows, set(context.partition_keys)).items():
             context.log_event(dg.AssetMaterialization(context.asset_key, partition=namespace, metadata=metadata))
 

@@ -255,7 +255,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "still in use: something refers to it")
         elif finding["finding"] not in (Finding.ORPHAN, orphans.PENDING):
             d.settle(KEPT, f"{finding['finding']}: {finding['reason']}")
-        elif d.info.ledger_id in evidence.earlier.needed:
+        elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
             d.settle(LATER, "the earlier scan still found a reference: not confirmed yet")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
             d.settle(LATER, "younger than the earlier of the two scans: not confirmed yet")

@@ -16,14 +16,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, UnsupportedFormat
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LifecycleError,
+    NotFound,
+    Unavailable,
+    UnsupportedFormat,
+)
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.model import Topic, decode_name
 from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.plan.coverage import MISSING_ROOT
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
-from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 
 MANAGED_LEDGERS_ROOT = "/managed-ledgers"
 SCHEMAS_ROOT = "/schemas"
@@ -407,6 +414,28 @@ class Brokers:
     loaded: Mapping[str, str]
     stats_interval: int
     silence: str = ""
+
+
+BROKERS_ROOT = "/loadbalance/brokers"
+"""One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
+
+
+def hear(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
+    """Ask every broker. Raises what ``admin`` raises, and Unavailable when one that is registered was not asked.
+
+    An admin URL of another cluster would make every topic look unloaded.
+    """
+    registered = store.children([BROKERS_ROOT])[0]
+    if isinstance(registered, Unread):
+        raise AccessDenied(f"{BROKERS_ROOT}: {registered.reason}")
+    heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+    missing = sorted(set(registered.names if registered else ()).difference(admin.brokers()))
+    if missing:
+        raise Unavailable(
+            f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
+            "is that the same cluster?"
+        )
+    return heard
 
 
 def read_topics(

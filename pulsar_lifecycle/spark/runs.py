@@ -15,10 +15,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.deletion import Evidence, Run
-from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
@@ -39,6 +38,8 @@ def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
     settings = cluster.settings
     now = SystemClock().now_ms()
     gaps = list(epoch.gaps)
+    if epoch.covered and not epoch.covers(_roots(cluster)):
+        gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
     with KazooStore(settings.zookeeper, read_only=True) as store:
         gaps += _below_floor(settings, control.is_sandbox(store))
     found = _findings(cluster, epoch)
@@ -228,7 +229,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     try:
         now = min(lease.taken_at, clock.now_ms())
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            brokers = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+            brokers = inventory.hear(store, admin)
         yield Run(
             run_id=run_id,
             cluster=settings.cluster,

@@ -153,7 +153,7 @@ class MetastoreReader(DataSourceReader):
             units = _units(self.table, store, settings, self.filters)
             work = [Work(settings, zookeeper, group, budget) for group in inventory.share(units, parts)]
             if self.table == "topics":
-                _hear_brokers(work, settings, self.options.get("errors", "fail") == "fail")
+                _hear_brokers(work, store, settings, self.options.get("errors", "fail") == "fail")
         return work or [Work(settings, zookeeper, [], budget)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -237,12 +237,12 @@ def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) ->
     return inventory.topic_units(store, wanted.namespace)
 
 
-def _hear_brokers(work: list[Work], settings: Settings, strict: bool) -> None:
+def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, strict: bool) -> None:
     if not settings.pulsar.admin_url:
         raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
     admin = HttpBrokerAdmin(settings.pulsar)
     try:
-        heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+        heard = inventory.hear(store, admin)
     except LifecycleError as error:
         if strict:
             raise

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.deletion import DELETED, GONE, KEPT, LATER, REFUSED, Decision, Tools, work_off
@@ -22,6 +23,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.deletion import intents
+from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import TopicInternals
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import (
@@ -244,6 +246,8 @@ def test_a_ledger_that_the_earlier_scan_did_not_look_for_waits(scene: Scene) -> 
     referenced = replace(scene.before, refs=scene.before.refs.merge(replace(scene.before.refs)))
     referenced.refs.needed.add(scene.data)
     assert outcomes(delete(scene.cluster, scene.now, referenced)) == [LATER]
+    offloaded = replace(scene.before, refs=Referenced(BitMap64(), BitMap64([scene.data])))
+    assert outcomes(delete(scene.cluster, scene.now, offloaded)) == [LATER]
     assert scene.cluster.exists(scene.data)
 
 

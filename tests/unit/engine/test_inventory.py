@@ -8,11 +8,11 @@ from dataclasses import fields
 import pytest
 
 from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Node, Stat
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.simulation.cluster import BROKER, SimulatedCluster, data_tags
 from tests.simulation.pipeline import scan, whole_round
 
 V1 = Topic.parse("persistent://acme/dc1/orders/placed")
@@ -119,3 +119,18 @@ def test_a_metadata_root_is_told_from_every_other_by_its_birth(cluster: Simulate
         inventory.birth(other.open_store())
     other.put("/managed-ledgers", b"")
     assert inventory.birth(other.open_store()) != before
+
+
+def test_a_broker_that_is_registered_and_not_asked_makes_the_brokers_unheard(cluster: SimulatedCluster) -> None:
+    """An admin URL of another cluster would make every loaded topic look at rest."""
+    store = cluster.open_store()
+    assert inventory.hear(store, cluster.admin).stats_interval == 60_000
+    cluster.put(f"{inventory.BROKERS_ROOT}/{BROKER}", b"{}")
+    cluster.load(V2)
+    assert inventory.hear(store, cluster.admin).loaded == {str(V2): BROKER}
+    cluster.admin.broker_ids = ["elsewhere:8080"]
+    with pytest.raises(Unavailable, match=rf"{BROKER} is registered .* none of those"):
+        inventory.hear(store, cluster.admin)
+    cluster.zookeeper.unreadable.add(inventory.BROKERS_ROOT)
+    with pytest.raises(AccessDenied):
+        inventory.hear(store, cluster.admin)
