@@ -158,11 +158,28 @@ class OrphanSettings(_Section):
     acknowledged_znodes: tuple[str, ...] = ()
     """Undecodable z-nodes the operator has looked at: they no longer block, their namespace is kept."""
     legal_holds: tuple[str, ...] = ()
-    """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned."""
+    """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned or deleted."""
     system_topics: bool = False
     """Opt in to deleting orphans of system topics."""
     max_shrinkage: float = Field(default=0.2, ge=0, le=1)
     """Share by which a listing may shrink between epochs, net of our own journal, before the plan is report-only."""
+
+    @field_validator("legal_holds")
+    @classmethod
+    def _hold_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """A hold that no owner's name can equal would hold nothing, and say so to nobody."""
+        holds = list(value)
+        for hold in value:
+            scheme, found, rest = hold.partition("://")
+            parts = (rest if found else hold).split("/")
+            known = (scheme == "persistent" and len(parts) >= 3) if found else len(parts) <= 3
+            if not known or not all(parts) or hold != hold.strip():
+                raise ValueError(
+                    f"expected tenant, tenant/namespace or persistent://tenant/namespace/topic, found {hold!r}"
+                )
+            if not found and len(parts) == 3:  # a V1 namespace, or a topic as Pulsar's own tools shorten it: both
+                holds.append(f"persistent://{hold}")
+        return tuple(holds)
 
 
 class ApplySettings(_Section):

@@ -109,3 +109,18 @@ def test_shared_roots_with_different_names_are_fine(tmp_path: Path) -> None:
     roots = '{name = "west", hosts = "zk:2181/west"}, {name = "east-2", hosts = "zk:2181/east"}'
     settings = load_settings(write(tmp_path, f"{MINIMAL}\n[bookkeeper]\nshared_with = [{roots}]\n"))
     assert [root.name for root in settings.bookkeeper.shared_with or ()] == ["west", "east-2"]
+
+
+@pytest.mark.parametrize(
+    "hold", ["", "t/", "t/ns/", "persistent://t/ns", "non-persistent://t/ns/x", "t/ns/persistent/x", " t", "t//x"]
+)
+def test_a_legal_hold_that_can_hold_nothing_is_refused(tmp_path: Path, hold: str) -> None:
+    with pytest.raises(ConfigError, match=r"orphans\.legal_holds"):
+        load_settings(write(tmp_path, f'{MINIMAL}\n[orphans]\nlegal_holds = ["{hold}"]\n'))
+
+
+def test_a_legal_hold_may_name_a_topic_as_pulsars_own_tools_do(tmp_path: Path) -> None:
+    holds = ("t", "t/ns", "t/ns/x", "persistent://t/ns/y", "persistent://t/c/ns/y/z")
+    text = ", ".join(f'"{hold}"' for hold in holds)
+    settings = load_settings(write(tmp_path, f"{MINIMAL}\n[orphans]\nlegal_holds = [{text}]\n"))
+    assert settings.orphans.legal_holds == (*holds, "persistent://t/ns/x")
