@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,6 +67,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:
+        _servers.update(str(row["pid"]) for row in cluster.status())
         own = len(list(_ledger_paths(cluster.zookeeper)))
         load_before = os.getloadavg()[0]
         began = time.monotonic()
@@ -87,7 +90,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
             "each; 1 % of the topics were deleted and left their ledgers; other ledgers are z-nodes only",
             "settings": "read budget and latency limits lifted; grace period and confirmation interval 0",
             "sizes": rows,
-            "seconds_growth_per_ledger_growth": _growth(rows),
+            "plan_cpu_growth_over_ledger_growth": _growth(rows),
         }
     finally:
         cluster.stop(purge=True)
@@ -95,36 +98,42 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
 
 def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents, own: int) -> dict[str, Any]:
     """One size. ``own``: ledgers that the sandbox had before any of ours."""
-    shell_seconds = list_with_shell(cluster, contents.ledgers + own if size <= KAZOO_UP_TO else None)
-    tell(f"{size} ledgers: shell {shell_seconds:.1f} s")
+    shell = list_with_shell(cluster, contents.ledgers + own if size <= KAZOO_UP_TO else None)
+    tell(f"{size} ledgers: shell {shell.clock:.1f} s")
     with resident() as peak:
         if not rows_seen(where):  # also warms the session, the first time
             raise SystemExit("the scan gave nothing")
-        scan_seconds = timed(lambda: scan_into_arrow(where))[1]
-        tell(f"{size} ledgers: scan {scan_seconds:.1f} s")
-        plans = [plan(where, contents, own) for _ in range(2)]  # the first is the scan that the second confirms
-        _expect("orphans planned", plans[1]["planned"], contents.orphans)
-        tell(f"{size} ledgers: plan {plans[0]['seconds']:.1f} s, again {plans[1]['seconds']:.1f} s")
+        scanned = timed(lambda: scan_into_arrow(where))[1]
+        tell(f"{size} ledgers: scan {scanned.clock:.1f} s")
+        stages: dict[str, Cost] = {}
+        first = timed(lambda: plan(where, contents, own, {}))[1]  # also the scan that the second one confirms
+        planned, whole = timed(lambda: plan(where, contents, own, stages))
+        _expect("orphans planned", planned, contents.orphans)
+        tell(f"{size} ledgers: plan {first.clock:.1f} s, again {whole.clock:.1f} s")
     found: dict[str, Any] = {
         "ledgers": contents.ledgers,
         "topics": contents.topics,
         "topics_with_schema_and_compaction": contents.special,
         "orphans": contents.orphans,
-        "shell_seconds": round(shell_seconds, 2),
-        "scan_seconds": round(scan_seconds, 2),
-        "shell_over_scan": round(shell_seconds / scan_seconds, 2),
-        "plan_seconds": plans[1]["seconds"],
-        "plan_over_shell": round(plans[1]["seconds"] / shell_seconds, 2),
-        "plan_stages": plans[1]["stages"],
-        "first_plan_seconds": plans[0]["seconds"],
+        "shell": asdict(shell),
+        "scan": asdict(scanned),
+        "shell_over_scan": _ratios(shell, scanned),
+        "plan": asdict(whole),
+        "plan_over_shell": _ratios(whole, shell),
+        "plan_stages": {name: asdict(cost) for name, cost in stages.items()},
+        "first_plan": asdict(first),
         "peak_resident_mib": peak[0] >> 20,
     }
     if size <= KAZOO_UP_TO:
-        read, kazoo_seconds = timed(lambda: read_with_kazoo(cluster.zookeeper))
-        tell(f"{size} ledgers: plain kazoo {kazoo_seconds:.1f} s")
+        read, kazoo = timed(lambda: read_with_kazoo(cluster.zookeeper))
+        tell(f"{size} ledgers: plain kazoo {kazoo.clock:.1f} s")
         _expect("ledgers read by kazoo", read, contents.ledgers + own)
-        found |= {"kazoo_seconds": round(kazoo_seconds, 2), "kazoo_over_scan": round(kazoo_seconds / scan_seconds, 2)}
+        found |= {"kazoo": asdict(kazoo), "kazoo_over_scan": _ratios(kazoo, scanned)}
     return found
+
+
+def _ratios(one: Cost, other: Cost) -> dict[str, float]:
+    return {"clock": round(one.clock / other.clock, 2), "cpu": round(one.cpu / max(other.cpu, 0.1), 2)}
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
@@ -144,16 +153,16 @@ def scan_into_arrow(where: scan.Cluster) -> None:
     _frame(where).write.format("noop").mode("overwrite").save()
 
 
-def plan(where: scan.Cluster, contents: Contents, own: int) -> dict[str, Any]:
-    """What the assets do from ``bookkeeper_ledgers`` to ``deletion_plan``, with the seconds of each step."""
-    stages: dict[str, float] = {}
+def plan(where: scan.Cluster, contents: Contents, own: int, stages: dict[str, Cost]) -> int:
+    """What the assets do from ``bookkeeper_ledgers`` to ``deletion_plan``; returns how many ledgers are planned.
+
+    ``stages`` gets the cost of each step.
+    """
 
     def step(name: str, work: Callable[[], T]) -> T:
-        result, seconds = timed(work)
-        stages[name] = round(seconds, 2)
+        result, stages[name] = timed(work)
         return result
 
-    began = time.monotonic()
     now = SystemClock().now_ms()
     epoch_id = scan.new_epoch_id(now)
     where.lake.begin_epoch(epoch_id, now, "")
@@ -162,11 +171,10 @@ def plan(where: scan.Cluster, contents: Contents, own: int) -> dict[str, Any]:
     epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, SystemClock().now_ms()))
     step("findings", lambda: findings.build_findings(where, epoch_id))
     summary, _ = step("deletion_plan", lambda: runs.make_plan(where, epoch))
-    seconds = time.monotonic() - began
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
     _expect("ledgers listed", census[0].listed, contents.ledgers + own)
-    return {"seconds": round(seconds, 2), "stages": stages, "planned": summary.ledgers}
+    return summary.ledgers
 
 
 def _settings(cluster: Cluster) -> Path:
@@ -201,8 +209,8 @@ confirm_after = "0s"
 # ------------------------------------------------------------------------------------------------------------- others
 
 
-def list_with_shell(cluster: Cluster, expected: int | None) -> float:
-    """Seconds of ``bookkeeper shell listledgers -m``, JVM start included; counts what it printed if asked to."""
+def list_with_shell(cluster: Cluster, expected: int | None) -> Cost:
+    """Cost of ``bookkeeper shell listledgers -m``, JVM start included; counts what it printed if asked to."""
     tools = find_tools(tell)
     drivers = [option for option in servers._PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
     command = [
@@ -212,11 +220,11 @@ def list_with_shell(cluster: Cluster, expected: int | None) -> float:
     ]
     output = cluster.data / "shell.out" if expected is not None else Path(os.devnull)
     with output.open("wb") as sink:
-        _, seconds = timed(lambda: subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=True))
+        cost = timed(lambda: subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=True))[1]
     if expected is not None:
         with output.open("rb") as lines:
             _expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in lines), expected)
-    return seconds
+    return cost
 
 
 def _ledger_paths(hosts: str) -> Iterator[str]:
@@ -258,11 +266,27 @@ def _kazoo(hosts: str) -> Iterator[KazooClient]:
 # ---------------------------------------------------------------------------------------------------------- measuring
 
 
-def timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result and the seconds on the clock."""
-    began = time.monotonic()
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on the clock, and CPU seconds (to about one) of our processes and the clients we started.
+
+    Other work on the machine lengthens the clock's seconds; CPU seconds it leaves nearly alone.
+    """
+
+    clock: float
+    cpu: float
+
+
+def timed(work: Callable[[], T]) -> tuple[T, Cost]:
+    """The result and what it cost."""
+    used, began = _cpu(), time.monotonic()
     result = work()
-    return result, time.monotonic() - began
+    return result, Cost(round(time.monotonic() - began, 2), round(_cpu() - used, 1))
+
+
+def _cpu() -> float:
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return sum(used for _, used in _family()) + ended.ru_utime + ended.ru_stime
 
 
 @contextmanager
@@ -276,7 +300,7 @@ def resident() -> Iterator[list[int]]:
 
     def watch() -> None:
         while not done.wait(0.5):
-            peak[0] = max(peak[0], _resident_below(os.getpid()))
+            peak[0] = max(peak[0], sum(rss for rss, _ in _family()))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -287,21 +311,35 @@ def resident() -> Iterator[list[int]]:
         watcher.join()
 
 
-def _resident_below(root: int) -> int:
-    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,rss="], capture_output=True, text=True, check=True).stdout
-    processes = [tuple(map(int, line.split())) for line in listing.splitlines()]
-    below = {root}
+_servers: set[str] = set()
+"""Process ids of the sandbox, which are children of ours too and no part of what is measured."""
+
+
+def _family() -> list[tuple[int, float]]:
+    """(resident bytes, CPU seconds) of this process and of all that descends from it: driver JVM, Python workers."""
+    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,rss=,time="], capture_output=True, text=True, check=True).stdout
+    processes = [line.split() for line in listing.splitlines()]
+    family = {str(os.getpid())}
     grown = 0
-    while grown != len(below):
-        grown = len(below)
-        below |= {pid for pid, parent, _ in processes if parent in below}
-    return sum(rss for pid, _, rss in processes if pid in below) * 1024
+    while grown != len(family):
+        grown = len(family)
+        family |= {pid for pid, parent, _, _ in processes if parent in family and pid not in _servers}
+    return [(int(rss) * 1024, _seconds(used)) for pid, _, rss, used in processes if pid in family]
+
+
+def _seconds(used: str) -> float:
+    """``[days-][hours:]minutes:seconds`` as ps prints them."""
+    days, _, clock = used.rpartition("-")
+    total = 0.0
+    for part in clock.split(":"):
+        total = total * 60 + float(part)
+    return total + 86_400 * int(days or 0)
 
 
 def _growth(rows: list[dict[str, Any]]) -> list[float]:
-    """By what the plan's time grew over what the ledgers grew by, from each size to the next: 1 is linear."""
+    """By what the plan's CPU time grew over what the ledgers grew by, from each size to the next: 1 is linear."""
     return [
-        round((after["plan_seconds"] / before["plan_seconds"]) / (after["ledgers"] / before["ledgers"]), 2)
+        round((after["plan"]["cpu"] / before["plan"]["cpu"]) / (after["ledgers"] / before["ledgers"]), 2)
         for before, after in pairwise(rows)
     ]
 
@@ -323,13 +361,12 @@ def tell(line: str) -> None:
 
 def show(document: dict[str, Any]) -> None:
     """The table, on stderr."""
-    tell(f"{'ledgers':>9} {'shell':>8} {'scan':>8} {'shell/scan':>10} {'kazoo/scan':>10} {'plan':>8} {'peak MiB':>9}")
+    tell("seconds on the clock (CPU seconds)")
+    tell(f"{'ledgers':>9} {'shell':>16} {'scan':>16} {'plain kazoo':>16} {'whole plan':>16} {'peak MiB':>9}")
     for row in document["sizes"]:
-        tell(
-            f"{row['ledgers']:>9} {row['shell_seconds']:>7.1f}s {row['scan_seconds']:>7.1f}s "
-            f"{row['shell_over_scan']:>10} {row.get('kazoo_over_scan', '-'):>10} "
-            f"{row['plan_seconds']:>7.1f}s {row['peak_resident_mib']:>9}"
-        )
+        costs = [row.get(name) for name in ("shell", "scan", "kazoo", "plan")]
+        cells = [f"{c['clock']:>8.1f} ({c['cpu']:>5.1f})" if c else "-" for c in costs]
+        tell(" ".join([f"{row['ledgers']:>9}", *(f"{cell:>16}" for cell in cells), f"{row['peak_resident_mib']:>9}"]))
 
 
 if __name__ == "__main__":
