@@ -14,6 +14,9 @@ from resources.lifecycle import LifecycleResource
 RING_EVERY_SECONDS = 300
 """A failed run key never rings again, so keys change with time."""
 
+RING_AGAIN_SECONDS = 1200
+"""While as many intents wait as at the last ring: they are not due, or cannot be decided yet, and every ring scans."""
+
 _ACTIVE = [
     dg.DagsterRunStatus.QUEUED,
     dg.DagsterRunStatus.NOT_STARTED,
@@ -51,9 +54,11 @@ def queue_sensor(job: UnresolvedAssetJobDefinition) -> dg.SensorDefinition:
             return dg.SkipReason(f"the backlog could not be read: {error}")
         if not waiting:
             return dg.SkipReason("the queue is empty")
-        bucket = SystemClock().now_ms() // (RING_EVERY_SECONDS * 1000)
+        every = RING_AGAIN_SECONDS if context.cursor == str(waiting) else RING_EVERY_SECONDS
+        bucket = f"{every}-{SystemClock().now_ms() // (every * 1000)}"
         return dg.SensorResult(
-            [dg.RunRequest(run_key=f"deletion-queue-{bucket}", tags={"lifecycle/waiting": str(waiting)})]
+            [dg.RunRequest(run_key=f"deletion-queue-{bucket}", tags={"lifecycle/waiting": str(waiting)})],
+            cursor=str(waiting),
         )
 
     return deletion_queue

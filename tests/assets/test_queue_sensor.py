@@ -40,13 +40,14 @@ def _partition(topic: Topic, number: int) -> Topic:
     return Topic(topic.namespace, f"{topic.local}-partition-{number}")
 
 
-def ring(tmp_path: Path, instance: dg.DagsterInstance) -> dg.SensorResult | dg.SkipReason:
+def ring(tmp_path: Path, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult | dg.SkipReason:
     file = tmp_path / "lifecycle.toml"
     file.write_text(SETTINGS.format(cluster="east", lake=tmp_path / "lake"))
     defs = build_defs(str(file))
     sensor = defs.resolve_sensor_def("deletion_queue")
     context = dg.build_sensor_context(
         instance=instance,
+        cursor=cursor,
         repository_def=defs.get_repository_def(),
         resources={"lifecycle": LifecycleResource(config_file=str(file))},
     )
@@ -104,3 +105,22 @@ def test_brokers_that_do_not_answer_are_a_reason_not_a_failure(
 ) -> None:
     admin.failure = Unavailable("GET http://broker: 503")
     assert "503" in skipped(ring(tmp_path, instance))
+
+
+def test_a_queue_that_does_not_move_rings_less_often(
+    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.topics[_partition(DELETION_TOPIC, 0)][SUBSCRIPTION].backlog = 3
+
+    def keys(cursor: str) -> set[str | None]:
+        found: set[str | None] = set()
+        for minute in range(0, 60, 5):
+            monkeypatch.setattr(schedules.SystemClock, "now_ms", lambda _, at=minute * 60_000: at)
+            result = ring(tmp_path, instance, cursor)
+            assert isinstance(result, dg.SensorResult)
+            assert result.run_requests is not None
+            found.add(result.run_requests[0].run_key)
+        return found
+
+    assert len(keys("7")) == 12
+    assert len(keys("3")) == 3
