@@ -16,6 +16,8 @@ from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pulsar_lifecycle.engine.explain import Explanation, History
     from pulsar_lifecycle.settings import Settings
 
@@ -57,10 +59,14 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
     from pulsar_lifecycle.io.lake import Lake
 
+    def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
+        """Two clusters may share a lake, and both have a ledger of this id."""
+        return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
+
     lake = Lake(settings.lake.path)
     history = History(
-        journal=tuple(journal_rows(settings.lake.path, ledger_id=ledger_id).to_pylist()),
-        archived=tuple(archived_nodes(settings.lake.path, ledger_id=ledger_id).to_pylist()),
+        journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
+        archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
     )
     epochs = lake.epochs(fingerprint)
     if not epochs:
