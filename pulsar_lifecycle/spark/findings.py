@@ -185,15 +185,18 @@ def build_findings(cluster: Cluster, epoch_id: str) -> DataFrame:
     refs = cluster.lake.referenced(epoch_id)
     context = cluster.lake.context(epoch_id)
     ledgers = cluster.table(epoch_id, "bookkeeper_ledgers")
-    suspects = ledgers.where("ledger_id is not null").where(_outside(refs.needed))
+    rows = ledgers.where("ledger_id is not null").drop("parent", "listed")  # the census is done
+    suspects = rows.where(_outside(refs.needed))
     judged = suspects.mapInArrow(_Judging(refs, context), from_arrow_schema(tables.FINDINGS))
     judged.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "judged"))
     judged = cluster.table(epoch_id, "judged")
     settled = _with_owner_facts(cluster, epoch_id, judged.where(f.col("finding") == orphans.PENDING)).mapInArrow(
         _settle, from_arrow_schema(tables.FINDINGS)
     )
-    dangling = _dangling(cluster, epoch_id, ledgers)
-    findings = judged.where(f.col("finding") != orphans.PENDING).unionAll(settled).unionAll(dangling)
+    findings = judged.where(f.col("finding") != orphans.PENDING).unionAll(settled)
+    listed = _listed(ledgers)
+    if refs.needed - listed:  # mostly there are none, and no need to go through the references
+        findings = findings.unionAll(_dangling(cluster, epoch_id, listed))
     findings.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "findings"))
     return cluster.table(epoch_id, "findings")
 
@@ -240,21 +243,21 @@ def _with_owner_facts(cluster: Cluster, epoch_id: str, pending: DataFrame) -> Da
     return joined.select(*orphans.OWNER_FACTS.names)
 
 
-def _dangling(cluster: Cluster, epoch_id: str, ledgers: DataFrame) -> DataFrame:
-    """References to ledgers that were not listed and are not there now."""
+def _listed(ledgers: DataFrame) -> BitMap64:
+    """The ids of all ledgers."""
     listed = BitMap64()
-    for row in (
-        ledgers.where("ledger_id is not null")
-        .select("ledger_id")
-        .mapInArrow(_id_bitmap, "bitmap binary")
-        .toLocalIterator()
-    ):
+    ids = ledgers.where("ledger_id is not null").select("ledger_id")
+    for row in ids.mapInArrow(_id_bitmap, "bitmap binary").toLocalIterator():
         listed |= BitMap64.deserialize(bytes(row["bitmap"]))
+    return listed
+
+
+def _dangling(cluster: Cluster, epoch_id: str, listed: BitMap64) -> DataFrame:
+    """References to ledgers that were not listed and are not there now."""
     rows = cluster.table(epoch_id, "references").where("ledger_id is not null and keeps_bookkeeper_copy")
-    return (
-        rows.where(_outside(listed))
-        .mapInArrow(_Dangling(cluster.settings), from_arrow_schema(tables.FINDINGS))
-        .dropDuplicates(["ledger_id", "reason"])
+    missing = rows.where(_outside(listed))
+    return missing.mapInArrow(_Dangling(cluster.settings), from_arrow_schema(tables.FINDINGS)).dropDuplicates(
+        ["ledger_id", "reason"]
     )
 
 
