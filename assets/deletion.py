@@ -121,6 +121,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dic
         "frees": f"{show.size(summary.physical_bytes)} on the bookies ({show.size(summary.logical_bytes)} of data)",
         "by namespace": dg.MetadataValue.md(_by(rows, "namespace")),
         "by component": dg.MetadataValue.md(_by(rows, "component")),
+        "why": dg.MetadataValue.md(_by(rows, "reason")),
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
         "how to apply": dg.MetadataValue.md(how),
         "dagster/row_count": summary.ledgers,

@@ -50,11 +50,11 @@ COLUMNS = {
     "topic": "string",
     "component": "string",
     "cursor": "string",
-    "state": "string",
     "entries": "int",
     "physical_bytes": "int",
-    "reason": "string",
+    "finding": "string",
 }
+"""Of a sample; reasons are sentences and stand in a table of their own, with how many they hold for."""
 
 
 def findings_assets(cluster: str) -> dg.AssetsDefinition:
