@@ -41,6 +41,8 @@ from sandbox.toolchain import find_tools
 
 T = TypeVar("T")
 KAZOO_UP_TO = 100_000
+OWN_DRIVER = "zk+hierarchical"
+PULSAR_DRIVER = "metadata-store"
 PIPELINED = 1_000
 """Requests that plain kazoo has in flight."""
 
@@ -98,8 +100,9 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
 
 def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents, own: int) -> dict[str, Any]:
     """One size. ``own``: ledgers that the sandbox had before any of ours."""
-    shell = list_with_shell(cluster, contents.ledgers + own if size <= KAZOO_UP_TO else None)
-    tell(f"{size} ledgers: shell {shell.clock:.1f} s")
+    expected = contents.ledgers + own if size <= KAZOO_UP_TO else None
+    shell, batching = (list_with_shell(cluster, driver, expected) for driver in (OWN_DRIVER, PULSAR_DRIVER))
+    tell(f"{size} ledgers: shell {shell.clock:.1f} s, with Pulsar's driver {batching.clock:.1f} s")
     with resident() as peak:
         if not rows_seen(where):  # also warms the session, the first time
             raise SystemExit("the scan gave nothing")
@@ -116,10 +119,13 @@ def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents
         "topics_with_schema_and_compaction": contents.special,
         "orphans": contents.orphans,
         "shell": asdict(shell),
+        "shell_with_pulsar_driver": asdict(batching),
         "scan": asdict(scanned),
         "shell_over_scan": _ratios(shell, scanned),
+        "shell_with_pulsar_driver_over_scan": _ratios(batching, scanned),
         "plan": asdict(whole),
         "plan_over_shell": _ratios(whole, shell),
+        "plan_over_shell_with_pulsar_driver": _ratios(whole, batching),
         "plan_stages": {name: asdict(cost) for name, cost in stages.items()},
         "first_plan": asdict(first),
         "peak_resident_mib": peak[0] >> 20,
@@ -209,21 +215,32 @@ confirm_after = "0s"
 # ------------------------------------------------------------------------------------------------------------- others
 
 
-def list_with_shell(cluster: Cluster, expected: int | None) -> Cost:
-    """Cost of ``bookkeeper shell listledgers -m``, JVM start included; counts what it printed if asked to."""
+def list_with_shell(cluster: Cluster, driver: str, expected: int | None) -> Cost:
+    """Cost of ``bookkeeper shell listledgers -m``, JVM start included; counts what it printed if asked to.
+
+    ``driver`` is the scheme of the metadata service's URI: BookKeeper's own or Pulsar's, which batches its reads.
+    """
     tools = find_tools(tell)
+    own = cluster.data / "conf" / "bookie-1.conf"
+    conf = cluster.data / "conf" / "shell.conf"
+    uri = {
+        PULSAR_DRIVER: f"metadata-store:zk:{cluster.zookeeper}",
+        OWN_DRIVER: f"{OWN_DRIVER}://{cluster.zookeeper}/ledgers",
+    }
+    lines = [line for line in own.read_text().splitlines() if not line.startswith("metadataServiceUri=")]
+    conf.write_text("\n".join([*lines, f"metadataServiceUri={uri[driver]}", ""]))
     drivers = [option for option in servers._PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
     command = [
         *(tools.java, "-Xmx1g", *drivers, f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}"),
         *("-cp", tools.pulsar, "org.apache.bookkeeper.bookie.BookieShell"),
-        *("-conf", str(cluster.data / "conf" / "bookie-1.conf"), "listledgers", "-m"),
+        *("-conf", str(conf), "listledgers", "-m"),
     ]
     output = cluster.data / "shell.out" if expected is not None else Path(os.devnull)
     with output.open("wb") as sink:
         cost = timed(lambda: subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=True))[1]
     if expected is not None:
-        with output.open("rb") as lines:
-            _expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in lines), expected)
+        with output.open("rb") as printed:
+            _expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in printed), expected)
     return cost
 
 
@@ -293,14 +310,19 @@ def _cpu() -> float:
 def resident() -> Iterator[list[int]]:
     """The peak of resident bytes of this process and all below it: driver JVM and Python workers.
 
-    Pages that they share count once for each of them.
+    Pages that they share count once for each of them. A JVM that starts a command is there twice for a moment, with the
+    same pages: only what two samples in a row agree on counts.
     """
     peak = [0]
+    before = 0
     done = threading.Event()
 
     def watch() -> None:
+        nonlocal before
         while not done.wait(0.5):
-            peak[0] = max(peak[0], sum(rss for rss, _ in _family()))
+            now = sum(rss for rss, _ in _family())
+            peak[0] = max(peak[0], min(before, now))
+            before = now
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -362,9 +384,10 @@ def tell(line: str) -> None:
 def show(document: dict[str, Any]) -> None:
     """The table, on stderr."""
     tell("seconds on the clock (CPU seconds)")
-    tell(f"{'ledgers':>9} {'shell':>16} {'scan':>16} {'plain kazoo':>16} {'whole plan':>16} {'peak MiB':>9}")
+    heads = ("shell", "shell, Pulsar", "scan", "plain kazoo", "whole plan")
+    tell(" ".join([f"{'ledgers':>9}", *(f"{head:>16}" for head in heads), f"{'peak MiB':>9}"]))
     for row in document["sizes"]:
-        costs = [row.get(name) for name in ("shell", "scan", "kazoo", "plan")]
+        costs = [row.get(name) for name in ("shell", "shell_with_pulsar_driver", "scan", "kazoo", "plan")]
         cells = [f"{c['clock']:>8.1f} ({c['cpu']:>5.1f})" if c else "-" for c in costs]
         tell(" ".join([f"{row['ledgers']:>9}", *(f"{cell:>16}" for cell in cells), f"{row['peak_resident_mib']:>9}"]))
 
