@@ -42,6 +42,7 @@ from pulsar_lifecycle.ports import (
     MetadataStore,
     Node,
     Received,
+    Unread,
 )
 
 DELETED = "deleted"
@@ -307,16 +308,17 @@ def _look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
     for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
         try:
-            _look_at_topic(
-                run, tools, topic, node if isinstance(node, Node) or node is None else _unreadable(node.path), group
-            )
+            _look_at_topic(run, tools, topic, _readable(node), group)
         except LifecycleError as error:
             for d in group:
                 d.settle(LATER, f"its owner could not be asked: {error}")
 
 
-def _unreadable(path: str) -> Node:
-    raise CorruptFormat(path, 0, "a readable z-node")
+def _readable(node: Node | Unread | None) -> Node | None:
+    """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
+    if isinstance(node, Unread):
+        raise CorruptFormat(node.path, 0, "a readable z-node")
+    return node
 
 
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
@@ -366,12 +368,9 @@ def _memory_of(
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
-    node = tools.store.read([path])[0]
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
-    if not isinstance(node, Node):
-        _unreadable(path)
-    assert isinstance(node, Node)
     cursor = cursor_format.decode(node.data)
     d.extra["cursor_exists"] = True
     held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
@@ -380,12 +379,9 @@ def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
 
 
 def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
-    node = tools.store.read([path])[0]
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
-    if not isinstance(node, Node):
-        _unreadable(path)
-    assert isinstance(node, Node)
     cursor = cursor_format.decode(node.data)
     held = {cursor_format.compacted_ledger(cursor.properties)}
     if cursor.cursors_ledger_id >= 0:
@@ -402,12 +398,9 @@ def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path:
 
 def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
     path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
-    node = tools.store.read([path])[0]
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
-    if not isinstance(node, Node):
-        _unreadable(path)
-    assert isinstance(node, Node)
     versions = inventory.schema_versions(node.data)
     if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
         d.settle(KEPT, "still in use: its schema's locator names it")

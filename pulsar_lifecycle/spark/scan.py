@@ -26,9 +26,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import references, tables
 from pulsar_lifecycle.plan.coverage import Census
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.settings import Settings, SharedRoot
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.session import concurrency
-from pulsar_lifecycle.spark.sources import root_settings
 
 SHOWN = 1_000
 """How many paths of each kind of trouble a census keeps."""
@@ -246,8 +245,3 @@ def _bitmaps(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         merged = merged.merge(references.referenced(batch))
     yield pa.RecordBatch.from_pydict({"bitmaps": [merged.to_bytes()]})
-
-
-def root_store(settings: Settings, root: SharedRoot | None) -> KazooStore:
-    """A read-only session with one root's metadata store."""
-    return KazooStore(root_settings(settings, root.name if root else ""), read_only=True)
