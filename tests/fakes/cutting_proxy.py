@@ -73,15 +73,16 @@ class CuttingProxy:
                             break
                         xids.add(xid)
             first = False
-            pair[1].sendall(frame)
+            if not _sent(pair[1], frame):
+                break
         _close(pair)
 
     def _answers(self, pair: tuple[socket.socket, socket.socket], xids: set[int]) -> None:
         while (frame := _frame(pair[1])) is not None:
             if struct.unpack_from("!i", frame, 4)[0] in xids:
                 break
-            with contextlib.suppress(OSError):
-                pair[0].sendall(frame)
+            if not _sent(pair[0], frame):
+                break
         _close(pair)
 
 
@@ -92,6 +93,15 @@ def _frame(connection: socket.socket) -> bytes | None:
         return head + _exactly(connection, struct.unpack("!i", head)[0])
     except OSError:
         return None
+
+
+def _sent(connection: socket.socket, frame: bytes) -> bool:
+    """False when the other thread of the pair, or the peer, has closed the connection meanwhile."""
+    try:
+        connection.sendall(frame)
+    except OSError:
+        return False
+    return True
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
