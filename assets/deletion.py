@@ -17,7 +17,7 @@ from assets import show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.engine.deletion import DELETED
+from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.queue import pending

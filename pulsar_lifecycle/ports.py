@@ -284,6 +284,30 @@ class Sent:
     error: str
 
 
+RECONSUMETIMES = "RECONSUMETIMES"
+"""Property of a message that went to the retry topic: how often (org.apache.pulsar.client.util.RetryMessageUtil)."""
+
+
+def reconsume_times(properties: Mapping[str, str]) -> int:
+    """How often a message went through the retry topic; ``NEVER_AGAIN`` for a count that no client writes."""
+    text = properties.get(RECONSUMETIMES, "0")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else NEVER_AGAIN
+
+
+NEVER_AGAIN = 1_000_000_000
+"""A number of retries that no limit allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed:
+    """Outcome of one ``reconsume_later``: sent as retry number ``times``, or ``dead``-lettered, unless ``error``."""
+
+    message: Received
+    times: int
+    dead: bool
+    error: str
+
+
 class DeletionQueue(Protocol):
     """``persistent://pulsar/system/__ledger_deletion`` with its durable subscription ``ledger-deletion``."""
 
@@ -301,6 +325,14 @@ class DeletionQueue(Protocol):
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
         """Acknowledge for good; surely sent once the queue is closed, and unconfirmed: a lost one comes again."""
+        ...
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        """Send copies to the retry topic, due after ``delay_ms``, as a Java consumer's ``reconsumeLater`` does.
+
+        One that went there ``max_times`` times already goes to the dead-letter topic instead. Waits for every
+        receipt; acknowledges nothing.
+        """
         ...
 
     def release(self, messages: Sequence[Received]) -> None:

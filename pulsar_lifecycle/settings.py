@@ -197,9 +197,13 @@ class DeletionSettings(_Section):
 
     topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
     twoPhaseDeletionLedgerDeletionParallelism: int = Field(default=4, gt=0)  # noqa: N815 - the PIP's name
+    twoPhaseDeletionReconsumeLaterInSeconds: int = Field(default=600, gt=0)  # noqa: N815 - the PIP's name
+    twoPhaseDeletionMaxRetryDeleteCount: int = Field(default=10, ge=0)  # noqa: N815 - the PIP's name
     deliver_after: Seconds = 600.0
     deletes_per_second: int = Field(default=1_000, gt=0)
     """Z-node deletions per second, over all executors together."""
+    bytes_per_second: int = Field(default=1 << 40, gt=0)
+    """Bytes (as written, before replication) that are deleted per second, over all executors together."""
     batch: int = Field(default=500, gt=0, le=2000)
     max_messages: int = Field(default=1_000_000, gt=0)
     """Messages one run takes from the queue."""

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.engine.deletion import DELETED
+from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.lake import Lake

@@ -1,11 +1,12 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
 """Phase two: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
 
-Belongs here: the order of these steps for one batch, and the fresh look at a ledger's owner. The rule itself is
-``plan/orphans.py``, the same one that made the plan: a message only proposes. Nothing here trusts what a message says
-beyond which ledger to look at.
+Belongs here: the order of these steps for one batch. The rule itself is ``plan/orphans.py``, the same one that made the
+plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.
 
 A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
-one is found gone and acknowledged.
+one is found gone and acknowledged. What fails goes to the retry topic before its message is acknowledged.
 """
 
 from __future__ import annotations
@@ -13,126 +14,40 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control, inventory, references
-from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Brokers
+from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine.decision import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETED,
+    GONE,
+    KEPT,
+    REFUSED,
+    RETRYING,
+    WAITING,
+    Decision,
+    Run,
+    Tools,
+    action_of,
+)
+from pulsar_lifecycle.engine.owners import look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Overloaded
-from pulsar_lifecycle.formats import cursor as cursor_format
-from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.errors import LifecycleError, Overloaded
+from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.ports import (
-    Archived,
-    BrokerAdmin,
-    Clock,
-    Deletion,
-    DeletionQueue,
-    Journal,
-    JournalRow,
-    LedgerReader,
-    MetadataStore,
-    Node,
-    Received,
-    Unread,
-)
-
-DELETED = "deleted"
-GONE = "gone"
-KEPT = "kept"
-REFUSED = "refused"
-LATER = "later"
-"""Outcomes. ``later``: neither deleted nor acknowledged; the next run decides again. All others are final."""
+from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received, reconsume_times
 
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
-
-RACE_WINDOW_MS = 3_600_000
-"""A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a deletion run knows of the whole cluster: two covered epochs and the owners' rules.
-
-    ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
-    started at ``earlier_started_at``. A ledger must be absent from both, and the earlier one must have looked for it:
-    ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by the run's.
-    """
-
-    refs: Referenced
-    started_at: int
-    earlier: Referenced
-    earlier_started_at: int
-    earlier_czxid: int
-    context: orphans.Context
-
-
-@dataclass(slots=True)
-class Tools:
-    """The ports of one worker."""
-
-    store: MetadataStore
-    reader: LedgerReader
-    admin: BrokerAdmin
-    queue: DeletionQueue
-    journal: Journal
-    clock: Clock
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What all workers of one run share.
-
-    ``now`` decides every age: the time when the lease was taken, by the metadata store's clock or ours, whichever is
-    behind, so that a clock that is wrong only keeps more. ``brokers`` were asked after it: a topic that they do not
-    list and whose z-node was left alone until then cannot have been loaded since without its z-node showing it.
-    """
-
-    run_id: str
-    cluster: str
-    guard: tuple[str, int]
-    ledgers_root: str
-    now: int
-    brokers: Brokers
-    evidence: Evidence
-    batch: int
-    deletes_per_second: float
-    slow_above_ms: float
-    stop_above_ms: float
-
-
-@dataclass(slots=True)
-class Decision:
-    """One message and what became of it."""
-
-    message: Received
-    outcome: str = ""
-    reason: str = ""
-    node: Node | None = None
-    length: int = 0
-    path: str = ""
-    checksum: str = ""
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    @property
-    def info(self) -> PendingDeleteLedgerInfo:
-        """The message's content; only for messages that have one."""
-        assert self.message.info is not None
-        return self.message.info
-
-    def settle(self, outcome: str, reason: str) -> None:
-        """Decide, once: later calls change nothing."""
-        if not self.outcome:
-            self.outcome, self.reason = outcome, reason
 
 
 def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decision]:
@@ -140,7 +55,7 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
 
     Raises Paused, LeaseLost or Overloaded between batches; nothing of a batch is then half done.
     """
-    budget = RateBudget(run.deletes_per_second, tools.clock)
+    budgets = Budgets(run, tools)
     taken = 0
     seen: set[bytes] = set()
     while taken < limit:
@@ -152,7 +67,7 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
             return
         taken += len(fresh)
         seen.update(m.message_id for m in fresh)
-        yield from delete_batch(run, tools, fresh, budget)
+        yield from delete_batch(run, tools, fresh, budgets)
 
 
 def mind_latency(run: Run, tools: Tools) -> None:
@@ -164,41 +79,83 @@ def mind_latency(run: Run, tools: Tools) -> None:
         tools.clock.sleep(latency / 1000)
 
 
-def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budget: RateBudget) -> list[Decision]:
+class Budgets:
+    """One worker's share of the cluster-wide budgets: z-node deletions and deleted bytes per second."""
+
+    def __init__(self, run: Run, tools: Tools) -> None:
+        self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
+        self._bytes = RateBudget(run.bytes_per_second, tools.clock)
+
+    def settle(self) -> None:
+        """Wait until what was deleted before is paid for."""
+        self._ledgers.take(0)
+        self._bytes.take(0)
+
+    def take(self, doomed: Iterable[Decision]) -> None:
+        """Take what these deletions cost."""
+        lengths = [d.length for d in doomed]
+        self._ledgers.take(len(lengths))
+        self._bytes.take(sum(lengths))
+
+
+def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
     """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
     decisions = [Decision(m) for m in messages]
-    budget.take(0)  # wait here for what was deleted before, not between a decision and its deletion
+    budgets.settle()  # wait here, not between a decision and its deletion
     decide(run, tools, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
     twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
-    stopped: LifecycleError | None = None
-    if doomed:
-        control.check_not_paused(tools.store)
-        budget.take(len(doomed))
-        _archive(run, tools, doomed.values())
-        outcomes: dict[str, str] = {}
-        try:
-            results = tools.store.delete_many(
-                [Deletion(d.path, d.node.stat.version) for d in doomed.values() if d.node], run.guard
-            )
-            outcomes = {r.path: r.outcome for r in results}
-        except LifecycleError as error:  # part of it may be done: what is there now says which
-            stopped = error
-        try:
-            _confirm(tools, doomed, outcomes)
-        except LifecycleError as error:
-            stopped = stopped or error
-            for d in doomed.values():
-                d.settle(LATER, f"whether it was deleted is not known: {error}")
+    stopped = _delete(run, tools, doomed, budgets) if doomed else None
     for twin in twins:
         first = doomed[twin.path]
-        twin.settle(LATER if first.outcome == LATER else GONE, "another message of this batch is about the same ledger")
+        outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
+        twin.settle(outcome, "another message of this batch is about the same ledger")
+    _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
     tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
-    tools.queue.acknowledge([d.message for d in decisions if d.outcome != LATER])
-    tools.queue.release([d.message for d in decisions if d.outcome == LATER])
+    tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING])
+    tools.queue.release([d.message for d in decisions if d.outcome == WAITING])
     if stopped:
         raise stopped
     return decisions
+
+
+def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision], budgets: Budgets) -> LifecycleError | None:
+    """Archive, delete and confirm; every doomed ledger has its outcome then. Returns what stops the run, if anything.
+
+    What stops a run is no message's fault: then what was not deleted waits, and no retry of it is counted.
+    """
+    control.check_not_paused(tools.store)
+    budgets.take(doomed.values())
+    _archive(run, tools, doomed.values())
+    outcomes: dict[str, str] = {}
+    stopped: LifecycleError | None = None
+    try:
+        results = tools.store.delete_many(
+            [Deletion(d.path, d.node.stat.version) for d in doomed.values() if d.node], run.guard
+        )
+        outcomes = {r.path: r.outcome for r in results}
+    except LifecycleError as error:  # part of it may be done: what is there now says which
+        stopped = error
+    try:
+        _confirm(tools, doomed, outcomes, WAITING if stopped else RETRYING)
+    except LifecycleError as error:
+        stopped = stopped or error
+        for d in doomed.values():
+            d.settle(WAITING, f"whether it was deleted is not known: {error}")
+    return stopped
+
+
+def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
+    """Send what failed to the retry topic, or to the dead-letter topic; what could not be sent waits."""
+    if not failed:
+        return
+    postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
+    for d, one in zip(failed, postponed, strict=True):
+        d.extra["reconsume_times"] = one.times
+        if one.error:
+            d.outcome, d.reason = WAITING, f"{d.reason}; it could not be sent to the retry topic: {one.error}"
+        elif one.dead:
+            d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 
 
 def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
@@ -211,9 +168,9 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
         if d.message.info is None:
             d.settle(REFUSED, d.message.problem)
         elif d.info.ledger_type is LedgerType.OFFLOAD_LEDGER:
-            d.settle(LATER, "deleting offloaded copies is not switched on")
+            d.settle(WAITING, "deleting offloaded copies is not switched on")
         elif d.message.publish_time >= evidence.started_at:
-            d.settle(LATER, "no covered scan has started since it was sent")
+            d.settle(WAITING, "no covered scan has started since it was sent")
     live = [d for d in decisions if not d.outcome]
     if not live:
         return
@@ -224,13 +181,13 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
         if node is None:
             d.settle(GONE, "the ledger does not exist any more")
         elif not isinstance(node, Node):
-            d.settle(LATER, f"its z-node could not be read: {node.reason}")
+            d.settle(RETRYING, f"its z-node could not be read: {node.reason}")
         else:
             d.node = node
             d.checksum = hashlib.sha256(node.data).hexdigest()
     live = [d for d in live if not d.outcome]
     _judge(run, tools, live)
-    _look_at_owners(run, tools, [d for d in live if not d.outcome])
+    look_at_owners(run, tools, [d for d in live if not d.outcome])
 
 
 # ------------------------------------------------------------------------------------------------- the rule, afresh
@@ -244,7 +201,15 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     rows = inventory.ledger_rows([d.node for d in live if d.node], run.ledgers_root)
     by_id = {row["ledger_id"]: row for row in rows.to_pylist()}
     context = evidence.context.at(run.now)
-    found = {row["ledger_id"]: row for row in orphans.judge(rows, evidence.refs, context).to_pylist()}
+    found = _found(rows, run, context)
+    marked = {
+        row["ledger_id"]: at
+        for row in by_id.values()
+        if (at := evidence.marked_at(row["ledger_id"], row["czxid"])) is not None
+    }
+    if marked:
+        chosen = rows.filter(pc.is_in(rows.column("ledger_id"), pa.array(sorted(marked), pa.int64())))
+        found |= _found(chosen, run, replace(context, grace=0))
     for d in live:
         assert d.node is not None
         row, finding = by_id[d.info.ledger_id], found.get(d.info.ledger_id)
@@ -256,10 +221,17 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "still in use: something refers to it")
         elif finding["finding"] not in (Finding.ORPHAN, orphans.PENDING):
             d.settle(KEPT, f"{finding['finding']}: {finding['reason']}")
+        elif d.info.ledger_id in marked:
+            if marked[d.info.ledger_id] >= evidence.started_at:
+                d.settle(WAITING, "no covered scan has started since it left its topic")
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
-            d.settle(LATER, "the earlier scan still found a reference: not confirmed yet")
+            d.settle(KEPT, "not confirmed: the earlier scan still found a reference; the orphan scan goes on looking")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
-            d.settle(LATER, "younger than the earlier of the two scans: not confirmed yet")
+            d.settle(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
+
+
+def _found(rows: pa.Table, run: Run, context: orphans.Context) -> dict[int, dict[str, Any]]:
+    return {row["ledger_id"]: row for row in orphans.judge(rows, run.evidence.refs, context).to_pylist()}
 
 
 def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
@@ -296,164 +268,6 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     return ""
 
 
-# ---------------------------------------------------------------------------------------------- the owner's own word
-
-
-def _look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
-    """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
-    by_topic: dict[str, list[Decision]] = {}
-    for d in live:
-        by_topic.setdefault(d.info.topic_name, []).append(d)
-    topics = [Topic.parse(name) for name in by_topic]
-    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
-    for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
-        try:
-            _look_at_topic(run, tools, topic, _readable(node), group)
-        except LifecycleError as error:
-            for d in group:
-                d.settle(LATER, f"its owner could not be asked: {error}")
-
-
-def _readable(node: Node | Unread | None) -> Node | None:
-    """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
-    if isinstance(node, Unread):
-        raise CorruptFormat(node.path, 0, "a readable z-node")
-    return node
-
-
-def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
-    info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
-    listed = {item.ledger_id for item in info.ledgers}
-    unsure, memory = _memory_of(run, tools, topic, node, info)
-    pending: list[Decision] = []
-    for d in group:
-        if d.info.ledger_id in listed:
-            fresh = tools.clock.now_ms() - d.message.publish_time < RACE_WINDOW_MS
-            d.settle(LATER if fresh else KEPT, "still in use: its topic's z-node lists it")
-        elif unsure:
-            d.settle(LATER, unsure)
-        elif d.info.ledger_id in memory:
-            d.settle(LATER, "still in use: its broker holds it in memory")
-        elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
-            pending.append(d)
-    base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    for d in [d for d in group if not d.outcome]:
-        if d.info.component in (LedgerComponent.MANAGED_CURSOR, LedgerComponent.DELAYED_INDEX_BUCKET):
-            _look_at_cursor(tools, d, f"{base}/{encode_name(d.info.cursor_name)}")
-        elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
-            _look_at_compaction(run, tools, d, topic, f"{base}/{encode_name(references.COMPACTION_CURSOR)}")
-        elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
-            _look_at_schema(run, tools, d)
-    _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])
-
-
-def _memory_of(
-    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
-) -> tuple[str, set[int]]:
-    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds.
-
-    Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
-    """
-    broker = run.brokers.loaded.get(str(topic))
-    if node is None:
-        return (f"its topic has no z-node, and {broker} still lists it", set()) if broker else ("", set())
-    if not broker:
-        recent = run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval
-        return ("its topic's z-node was just written: some broker may be loading it" if recent else "", set())
-    last = max((item.ledger_id for item in info.ledgers), default=None)
-    state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
-    if state != "OPEN" and info.terminated is None:
-        return f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded", set()
-    return "", {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))}
-
-
-def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
-    if node is None:
-        return
-    cursor = cursor_format.decode(node.data)
-    d.extra["cursor_exists"] = True
-    held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
-    if d.info.ledger_id in held:
-        d.settle(KEPT, "still in use: its cursor's z-node names it")
-
-
-def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
-    if node is None:
-        return
-    cursor = cursor_format.decode(node.data)
-    held = {cursor_format.compacted_ledger(cursor.properties)}
-    if cursor.cursors_ledger_id >= 0:
-        words = references.compaction_words(
-            tools.store, tools.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
-        )
-        for word in words:
-            if word.error:
-                d.settle(LATER, f"its topic's compaction cursor could not be read: {word.error}")
-        held |= {word.ledger_id for word in words}
-    if d.info.ledger_id in held:
-        d.settle(KEPT, "still in use: it is its topic's compacted ledger")
-
-
-def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
-    path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
-    node = _readable(tools.store.read([path])[0])
-    if node is None:
-        return
-    versions = inventory.schema_versions(node.data)
-    if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
-        d.settle(KEPT, "still in use: its schema's locator names it")
-        return
-    for word in references.schema_words(
-        tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
-    ):
-        if word.error:
-            d.settle(LATER, f"its schema's index could not be read: {word.error}")
-        elif word.ledger_id == d.info.ledger_id:
-            d.settle(KEPT, "still in use: an entry of its schema names it")
-
-
-def _settle_pending(
-    run: Run,
-    tools: Tools,
-    topic: Topic,
-    node: Node | None,
-    info: managed_ledger.ManagedLedgerInfo,
-    pending: Sequence[Decision],
-) -> None:
-    """Compacted ledgers and delayed-index snapshots: what ``orphans.settle`` wants to know, as it is now."""
-    if not pending:
-        return
-    ids = sorted(item.ledger_id for item in info.ledgers)
-    state, compaction = None, None
-    if node:
-        last = inventory.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
-        broker = run.brokers.loaded.get(str(topic))
-        state, _ = inventory.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
-        if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
-            compaction = tools.admin.compaction_status(topic)
-    rows = [
-        {
-            "ledger_id": d.info.ledger_id,
-            "component": "compacted-ledger"
-            if d.info.component is LedgerComponent.COMPACTED_LEDGER
-            else "delayed-index-bucket",
-            "bucket_key": d.info.bucket_key or None,
-            "topic_exists": node is not None,
-            "load_state": state,
-            "compaction": compaction,
-            "first_ledger_id": ids[0] if ids else None,
-            "cursor_exists": d.extra.get("cursor_exists", False),
-        }
-        for d in pending
-    ]
-    settled = orphans.settle(pa.Table.from_pylist(rows, schema=orphans.OWNER_FACTS))
-    for d, row in zip(pending, settled.to_pylist(), strict=True):
-        if row["finding"] != Finding.ORPHAN:
-            d.settle(KEPT, row["reason"])
-
-
 # ------------------------------------------------------------------------------------------------------- the effects
 
 
@@ -478,20 +292,21 @@ def _archive(run: Run, tools: Tools, doomed: Iterable[Decision]) -> None:
     )
 
 
-def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str]) -> None:
+def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
     """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
 
-    ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run.
+    ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run. What is
+    still there gets the outcome ``failed``.
     """
     tools.store.sync("/")
     for path, node in zip(doomed, tools.store.read(list(doomed)), strict=True):
         d, said = doomed[path], outcomes.get(path, "deleted")
         if node is None and said == "deleted":
-            d.settle(DELETED, "orphan: nothing refers to it")
+            d.settle(DELETED, "nothing refers to it")
         elif node is None:
             d.settle(GONE, "someone else deleted it at the same moment")
         else:
-            d.settle(LATER, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
+            d.settle(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
 
 
 def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
@@ -509,6 +324,8 @@ def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
 def _row(run: Run, d: Decision, now: int) -> JournalRow:
     info = d.message.info
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
+    if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
+        detail["reconsume_times"] = times
     if d.outcome == REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
     return JournalRow(
@@ -518,7 +335,7 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
         ledger_id=info.ledger_id if info else -1,
         component=info.component.value if info else "",
         topic=info.topic_name if info else "",
-        action="delete-ledger",
+        action=action_of(info.ledger_type) if info else DELETE_LEDGER,
         phase="delete",
         outcome=d.outcome,
         reason=d.reason,

@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
 """Journal and archive as Parquet objects in the lake: append-only, one closed object per call.
 
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
@@ -7,6 +9,7 @@ Names that begin with a dot are unfinished objects; this module and Spark skip t
 
 from __future__ import annotations
 
+import json
 import os
 import uuid
 from collections.abc import Sequence
@@ -121,6 +124,23 @@ def deleted_since(lake: str, since: int, cluster: str) -> int:
 def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
     return frozenset(_outcomes(lake, "sent", 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
+
+
+def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
+    """What our first phase took out of topics and no deletion run has settled since: id -> (czxid, when in ms)."""
+    mine = pc.field("cluster") == cluster
+    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark")).select(["ledger_id", "detail", "at"])
+    if not marked.num_rows:
+        return {}
+    settled = pa.concat_tables(
+        [_outcomes(lake, outcome, 0, mine & (pc.field("phase") == "delete")) for outcome in ("deleted", "gone")]
+    )
+    open_ = marked.filter(pc.invert(pc.is_in(marked.column("ledger_id"), settled.column("ledger_id").combine_chunks())))
+    return {row["ledger_id"]: (json.loads(row["detail"])["czxid"], row["at"]) for row in open_.to_pylist()}
+
+
+MARKED = "marked"
+"""Outcome of phase ``mark``: the ledger left its topic's metadata by our own compare-and-set."""
 
 
 def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> pa.Table:

@@ -36,7 +36,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Received, Sent
+from pulsar_lifecycle.ports import RECONSUMETIMES, BrokerAdmin, Postponed, Received, Sent, reconsume_times
 from pulsar_lifecycle.settings import PulsarSettings
 
 NAMESPACE = Namespace("pulsar", "system")
@@ -79,7 +79,7 @@ class PulsarDeletionQueue:
         self._parallelism = parallelism
         self._timeout = settings.request_timeout
         self._client = _client(settings)
-        self._producer: pulsar.Producer | None = None
+        self._producers: dict[Topic, pulsar.Producer] = {}
         self._consumer: pulsar.Consumer | None = None
 
     def ensure(self) -> None:
@@ -108,25 +108,65 @@ class PulsarDeletionQueue:
         """
         self.ensure()
         with _ours("open the producer"):
-            if self._producer is None:
-                self._producer = self._client.create_producer(
-                    str(DELETION_TOPIC),
-                    batching_enabled=False,
-                    max_pending_messages=2 * IN_FLIGHT,
-                    send_timeout_millis=int(self._timeout * 1000),
-                )
-        sending = _Sending(infos)
-        delay = timedelta(milliseconds=deliver_after_ms) if deliver_after_ms else None
-        for index, info in enumerate(infos):
+            self._producer_of(DELETION_TOPIC)
+        delay = _delay(deliver_after_ms)
+        receipts = self._send_all(
+            [(DELETION_TOPIC, encode_deletion_message(info), {"deliver_after": delay}) for info in infos]
+        )
+        return [Sent(info, *receipt) for info, receipt in zip(infos, receipts, strict=True)]
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        """Send copies to the retry topic or, after ``max_times`` retries, to the dead-letter topic; waits for receipts.
+
+        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7).
+        """
+        outgoing: list[tuple[Topic, bytes, dict[str, Any]]] = []
+        counts: list[tuple[int, bool]] = []
+        for message in messages:
+            times = min(reconsume_times(message.properties), max_times) + 1
+            dead = times > max_times
+            original: Any = message.handle
+            copied: dict[str, Any] = {
+                "properties": _retry_properties(message, original.message_id(), times, delay_ms),
+                "deliver_after": None if dead else _delay(delay_ms),
+            }
+            if original.partition_key():
+                copied["partition_key"] = original.partition_key()
+            if original.ordering_key():
+                copied["ordering_key"] = original.ordering_key()
+            if original.event_timestamp():
+                copied["event_timestamp"] = original.event_timestamp()
+            outgoing.append((DLQ_TOPIC if dead else RETRY_TOPIC, message.raw, copied))
+            counts.append((times, dead))
+        receipts = self._send_all(outgoing)
+        return [
+            Postponed(message, times, dead, error)
+            for message, (times, dead), (_, error) in zip(messages, counts, receipts, strict=True)
+        ]
+
+    def _send_all(self, outgoing: Sequence[tuple[Topic, bytes, dict[str, Any]]]) -> list[tuple[bytes, str]]:
+        """(message id, error) of each, in order."""
+        sending = _Sending(len(outgoing))
+        for index, (topic, content, options) in enumerate(outgoing):
             sending.slots.acquire()
             if sending.timed_out:
                 sending.settle(index, b"", "not sent, because the broker did not answer to an earlier one")
                 continue
             try:
-                self._producer.send_async(encode_deletion_message(info), sending.receipt_of(index), deliver_after=delay)
+                self._producer_of(topic).send_async(content, sending.receipt_of(index), **options)
             except (pulsar.exceptions.PulsarException, ValueError) as error:
                 sending.settle(index, b"", str(error))
         return sending.outcomes()
+
+    def _producer_of(self, topic: Topic) -> pulsar.Producer:
+        if topic not in self._producers:
+            self._producers[topic] = self._client.create_producer(
+                str(topic),
+                batching_enabled=False,
+                max_pending_messages=2 * IN_FLIGHT,
+                send_timeout_millis=int(self._timeout * 1000),
+            )
+        return self._producers[topic]
 
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
         """Up to ``limit`` messages of main and retry topic, fewer once ``wait_ms`` have passed."""
@@ -163,8 +203,8 @@ class PulsarDeletionQueue:
             if self._consumer is None:
                 raise Unavailable("acknowledge: the consumer these messages came from is closed")
             for message in messages:
-                message_id: Any = message.handle
-                self._consumer.acknowledge(message_id)
+                original: Any = message.handle
+                self._consumer.acknowledge(original)
 
     def release(self, messages: Sequence[Received]) -> None:
         """Leave messages unacknowledged: the broker hands them out again once this queue is closed.
@@ -177,7 +217,8 @@ class PulsarDeletionQueue:
 
         What was not acknowledged goes back to the subscription.
         """
-        self._producer = self._consumer = None
+        self._producers.clear()
+        self._consumer = None
         with contextlib.suppress(pulsar.exceptions.PulsarException):
             self._client.close()
 
@@ -185,11 +226,10 @@ class PulsarDeletionQueue:
 class _Sending:
     """The receipts of one call to send; they arrive on the client's own thread."""
 
-    def __init__(self, infos: Sequence[PendingDeleteLedgerInfo]) -> None:
+    def __init__(self, count: int) -> None:
         self.slots = threading.BoundedSemaphore(IN_FLIGHT)
         self.timed_out = False
-        self._infos = infos
-        self._sent: dict[int, Sent] = {}
+        self._receipts: list[tuple[bytes, str]] = [(b"", "")] * count
 
     def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
         def receipt(result: Any, message_id: Any) -> None:
@@ -202,14 +242,32 @@ class _Sending:
         return receipt
 
     def settle(self, index: int, message_id: bytes, error: str) -> None:
-        self._sent[index] = Sent(self._infos[index], message_id, error)
+        self._receipts[index] = (message_id, error)
         self.slots.release()
 
-    def outcomes(self) -> list[Sent]:
+    def outcomes(self) -> list[tuple[bytes, str]]:
         """Wait until every slot is free again: the client fails a send by itself after its time-out."""
         for _ in range(IN_FLIGHT):
             self.slots.acquire()
-        return [self._sent[index] for index in range(len(self._infos))]
+        return self._receipts
+
+
+def _delay(milliseconds: int) -> timedelta | None:
+    return timedelta(milliseconds=milliseconds) if milliseconds else None
+
+
+def _retry_properties(message: Received, message_id: Any, times: int, delay_ms: int) -> dict[str, str]:
+    """What RetryMessageUtil and ConsumerImpl write; the first three stay what the first retry made them."""
+    origin = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
+    if message_id.batch_index() >= 0:
+        origin += f":{message_id.batch_index()}"
+    first = {
+        "REAL_TOPIC": str(Topic.parse(message.topic).partitioned_parent),
+        "REAL_SUBSCRIPTION": SUBSCRIPTION,
+        "ORIGIN_MESSAGE_ID": origin,
+        "ORIGIN_MESSAGE_IDY_TIME": origin,
+    }
+    return {**first, **message.properties, RECONSUMETIMES: str(times), "DELAY_TIME": str(delay_ms)}
 
 
 def _received(message: pulsar.Message) -> Received:
@@ -228,7 +286,7 @@ def _received(message: pulsar.Message) -> Received:
         publish_time=message.publish_timestamp(),
         info=info,
         problem=problem,
-        handle=message_id,
+        handle=message,
     )
 
 

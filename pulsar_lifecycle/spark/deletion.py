@@ -17,7 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from pulsar_lifecycle.engine.deletion import Decision, Run, Tools, work_off
+from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
@@ -28,7 +29,7 @@ from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import intents
 from pulsar_lifecycle.plan.tables import FINDINGS
-from pulsar_lifecycle.ports import DeletionQueue, Received, Sent
+from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.session import concurrency
 
@@ -157,6 +158,10 @@ class PlanQueue:
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
         """The journal has it."""
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        """There is no retry topic to a plan."""
+        return [Postponed(message, 0, False, "apply the plan again") for message in messages]
 
     def release(self, messages: Sequence[Received]) -> None:
         """Applying the plan again meets it again."""

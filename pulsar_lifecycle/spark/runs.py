@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
-from pulsar_lifecycle.engine.deletion import Evidence, Run
+from pulsar_lifecycle.engine.decision import Evidence, Run
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, sent_ledgers
+from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, sent_ledgers
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
@@ -244,9 +244,13 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
                 earlier_started_at=earlier.started_at,
                 earlier_czxid=earlier.max_czxid,
                 context=context,
+                marked=marked_ledgers(settings.lake.path, settings.cluster),
             ),
             batch=settings.deletion.batch,
+            retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
+            max_retries=settings.deletion.twoPhaseDeletionMaxRetryDeleteCount,
             deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
+            bytes_per_second=settings.deletion.bytes_per_second / max(1, concurrency(cluster.spark)),
             slow_above_ms=settings.zookeeper.slow_above * 1000,
             stop_above_ms=settings.zookeeper.stop_above * 1000,
         )

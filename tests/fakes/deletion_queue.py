@@ -11,7 +11,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     decode_deletion_message,
     encode_deletion_message,
 )
-from pulsar_lifecycle.ports import Received, Sent
+from pulsar_lifecycle.ports import RECONSUMETIMES, Postponed, Received, Sent, reconsume_times
 
 TOPIC = "persistent://pulsar/system/__ledger_deletion-partition-0"
 
@@ -26,6 +26,7 @@ class FakeDeletionTopics:
     now_ms: int = 0
     waiting: dict[int, tuple[int, int, bytes, dict[str, str]]] = field(default_factory=dict)
     held: set[int] = field(default_factory=set)
+    dead: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
     last: int = 0
 
     def publish(self, raw: bytes, properties: dict[str, str] | None = None, deliver_after_ms: int = 0) -> bytes:
@@ -89,6 +90,20 @@ class FakeDeletionQueue:
             raise self.failure
         for message in messages:
             self.topics.waiting.pop(message.handle, None)
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        return [self._reconsume(message, delay_ms, max_times) for message in messages]
+
+    def _reconsume(self, message: Received, delay_ms: int, max_times: int) -> Postponed:
+        times = min(reconsume_times(message.properties), max_times) + 1
+        if message.info and message.info.ledger_id in self.refused:
+            return Postponed(message, times, False, "refused by the test")
+        properties = {**message.properties, RECONSUMETIMES: str(times)}
+        if times > max_times:
+            self.topics.dead.append((message.raw, properties))
+            return Postponed(message, times, True, "")
+        self.topics.publish(message.raw, properties, delay_ms)
+        return Postponed(message, times, False, "")
 
     def release(self, messages: Sequence[Received]) -> None:
         self.released.extend(messages)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine.deletion import Run
+from pulsar_lifecycle.engine.decision import Run
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.spark import deletion, runs

@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import apply, control, inventory, references
-from pulsar_lifecycle.engine.deletion import Decision, Evidence, Run, Tools, work_off
+from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
+from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.model import Topic
@@ -32,6 +33,8 @@ from tests.simulation.cluster import SimulatedCluster
 HOUR = 3_600_000
 GRACE = 7 * 24 * HOUR
 DELIVER_AFTER = 600_000
+RETRY_DELAY = 600_000
+MAX_RETRIES = 10
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,10 @@ def begin(
             now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
         ),
         batch=4,
+        retry_delay_ms=RETRY_DELAY,
+        max_retries=MAX_RETRIES,
         deletes_per_second=1_000_000,
+        bytes_per_second=1 << 40,
         slow_above_ms=100,
         stop_above_ms=500,
     )
@@ -229,12 +235,13 @@ def delete(
     before: Scan,
     policy: Policy | None = None,
     wrap: Callable[[Tools], Tools] = lambda tools: tools,
+    limit: int = 1_000_000,
 ) -> list[Decision]:
-    """One deletion run over everything in the queue; ``wrap`` may put faults or recorders around the ports."""
+    """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports."""
     store, queue = cluster.open_store(), cluster.open_queue()
     try:
         run, lease = begin(cluster, store, now, before, policy)
-        decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), 1_000_000, 1_000))
+        decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), limit, 1_000))
         control.release_lease(store, lease)
         return decisions
     finally:

@@ -11,7 +11,8 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.deletion import DELETED, GONE, KEPT, LATER, REFUSED, Decision, Tools, work_off
+from pulsar_lifecycle.engine.decision import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING, Decision, Tools
+from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Overloaded, Paused, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -77,6 +78,11 @@ class Scene:
         queue = self.cluster.open_queue()
         for message in messages:
             queue.topics.publish(message if isinstance(message, bytes) else encode_deletion_message(message))
+
+    def again(self) -> None:
+        """Let the retry delay pass, and scan."""
+        self.cluster.wait(1)
+        self.now = scan(self.cluster, previous=[self.now])
 
     def send_all(self) -> None:
         self.publish(*(self.intent(i) for i in sorted(self.orphans)))
@@ -226,28 +232,28 @@ def test_what_is_no_orphan_is_kept_by_its_finding(scene: Scene) -> None:
 def test_an_offload_intent_waits_for_the_run_that_can_check_it(scene: Scene) -> None:
     context = OffloadContext(lsb=1, msb=2, driver_name="aws-s3")
     scene.publish(replace(scene.intent(scene.data), ledger_type=LedgerType.OFFLOAD_LEDGER, offload_context=context))
-    assert outcomes(scene.delete()) == [LATER]
+    assert outcomes(scene.delete()) == [WAITING]
     assert (scene.waiting, scene.cluster.exists(scene.data)) == (1, True)
 
 
 def test_a_message_newer_than_the_scan_waits_for_the_next(scene: Scene) -> None:
     scene.put(scene.intent(scene.data))
-    assert outcomes(scene.delete()) == [LATER]
+    assert outcomes(scene.delete()) == [WAITING]
     scene.publish()
     assert outcomes(scene.delete()) == [DELETED]
 
 
-def test_a_ledger_that_the_earlier_scan_did_not_look_for_waits(scene: Scene) -> None:
-    scene.publish(scene.intent(scene.data))
+def test_a_ledger_that_the_earlier_scan_did_not_confirm_is_kept(scene: Scene) -> None:
+    scene.publish(*[scene.intent(scene.data)] * 4)
     late = replace(scene.before, epoch=replace(scene.before.epoch, max_czxid=1))
-    assert outcomes(delete(scene.cluster, scene.now, late)) == [LATER]
+    assert outcomes(delete(scene.cluster, scene.now, late, limit=1)) == [KEPT]
     early = replace(scene.before, epoch=replace(scene.before.epoch, started_at=1))
-    assert outcomes(delete(scene.cluster, scene.now, early)) == [LATER]
+    assert outcomes(delete(scene.cluster, scene.now, early, limit=1)) == [KEPT]
     referenced = replace(scene.before, refs=scene.before.refs.merge(replace(scene.before.refs)))
     referenced.refs.needed.add(scene.data)
-    assert outcomes(delete(scene.cluster, scene.now, referenced)) == [LATER]
+    assert outcomes(delete(scene.cluster, scene.now, referenced, limit=1)) == [KEPT]
     offloaded = replace(scene.before, refs=Referenced(BitMap64(), BitMap64([scene.data])))
-    assert outcomes(delete(scene.cluster, scene.now, offloaded)) == [LATER]
+    assert outcomes(delete(scene.cluster, scene.now, offloaded, limit=1)) == [KEPT]
     assert scene.cluster.exists(scene.data)
 
 
@@ -273,8 +279,9 @@ def test_the_twin_of_a_message_that_waits_waits_too(scene: Scene) -> None:
         return tools
 
     decisions = scene.delete(touch)
-    assert outcomes(decisions) == [LATER, LATER]
+    assert outcomes(decisions) == [RETRYING, RETRYING]
     assert decisions[0].reason == "its z-node was changed meanwhile"
+    scene.again()
     assert (scene.waiting, scene.cluster.exists(scene.data)) == (2, True)
     assert outcomes(scene.delete()) == [DELETED, GONE]
 
@@ -282,8 +289,11 @@ def test_the_twin_of_a_message_that_waits_waits_too(scene: Scene) -> None:
 # ------------------------------------------------------------------------------------------------ the owner's word
 
 
-def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_afterwards(scene: Scene) -> None:
-    scene.publish(scene.intent(scene.data))
+@pytest.mark.parametrize("sent_at", [None, 1 << 62])
+def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_afterwards(
+    scene: Scene, sent_at: int | None
+) -> None:
+    scene.publish(replace(scene.intent(scene.data), sent_at=sent_at))
     scene.cluster.topic(TOPIC, [scene.live, scene.data])
     scene.cluster.deletion_topics.waiting = {
         n: (scene.cluster.clock.now_ms() - 3_000_000, *rest)
@@ -291,9 +301,10 @@ def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_after
     }
     scene.now = scan(scene.cluster)
     early = replace(scene.now, refs=scene.before.refs)
-    assert outcomes(delete(scene.cluster, early, scene.before)) == [LATER]
-    scene.cluster.wait(1)
-    assert outcomes(delete(scene.cluster, early, scene.before)) == [KEPT]
+    assert outcomes(delete(scene.cluster, early, scene.before)) == [RETRYING]
+    scene.again()
+    again = replace(scene.now, refs=scene.before.refs)
+    assert outcomes(delete(scene.cluster, again, scene.before)) == [KEPT]
     assert scene.cluster.exists(scene.data)
 
 
@@ -309,7 +320,7 @@ def load(scene: Scene, *held: int, state: LedgerState = LedgerState.OPEN, compac
 def test_what_a_broker_holds_in_memory_waits(scene: Scene) -> None:
     load(scene, scene.data)
     scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
-    assert outcomes(scene.delete()) == [LATER, DELETED]
+    assert outcomes(scene.delete()) == [RETRYING, DELETED]
 
 
 @pytest.mark.parametrize(
@@ -330,7 +341,7 @@ def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it
     scene.publish(scene.intent(scene.data))
     scene.cluster.admin.touched.clear()
     (decision,) = scene.delete()
-    assert (decision.outcome, scene.cluster.admin.touched) == (LATER, [])
+    assert (decision.outcome, scene.cluster.admin.touched) == (RETRYING, [])
     assert "being unloaded" in decision.reason
 
 
@@ -338,7 +349,7 @@ def test_a_topic_written_just_now_may_be_loading(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data), scene.intent(scene.compacted))
     scene.cluster.topic(TOPIC, [scene.live])
     decisions = scene.delete()
-    assert outcomes(decisions) == [LATER, LATER]
+    assert outcomes(decisions) == [RETRYING, RETRYING]
     assert "some broker may be loading it" in decisions[0].reason
 
 
@@ -350,7 +361,7 @@ def test_a_topic_loaded_after_the_brokers_were_asked_keeps_its_ledgers(scene: Sc
         scene.cluster.wait(5)
         return tools
 
-    assert outcomes(scene.delete(hours_later)) == [LATER] * 3
+    assert outcomes(scene.delete(hours_later)) == [RETRYING] * 3
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
@@ -358,8 +369,9 @@ def test_a_topic_without_a_z_node_that_a_broker_lists_waits(scene: Scene) -> Non
     scene.publish(scene.intent(scene.data))
     scene.cluster.remove(scene.cluster.topic_path(TOPIC))
     scene.cluster.load(TOPIC)
-    assert outcomes(scene.delete()) == [LATER]
+    assert outcomes(scene.delete()) == [RETRYING]
     scene.cluster.admin.loaded.clear()
+    scene.again()
     assert outcomes(scene.delete()) == [DELETED]
 
 
@@ -372,7 +384,7 @@ def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError
         scene.cluster.admin.failure = error
         return tools
 
-    assert outcomes(scene.delete(silence)) == [LATER] * 4
+    assert outcomes(scene.delete(silence)) == [RETRYING] * 4
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
@@ -401,12 +413,13 @@ def test_an_owner_that_cannot_be_read_keeps(scene: Scene, name: str) -> None:
     cluster.zookeeper.unreadable.add(path)
     if not path:
         cluster.reader.failures[held] = Unavailable("every bookie is silent")
-    assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == LATER
+    assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == RETRYING
     cluster.zookeeper.unreadable.clear()
     cluster.reader.failures.clear()
+    scene.again()
     if path and name != "ledger":
         cluster.put(path, b"\xff\xff")
-        assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == LATER
+        assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == RETRYING
     assert cluster.exists(ledger)
 
 
@@ -485,7 +498,7 @@ def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> Non
     with pytest.raises(LeaseLost):
         scene.delete(take_over)
     ends = [(row.ledger_id, row.outcome) for row in scene.cluster.journal.rows]
-    assert ends == [(i, DELETED) for i in sorted(scene.orphans)[:4]] + [(max(scene.orphans), LATER)]
+    assert ends == [(i, DELETED) for i in sorted(scene.orphans)[:4]] + [(max(scene.orphans), WAITING)]
     assert scene.orphans & scene.cluster.ledger_ids() == {max(scene.orphans)}
     assert scene.waiting == 1
     assert outcomes(scene.delete()) == [DELETED]
@@ -511,7 +524,7 @@ def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -
     else:
         with pytest.raises(OutcomeUnknown):
             scene.delete(cut)
-    assert [row.outcome for row in scene.cluster.journal.rows] == [DELETED if arrived else LATER]
+    assert [row.outcome for row in scene.cluster.journal.rows] == [DELETED if arrived else WAITING]
     assert scene.cluster.exists(scene.data) is not arrived
     assert scene.waiting == (0 if arrived else 1)
 
@@ -533,7 +546,7 @@ def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(s
     with pytest.raises(LifecycleError):
         scene.delete(cut)
     (row,) = scene.cluster.journal.rows
-    assert (row.outcome, scene.waiting) == (LATER, 1)
+    assert (row.outcome, scene.waiting) == (WAITING, 1)
     assert "not known" in row.reason
     assert outcomes(scene.delete()) == [GONE]
 

@@ -1,0 +1,136 @@
+"""What one message of the deletion queue becomes: its outcome, and what a run knows when it decides.
+
+Belongs here: the values that deciding (``deletion.py``, ``owners.py``) and acting share. Not here: any rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import (
+    BrokerAdmin,
+    Clock,
+    DeletionQueue,
+    Journal,
+    LedgerReader,
+    MetadataStore,
+    Node,
+    Received,
+)
+
+DELETED = "deleted"
+GONE = "gone"
+KEPT = "kept"
+REFUSED = "refused"
+RETRYING = "retrying"
+DEAD_LETTERED = "dead-lettered"
+WAITING = "waiting"
+"""Outcomes. ``deleted``, ``gone``, ``kept`` and ``refused`` are final. ``retrying``: sent to the retry topic, or to the
+dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it stays in the queue uncounted.
+"""
+
+FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
+
+
+DELETE_LEDGER = "delete-ledger"
+DELETE_OFFLOADED = "delete-offload-ledger"
+"""Journal actions."""
+
+
+def action_of(ledger_type: LedgerType) -> str:
+    """The journal's action for a message about this copy of a ledger."""
+    return DELETE_LEDGER if ledger_type is LedgerType.LEDGER else DELETE_OFFLOADED
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a deletion run knows of the whole cluster: two covered epochs and the owners' rules.
+
+    ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
+    started at ``earlier_started_at``. A ledger must be absent from both, and the earlier one must have looked for it:
+    ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by the run's.
+
+    ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: ledger id ->
+    (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark.
+    """
+
+    refs: Referenced
+    started_at: int
+    earlier: Referenced
+    earlier_started_at: int
+    earlier_czxid: int
+    context: orphans.Context
+    marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+
+    def marked_at(self, ledger_id: int, czxid: int) -> int | None:
+        """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
+        found = self.marked.get(ledger_id)
+        return found[1] if found and found[0] == czxid else None
+
+
+@dataclass(slots=True)
+class Tools:
+    """The ports of one worker."""
+
+    store: MetadataStore
+    reader: LedgerReader
+    admin: BrokerAdmin
+    queue: DeletionQueue
+    journal: Journal
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all workers of one run share.
+
+    ``now`` decides every age: the time when the lease was taken, by the metadata store's clock or ours, whichever is
+    behind, so that a clock that is wrong only keeps more. ``brokers`` were asked after it: a topic that they do not
+    list and whose z-node was left alone until then cannot have been loaded since without its z-node showing it.
+    """
+
+    run_id: str
+    cluster: str
+    guard: tuple[str, int]
+    ledgers_root: str
+    now: int
+    brokers: Brokers
+    evidence: Evidence
+    batch: int
+    retry_delay_ms: int
+    max_retries: int
+    deletes_per_second: float
+    bytes_per_second: float
+    slow_above_ms: float
+    stop_above_ms: float
+
+
+@dataclass(slots=True)
+class Decision:
+    """One message and what became of it."""
+
+    message: Received
+    outcome: str = ""
+    reason: str = ""
+    node: Node | None = None
+    length: int = 0
+    path: str = ""
+    checksum: str = ""
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def info(self) -> PendingDeleteLedgerInfo:
+        """The message's content; only for messages that have one."""
+        assert self.message.info is not None
+        return self.message.info
+
+    def settle(self, outcome: str, reason: str) -> None:
+        """Decide, once: later calls change nothing."""
+        if not self.outcome:
+            self.outcome, self.reason = outcome, reason

@@ -1,0 +1,190 @@
+"""The owner's own word: whether the topic, cursor or schema that a ledger belongs to knows it now.
+
+Belongs here: reading the owner's z-nodes afresh and asking the broker that holds it in memory. Not here: the orphan
+rule itself (``plan/orphans.py``), and what is done with the answer (``deletion.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine import inventory, references
+from pulsar_lifecycle.engine.decision import KEPT, RETRYING, Decision, Run, Tools
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.model import Topic, encode_name
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.ports import Node, Unread, reconsume_times
+
+RACE_WINDOW_MS = 3_600_000
+"""A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
+
+
+def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
+    by_topic: dict[str, list[Decision]] = {}
+    for d in live:
+        by_topic.setdefault(d.info.topic_name, []).append(d)
+    topics = [Topic.parse(name) for name in by_topic]
+    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
+    for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
+        try:
+            _look_at_topic(run, tools, topic, _readable(node), group)
+        except LifecycleError as error:
+            for d in group:
+                d.settle(RETRYING, f"its owner could not be asked: {error}")
+
+
+def _first_sent(run: Run, d: Decision) -> int:
+    """When the intent was first sent (ms): each retry is a message of its own, published anew."""
+    published = d.message.publish_time
+    claimed = d.info.sent_at
+    if claimed is not None and 0 < claimed <= published:
+        return claimed
+    return published - reconsume_times(d.message.properties) * run.retry_delay_ms
+
+
+def _readable(node: Node | Unread | None) -> Node | None:
+    """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
+    if isinstance(node, Unread):
+        raise CorruptFormat(node.path, 0, "a readable z-node")
+    return node
+
+
+def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+    info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
+    listed = {item.ledger_id for item in info.ledgers}
+    unsure, memory = _memory_of(run, tools, topic, node, info)
+    pending: list[Decision] = []
+    for d in group:
+        if d.info.ledger_id in listed:
+            fresh = tools.clock.now_ms() - _first_sent(run, d) < RACE_WINDOW_MS
+            d.settle(RETRYING if fresh else KEPT, "still in use: its topic's z-node lists it")
+        elif unsure:
+            d.settle(RETRYING, unsure)
+        elif d.info.ledger_id in memory:
+            d.settle(RETRYING, "still in use: its broker holds it in memory")
+        elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
+            pending.append(d)
+    base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    for d in [d for d in group if not d.outcome]:
+        if d.info.component in (LedgerComponent.MANAGED_CURSOR, LedgerComponent.DELAYED_INDEX_BUCKET):
+            _look_at_cursor(tools, d, f"{base}/{encode_name(d.info.cursor_name)}")
+        elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
+            _look_at_compaction(run, tools, d, topic, f"{base}/{encode_name(references.COMPACTION_CURSOR)}")
+        elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
+            _look_at_schema(run, tools, d)
+    _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])
+
+
+def _memory_of(
+    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+) -> tuple[str, set[int]]:
+    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds.
+
+    Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
+    """
+    broker = run.brokers.loaded.get(str(topic))
+    if node is None:
+        return (f"its topic has no z-node, and {broker} still lists it", set()) if broker else ("", set())
+    if not broker:
+        recent = run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval
+        return ("its topic's z-node was just written: some broker may be loading it" if recent else "", set())
+    last = max((item.ledger_id for item in info.ledgers), default=None)
+    state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
+    if state != "OPEN" and info.terminated is None:
+        return f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded", set()
+    return "", {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))}
+
+
+def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    cursor = cursor_format.decode(node.data)
+    d.extra["cursor_exists"] = True
+    held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
+    if d.info.ledger_id in held:
+        d.settle(KEPT, "still in use: its cursor's z-node names it")
+
+
+def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    cursor = cursor_format.decode(node.data)
+    held = {cursor_format.compacted_ledger(cursor.properties)}
+    if cursor.cursors_ledger_id >= 0:
+        words = references.compaction_words(
+            tools.store, tools.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
+        )
+        for word in words:
+            if word.error:
+                d.settle(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
+        held |= {word.ledger_id for word in words}
+    if d.info.ledger_id in held:
+        d.settle(KEPT, "still in use: it is its topic's compacted ledger")
+
+
+def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
+    path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    versions = inventory.schema_versions(node.data)
+    if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
+        d.settle(KEPT, "still in use: its schema's locator names it")
+        return
+    for word in references.schema_words(
+        tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
+    ):
+        if word.error:
+            d.settle(RETRYING, f"its schema's index could not be read: {word.error}")
+        elif word.ledger_id == d.info.ledger_id:
+            d.settle(KEPT, "still in use: an entry of its schema names it")
+
+
+def _settle_pending(
+    run: Run,
+    tools: Tools,
+    topic: Topic,
+    node: Node | None,
+    info: managed_ledger.ManagedLedgerInfo,
+    pending: Sequence[Decision],
+) -> None:
+    """Compacted ledgers and delayed-index snapshots: what ``orphans.settle`` wants to know, as it is now."""
+    if not pending:
+        return
+    ids = sorted(item.ledger_id for item in info.ledgers)
+    state, compaction = None, None
+    if node:
+        last = inventory.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
+        broker = run.brokers.loaded.get(str(topic))
+        state, _ = inventory.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
+        if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
+            compaction = tools.admin.compaction_status(topic)
+    rows = [
+        {
+            "ledger_id": d.info.ledger_id,
+            "component": "compacted-ledger"
+            if d.info.component is LedgerComponent.COMPACTED_LEDGER
+            else "delayed-index-bucket",
+            "bucket_key": d.info.bucket_key or None,
+            "topic_exists": node is not None,
+            "load_state": state,
+            "compaction": compaction,
+            "first_ledger_id": ids[0] if ids else None,
+            "cursor_exists": d.extra.get("cursor_exists", False),
+        }
+        for d in pending
+    ]
+    settled = orphans.settle(pa.Table.from_pylist(rows, schema=orphans.OWNER_FACTS))
+    for d, row in zip(pending, settled.to_pylist(), strict=True):
+        if row["finding"] != Finding.ORPHAN:
+            d.settle(KEPT, row["reason"])
