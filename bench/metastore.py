@@ -66,7 +66,7 @@ def main() -> None:
 def run(sizes: list[int], data: Path) -> dict[str, Any]:
     """Measure every size on one growing cluster; returns the document."""
     # A million z-nodes do not fit into the heap that a laptop's sandbox gives its ZooKeeper.
-    servers._MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
+    servers.MEMORY["zookeeper"] = ("-Xmx2g", "-XX:MaxDirectMemorySize=64m")
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:
@@ -232,7 +232,7 @@ def list_with_shell(cluster: Cluster, driver: str, expected: int | None) -> Cost
     }
     lines = [line for line in own.read_text().splitlines() if not line.startswith("metadataServiceUri=")]
     conf.write_text("\n".join([*lines, f"metadataServiceUri={uri[driver]}", ""]))
-    drivers = [option for option in servers._PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
+    drivers = [option for option in servers.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
     command = [
         *(tools.java, "-Xmx1g", *drivers, f"-Dlog4j2.configurationFile={servers.CONF / 'log4j2.xml'}"),
         *("-cp", tools.pulsar, "org.apache.bookkeeper.bookie.BookieShell"),

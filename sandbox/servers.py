@@ -22,7 +22,7 @@ from sandbox.toolchain import Tools
 CONF = Path(__file__).parent / "conf"
 KINDS = ("zookeeper", "s3proxy", "bookie", "broker")
 
-_PULSAR_JVM = (
+PULSAR_JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Djava.net.preferIPv4Stack=true",
@@ -40,13 +40,16 @@ _PULSAR_JVM = (
     "--add-opens",
     "java.base/jdk.internal.platform=ALL-UNNAMED",
 )
-_MEMORY = {
+"""What every java process with Pulsar's jars is started with."""
+
+MEMORY = {
     "zookeeper": ("-Xmx256m", "-XX:MaxDirectMemorySize=64m"),
     "s3proxy": ("-Xmx192m", "-XX:MaxDirectMemorySize=64m"),
     "bookie": ("-Xmx256m", "-XX:MaxDirectMemorySize=256m"),
     "broker": ("-Xmx512m", "-XX:MaxDirectMemorySize=256m"),
     "setup": ("-Xmx256m", "-XX:MaxDirectMemorySize=64m"),
 }
+"""Heap and direct memory by kind; a larger data set than a laptop's needs more."""
 
 
 @dataclass
@@ -106,7 +109,7 @@ def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:
         class_path = tools.s3proxy
     else:
         jvm = [
-            *_PULSAR_JVM,
+            *PULSAR_JVM,
             f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
             f"-Dvertx.cacheDirBase={data / 'vertx'}",
         ]
@@ -118,15 +121,15 @@ def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:
         class_path = tools.pulsar
     if kind == "zookeeper":
         jvm += ["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]
-    return [tools.java, *_MEMORY[kind], *jvm, "-cp", class_path, *main]
+    return [tools.java, *MEMORY[kind], *jvm, "-cp", class_path, *main]
 
 
 def setup_command(tools: Tools, cluster: str, zookeeper: str, admin_url: str, service_url: str) -> list[str]:
     """The java command that writes a new cluster's metadata (PulsarClusterMetadataSetup); harmless if repeated."""
     return [
         tools.java,
-        *_MEMORY["setup"],
-        *_PULSAR_JVM,
+        *MEMORY["setup"],
+        *PULSAR_JVM,
         f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
         "-cp",
         tools.pulsar,
