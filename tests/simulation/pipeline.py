@@ -7,7 +7,7 @@ product's code. Not here: the cluster (``cluster.py``) and what a test expects.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -236,11 +236,13 @@ def delete(
     policy: Policy | None = None,
     wrap: Callable[[Tools], Tools] = lambda tools: tools,
     limit: int = 1_000_000,
+    marked: Mapping[int, tuple[int, int]] | None = None,
 ) -> list[Decision]:
     """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports."""
     store, queue = cluster.open_store(), cluster.open_queue()
     try:
         run, lease = begin(cluster, store, now, before, policy)
+        run = replace(run, evidence=replace(run.evidence, marked=marked or {}))
         decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), limit, 1_000))
         control.release_lease(store, lease)
         return decisions

@@ -11,7 +11,17 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING, Decision, Tools
+from pulsar_lifecycle.engine.decision import (
+    DEAD_LETTERED,
+    DELETED,
+    GONE,
+    KEPT,
+    REFUSED,
+    RETRYING,
+    WAITING,
+    Decision,
+    Tools,
+)
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.errors import LeaseLost, LifecycleError, OutcomeUnknown, Overloaded, Paused, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
@@ -37,7 +47,7 @@ from tests.simulation.cluster import (
     deleted_copy,
     schema_tags,
 )
-from tests.simulation.pipeline import begin, delete, scan, tools_of, two_scans
+from tests.simulation.pipeline import MAX_RETRIES, begin, delete, scan, tools_of, two_scans
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
@@ -636,3 +646,74 @@ def test_an_acknowledgement_that_was_lost_is_made_up_for(scene: Scene) -> None:
     assert scene.waiting == 5
     assert outcomes(scene.delete()) == [GONE] * 5
     assert scene.waiting == 0
+
+
+# ---------------------------------------------------------------------------------------- retries, and our own marks
+
+
+def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    unreadable, path = scene.cluster.zookeeper.unreadable, scene.cluster.topic_path(TOPIC)
+
+    def attempt() -> Decision:
+        unreadable.add(path)
+        (decision,) = scene.delete()
+        unreadable.remove(path)
+        scene.again()
+        return decision
+
+    for times in range(1, MAX_RETRIES + 1):
+        decision = attempt()
+        assert (decision.outcome, scene.cluster.journal.rows[-1].outcome) == (RETRYING, RETRYING)
+        assert json.loads(scene.cluster.journal.rows[-1].detail)["reconsume_times"] == times
+    decision = attempt()
+    assert decision.outcome == DEAD_LETTERED
+    assert "10 retries did not help" in decision.reason
+    assert (scene.waiting, len(scene.cluster.deletion_topics.dead)) == (0, 1)
+    assert scene.cluster.exists(scene.data)
+
+
+def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+
+    def refuse(tools: Tools) -> Tools:
+        tools.queue.refused.add(scene.data)
+        return tools
+
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.topic_path(TOPIC))
+    (decision,) = scene.delete(refuse)
+    assert decision.outcome == WAITING
+    assert "could not be sent to the retry topic" in decision.reason
+    assert scene.waiting == 1
+
+
+def test_a_ledger_that_we_took_out_of_its_topic_needs_neither_age_nor_an_earlier_scan(scene: Scene) -> None:
+    cluster = scene.cluster
+    young = cluster.ledger(data_tags(TOPIC))
+    stat = cluster.zookeeper.stat(cluster.path(young))
+    assert stat is not None
+    info = PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=young)
+    marked_at = cluster.clock.now_ms()
+    scene.publish(info, info, info)
+
+    def delete_marked(czxid: int, at: int) -> Decision:
+        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={young: (czxid, at)})
+        return decision
+
+    other = delete_marked(stat.czxid + 1, marked_at)
+    assert (other.outcome, "younger than the grace period" in other.reason) == (KEPT, True)
+    late = delete_marked(stat.czxid, scene.now.epoch.started_at)
+    assert (late.outcome, late.reason) == (WAITING, "no covered scan has started since it left its topic")
+    assert delete_marked(stat.czxid, marked_at).outcome == DELETED
+
+
+def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
+    cluster = scene.cluster
+    stat = cluster.zookeeper.stat(cluster.path(scene.live))
+    assert stat is not None
+    info = PendingDeleteLedgerInfo(
+        topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.live
+    )
+    scene.publish(info)
+    (decision,) = delete(cluster, scene.now, scene.before, marked={scene.live: (stat.czxid, 1)})
+    assert (decision.outcome, cluster.exists(scene.live)) == (KEPT, True)
