@@ -1,0 +1,119 @@
+"""One run of the product in a process of its own, struck by a fault at a chosen step:
+``python -m tests.integration.killed_run SETTINGS TASK ARGUMENTS FAULT``, the last two as JSON.
+
+The run is the one the jobs take, with Spark and real servers; only the port that takes the step strikes there. Not
+here: what must be true afterwards (``test_kills.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.spark import deletion
+from tests.integration.pipeline import NO_CAPS, Pipeline
+
+PORTS: dict[str, type] = {"store": KazooStore, "journal": FileJournal, "queue": PulsarDeletionQueue}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Strikes at call number ``call`` of a port's method, before it or ``after``; once, for ``flag`` is then there.
+
+    ``victim``: ``driver`` kills the run's whole process group, ``executor`` the JVM that this worker belongs to and
+    the worker, ``nobody`` only waits, so that a test can kill a server meanwhile.
+    """
+
+    port: str
+    method: str
+    after: bool
+    victim: str
+    driver: int
+    flag: str
+    call: int = 1
+
+    def arm(self) -> None:
+        """Put the fault into this process."""
+        port = PORTS[self.port]
+        original = getattr(port, self.method)
+        calls = 0
+
+        def struck(*args: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls != self.call:
+                return original(*args, **options)
+            if self.after:
+                result = original(*args, **options)
+                self.strike()
+                return result
+            self.strike()
+            return original(*args, **options)
+
+        setattr(port, self.method, struck)
+
+    def strike(self) -> None:
+        """Do the damage, unless it was done already."""
+        try:
+            Path(self.flag).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        if self.victim == "nobody":
+            time.sleep(3)
+            return
+        if self.victim == "driver":
+            os.killpg(self.driver, signal.SIGKILL)
+        else:
+            daemon = os.getppid()
+            os.kill(_parent(daemon), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class StruckWorker:
+    """Spark's deletion worker, which arms the fault in the process it comes to."""
+
+    worker: deletion._Worker
+    fault: Fault
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        self.fault.arm()
+        return self.worker(batches)
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> None:
+    """Run one task."""
+    pipeline = Pipeline(Path(settings))
+    if task == "delete":
+        made = deletion._Worker
+        deletion._Worker = lambda *values: StruckWorker(made(*values), fault)  # type: ignore[assignment,misc]
+        print(pipeline.delete_pending(arguments["run_id"]))
+        return
+    fault.arm()
+    if task == "apply":
+        from pulsar_lifecycle.engine.apply import Order
+
+        print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
+    else:
+        raise SystemExit(f"unknown task {task}")
+
+
+if __name__ == "__main__":
+    path, what, options, struck = sys.argv[1:]
+    main(path, what, json.loads(options), Fault(**json.loads(struck), driver=os.getpgid(0)))
