@@ -284,20 +284,6 @@ class Sent:
     error: str
 
 
-RECONSUMETIMES = "RECONSUMETIMES"
-"""Property of a message that went to the retry topic: how often (org.apache.pulsar.client.util.RetryMessageUtil)."""
-
-
-def reconsume_times(properties: Mapping[str, str]) -> int:
-    """How often a message went through the retry topic; ``NEVER_AGAIN`` for a count that no client writes."""
-    text = properties.get(RECONSUMETIMES, "0")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else NEVER_AGAIN
-
-
-NEVER_AGAIN = 1_000_000_000
-"""A number of retries that no limit allows."""
-
-
 @dataclass(frozen=True, slots=True)
 class Postponed:
     """Outcome of one ``reconsume_later``: sent as retry number ``times``, or ``dead``-lettered, unless ``error``."""

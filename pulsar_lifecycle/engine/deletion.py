@@ -40,11 +40,12 @@ from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import LifecycleError, Overloaded
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received, reconsume_times
+from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""

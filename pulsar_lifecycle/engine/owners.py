@@ -17,10 +17,11 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, encode_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.ports import Node, Unread, reconsume_times
+from pulsar_lifecycle.ports import Node, Unread
 
 RACE_WINDOW_MS = 3_600_000
 """A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""

@@ -35,8 +35,9 @@ from pulsar_lifecycle.formats.deletion_message import (
     decode_deletion_message,
     encode_deletion_message,
 )
+from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
 from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.ports import RECONSUMETIMES, BrokerAdmin, Postponed, Received, Sent, reconsume_times
+from pulsar_lifecycle.ports import BrokerAdmin, Postponed, Received, Sent
 from pulsar_lifecycle.settings import PulsarSettings
 
 NAMESPACE = Namespace("pulsar", "system")

@@ -11,7 +11,8 @@ from pulsar_lifecycle.formats.deletion_message import (
     decode_deletion_message,
     encode_deletion_message,
 )
-from pulsar_lifecycle.ports import RECONSUMETIMES, Postponed, Received, Sent, reconsume_times
+from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
+from pulsar_lifecycle.ports import Postponed, Received, Sent
 
 TOPIC = "persistent://pulsar/system/__ledger_deletion-partition-0"
 

@@ -1,0 +1,70 @@
+"""Properties of a message that went through a retry topic or to a dead-letter topic.
+
+Belongs here: their names and values, and when a retry is due. Not here: sending (``io/queue.py``). Upstream:
+``org.apache.pulsar.client.util.RetryMessageUtil`` and ``ConsumerImpl.doReconsumeLater``, pulsar-client 4.0.7: a
+convention of clients; the broker knows nothing of it. Whoever may publish may write anything here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pulsar_lifecycle.model import Topic
+
+REAL_TOPIC = "REAL_TOPIC"
+REAL_SUBSCRIPTION = "REAL_SUBSCRIPTION"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+ORIGIN_MESSAGE_IDY_TIME = "ORIGIN_MESSAGE_IDY_TIME"  # sic: the same value under the name of older clients
+RECONSUMETIMES = "RECONSUMETIMES"
+DELAY_TIME = "DELAY_TIME"
+
+_NAMES = frozenset(
+    {REAL_TOPIC, REAL_SUBSCRIPTION, ORIGIN_MESSAGE_ID, ORIGIN_MESSAGE_IDY_TIME, RECONSUMETIMES, DELAY_TIME}
+)
+
+NEVER_AGAIN = 1_000_000_000
+"""A number of retries that no limit allows."""
+
+LONGEST_DELAY = 86_400_000
+"""Milliseconds after which a message counts as due whatever it says of itself."""
+
+
+def reconsume_times(properties: Mapping[str, str]) -> int:
+    """How often a message went through the retry topic; ``NEVER_AGAIN`` for a count that no client writes."""
+    times = _decimal(properties.get(RECONSUMETIMES, "0"))
+    return NEVER_AGAIN if times is None else times
+
+
+def due_at(properties: Mapping[str, str], publish_time: int) -> int:
+    """When (ms since the epoch) a message published at ``publish_time`` is delivered, as far as it says so itself."""
+    delay = _decimal(properties.get(DELAY_TIME, "0"))
+    return publish_time + min(delay or 0, LONGEST_DELAY)
+
+
+def java_message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> str:
+    """A message id as Java's ``MessageId.toString`` spells it; -1 for no partition and for no batch."""
+    batch = f":{batch_index}" if batch_index >= 0 else ""
+    return f"{ledger_id}:{entry_id}:{partition}{batch}"
+
+
+def retry_properties(
+    properties: Mapping[str, str], *, topic: Topic, subscription: str, message_id: str, times: int, delay_ms: int
+) -> dict[str, str]:
+    """What the copy of a message carries: where it was read first stays, the count and the delay are new."""
+    first = {
+        REAL_TOPIC: str(topic.partitioned_parent),
+        REAL_SUBSCRIPTION: subscription,
+        ORIGIN_MESSAGE_ID: message_id,
+        ORIGIN_MESSAGE_IDY_TIME: message_id,
+    }
+    return {**first, **properties, RECONSUMETIMES: str(times), DELAY_TIME: str(delay_ms)}
+
+
+def without_retry_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties a message was first sent with."""
+    return {name: value for name, value in properties.items() if name not in _NAMES}
+
+
+def _decimal(text: str) -> int | None:
+    """A number as Java writes it, below ``NEVER_AGAIN``; None for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
