@@ -267,6 +267,9 @@ def read_managed_ledgers(
                 "ledgers": [
                     info and [_ledger_row(i) for i in sorted(info.ledgers, key=lambda i: i.ledger_id)] for info in infos
                 ],
+                "offload_uuids": [
+                    (info and [str(u) for u in managed_ledger.offload_uuids(info)]) or None for info in infos
+                ],
                 "terminated": [info and info.terminated is not None for info in infos],
                 "shadow_source": [info and info.properties.get(SHADOW_SOURCE) for info in infos],
             },

@@ -105,6 +105,13 @@ def decode(data: bytes) -> ManagedLedgerInfo:
     return _wire.decode(pb.ManagedLedgerInfo, plain.data, WHAT, build)
 
 
+def offload_uuids(info: ManagedLedgerInfo) -> set[UUID]:
+    """Every offload attempt that a ledger of the topic names, complete or not, streaming segments too."""
+    contexts = [item.offload for item in info.ledgers if item.offload]
+    named = {context.uuid for context in contexts} | {s.uuid for context in contexts for s in context.segments}
+    return {uuid for uuid in named if uuid}
+
+
 def encode(info: ManagedLedgerInfo) -> bytes:
     """The z-node's bytes, compressed as ``info.compression`` says; the module's docstring has what is kept.
 

@@ -77,13 +77,16 @@ MANAGED_LEDGERS = pa.schema(
         pa.field("topic", pa.string()),
         pa.field("namespace", pa.string()),
         pa.field("ledgers", pa.list_(LEDGER_INFO)),
+        pa.field("offload_uuids", pa.list_(pa.string())),
         pa.field("terminated", pa.bool_()),
         pa.field("shadow_source", pa.string()),
         *STAT,
         *CENSUS,
     ]
 )
-"""One row per topic z-node, ``ledgers`` sorted by id. ``shadow_source`` is the topic a shadow topic reads from."""
+"""One row per topic z-node, ``ledgers`` sorted by id. ``shadow_source`` is the topic a shadow topic reads from.
+``offload_uuids`` are those of every offload attempt that a ledger names, complete or not, streaming segments too; null
+where there is none."""
 
 MANAGED_CURSORS = pa.schema(
     [

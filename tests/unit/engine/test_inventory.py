@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
+from uuid import uuid4
 
 import pytest
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Node, Stat
@@ -134,3 +136,23 @@ def test_a_broker_that_is_registered_and_not_asked_makes_the_brokers_unheard(clu
     cluster.zookeeper.unreadable.add(inventory.BROKERS_ROOT)
     with pytest.raises(AccessDenied):
         inventory.hear(store, cluster.admin)
+
+
+def test_every_offload_attempt_is_in_the_table_of_topics(cluster: SimulatedCluster) -> None:
+    done, begun, segment = uuid4(), uuid4(), uuid4()
+    plain, first, second = (cluster.ledger(data_tags(V2)) for _ in range(3))
+    streaming = OffloadSegment(segment, False, None, None, None, None, {})
+    contexts = {
+        first: OffloadContext(done, True, True, None, None, {}),
+        second: OffloadContext(begun, False, False, None, None, {}, (streaming,)),
+    }
+    cluster.topic(V2, [plain, first, second], offloaded=contexts)
+    cluster.topic(V1, [cluster.ledger(data_tags(V1))])
+    store = cluster.open_store()
+    rows = {
+        row["topic"]: row["offload_uuids"]
+        for batch in inventory.read_managed_ledgers(store, inventory.topic_units(store))
+        for row in batch.to_pylist()
+    }
+    assert rows[str(V1)] is None
+    assert set(rows[str(V2)]) == {str(done), str(begun), str(segment)}
