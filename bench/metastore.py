@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="10k,100k,1M", help="ledgers, ascending (default 10k,100k,1M)")
     parser.add_argument("--data", type=Path, help="folder for the servers' data (default: a temporary one)")
     options = parser.parse_args()
-    sizes = [_number(size) for size in options.sizes.split(",")]
+    sizes = [number(size) for size in options.sizes.split(",")]
     if sizes != sorted(sizes) or any(size % (100 * LEDGERS_PER_TOPIC) for size in sizes):
         parser.error(f"--sizes: ascending multiples of {100 * LEDGERS_PER_TOPIC}")
     with tempfile.TemporaryDirectory(prefix="pulsar-lifecycle-bench-") as temporary:
@@ -374,7 +374,8 @@ def _expect(what: str, found: int, expected: int) -> None:
         raise SystemExit(f"{what}: {found}, expected {expected}")
 
 
-def _number(text: str) -> int:
+def number(text: str) -> int:
+    """``10k`` or ``1M`` -> int."""
     factors = {"k": 1_000, "M": 1_000_000}
     return int(text[:-1]) * factors[text[-1]] if text[-1:] in factors else int(text)
 
