@@ -4,11 +4,14 @@
 
 Belongs here: the two tables' schemas, where their objects lie, writing and reading them. Not here: what is recorded,
 and when. Layout: ``LAKE/journal/date=YYYY-MM-DD/ID.parquet`` and ``LAKE/archive/date=YYYY-MM-DD/ID.parquet`` (UTC).
-Names that begin with a dot are unfinished objects; this module and Spark skip them.
+Names that begin with a dot are unfinished objects; this module and Spark skip them. ``LAKE/tallies/date=YYYY-MM-DD.
+parquet`` are counts of past days that spare reading them again; they may be removed at any time.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import uuid
@@ -24,10 +27,12 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
+from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.ports import Archived, JournalRow
 
 JOURNAL = "journal"
 ARCHIVE = "archive"
+TALLIES = "tallies"
 
 JOURNAL_SCHEMA = pa.schema(
     [
@@ -141,6 +146,60 @@ def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
 
 MARKED = "marked"
 """Outcome of phase ``mark``: the ledger left its topic's metadata by our own compare-and-set."""
+
+
+def tallied(lake: str, today: str) -> pa.Table:
+    """The whole journal counted; ``metrics.TALLY``. ``today`` is the UTC date, ``YYYY-MM-DD``.
+
+    Of a past day only its listing is read, as long as it holds the objects that were there when it was last counted.
+    """
+    where = f"{lake}/{JOURNAL}"
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(where)
+        selector = pafs.FileSelector(path, allow_not_found=True)
+        days = [i.path for i in filesystem.get_file_info(selector) if i.type is pafs.FileType.Directory]
+        return metrics.add_up(
+            [_tally_of(filesystem, day, f"{path.removesuffix(JOURNAL)}{TALLIES}", today) for day in days]
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{where}: cannot be read: {error}") from error
+
+
+AT_ONCE = 500_000
+"""Rows that are counted at once."""
+
+_OBJECTS = b"journal objects"
+
+
+def _tally_of(filesystem: pafs.FileSystem, folder: str, tallies: str, today: str) -> pa.Table:
+    """Count one day's folder, or read what was counted when it held the same objects."""
+    found = filesystem.get_file_info(pafs.FileSelector(folder))
+    objects = sorted(i.path for i in found if i.extension == "parquet" and not i.base_name.startswith("."))
+    names = hashlib.sha256("\n".join(name.rpartition("/")[2] for name in objects).encode()).hexdigest().encode()
+    day = folder.rpartition("/")[2]
+    kept = f"{tallies}/{day}.parquet"
+    if day != f"date={today}":
+        with contextlib.suppress(OSError, pa.ArrowException):  # there is none, or half of one: count again
+            table = pq.read_table(kept, filesystem=filesystem)
+            if (table.schema.metadata or {}).get(_OBJECTS) == names:
+                return table.select(metrics.TALLY.names).cast(metrics.TALLY)
+    dataset = ds.dataset(objects, JOURNAL_SCHEMA, format="parquet", filesystem=filesystem)
+    table, waiting, rows = metrics.TALLY.empty_table(), list[pa.RecordBatch](), 0
+    for batch in dataset.scanner(columns=metrics.COUNTED).to_batches():
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= AT_ONCE:
+            table = metrics.add_up([table, metrics.tally(pa.Table.from_batches(waiting))])
+            waiting, rows = [], 0
+    if waiting:
+        table = metrics.add_up([table, metrics.tally(pa.Table.from_batches(waiting))])
+    if day != f"date={today}":
+        with contextlib.suppress(OSError):  # a lake that may only be read is counted anew each time
+            filesystem.create_dir(tallies)
+            unfinished = f"{tallies}/.{uuid.uuid4().hex}.tmp"
+            pq.write_table(table.replace_schema_metadata({_OBJECTS: names}), unfinished, filesystem=filesystem)
+            filesystem.move(unfinished, kept)
+    return table
 
 
 def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> pa.Table:

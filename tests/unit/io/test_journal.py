@@ -16,7 +16,9 @@ from pulsar_lifecycle.io.journal import (
     archived_nodes,
     deleted_since,
     journal_rows,
+    tallied,
 )
+from pulsar_lifecycle.plan.metrics import count
 from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
 
@@ -175,3 +177,32 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path, moment, visible):
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert ("returned" in done.stdout) == (moment == "after-return")
     assert archived_nodes(str(tmp_path)).num_rows == visible
+
+
+def test_the_journal_is_counted_whole_and_again_only_where_it_changed(tmp_path):
+    journal, lake, day = FileJournal(str(tmp_path)), str(tmp_path), "2025-10-09"
+    row = replace(ROW, phase="delete", outcome="deleted", action="delete-ledger")
+
+    def deleted(today):
+        return count(tallied(lake, today), "sandbox").ledgers_deleted
+
+    assert deleted(day) == 0
+    journal.record([row, replace(row, ledger_id=1)])
+    assert [deleted(day), deleted(day)] == [2, 2]
+    assert not (tmp_path / "tallies").exists()  # today goes on
+    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [2, 2]
+    (kept,) = (tmp_path / "tallies").iterdir()
+    journal.record([row])  # a late batch is filed under the day of its first row
+    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [3, 3]
+    kept.write_bytes(b"half a file")
+    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [3, 3]
+    (tmp_path / "journal" / f"date={day}" / ".x.parquet.tmp").write_bytes(b"unfinished")
+    assert deleted("2025-10-10") == 3
+
+
+def test_a_past_day_is_not_read_again(tmp_path):
+    FileJournal(str(tmp_path)).record([replace(ROW, phase="delete", outcome="deleted")])
+    before = tallied(str(tmp_path), "2025-10-10")
+    for found in (tmp_path / "journal").rglob("*.parquet"):
+        found.write_bytes(b"nobody looks")
+    assert tallied(str(tmp_path), "2025-10-10").equals(before)
