@@ -249,6 +249,21 @@ class BrokerAdmin(Protocol):
         """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
         ...
 
+    def unload(self, topic: Topic) -> None:
+        """Make its broker forget a topic, so that the next load reads its z-node afresh; may be repeated.
+
+        Loads a topic that is not loaded, first. Raises NotFound for a missing topic, OutcomeUnknown.
+        """
+        ...
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        """The broker's own DELETE of one topic or partition with its cursors and ledgers.
+
+        Without ``force`` the broker refuses a topic with connected clients (StoreError). Raises NotFound for a missing
+        topic, Conflict for a partitioned one, OutcomeUnknown.
+        """
+        ...
+
     def close(self) -> None:
         """Close the connection pool."""
         ...

@@ -212,6 +212,14 @@ class HttpBrokerAdmin:
         except (KeyError, TypeError, ValueError) as error:
             raise _unexpected(path, "TopicStats") from error
 
+    def unload(self, topic: Topic) -> None:
+        """Make its broker forget a topic; loads one that is not loaded, first."""
+        self._request("PUT", _path(topic, "unload"))
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        """The broker's own DELETE; without ``force`` it refuses a topic with connected clients (412, StoreError)."""
+        self._request("DELETE", f"{_path(topic)}?force={'true' if force else 'false'}")
+
     # ----------------------------------------------------------------------------------------------------- requests
 
     def _get(self, where: str | httpx.URL, redirects: int = MAX_REDIRECTS) -> Any:

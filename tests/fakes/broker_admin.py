@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 
@@ -19,7 +19,8 @@ class FakeBrokerAdmin:
     """Set the attributes to say what the cluster is like.
 
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
-    prove that looking does not touch; a touched topic then is in ``loaded``.
+    prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
+    ``on_unload`` and ``on_delete`` are called before the effect: they may fail, or be a test's own broker.
     """
 
     def __init__(
@@ -37,6 +38,9 @@ class FakeBrokerAdmin:
         self.touched: list[Topic] = []
         self.stats_interval = 60_000
         self.failure: LifecycleError | None = None
+        self.connected: set[Topic] = set()
+        self.on_unload: Callable[[Topic], None] = lambda topic: None
+        self.on_delete: Callable[[Topic], None] = lambda topic: None
 
     def brokers(self) -> list[str]:
         self._answer()
@@ -86,6 +90,23 @@ class FakeBrokerAdmin:
 
     def backlog(self, topic: Topic, subscription: str) -> int:
         return self._subscription(topic, subscription).backlog
+
+    def unload(self, topic: Topic) -> None:
+        self._load(topic)
+        self.on_unload(topic)
+        self.loaded.pop(str(topic), None)
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        self._answer()
+        if topic in self.partition_counts:
+            raise Conflict(f"{topic}: it has {self.partition_counts[topic]} partitions")
+        self._load(topic)
+        if topic in self.connected and not force:
+            raise StoreError(f"{topic}: it has connected clients")
+        self.on_delete(topic)
+        del self.topics[topic]
+        self.internals.pop(topic, None)
+        self.loaded.pop(str(topic), None)
 
     def close(self) -> None:
         pass

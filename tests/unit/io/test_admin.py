@@ -74,6 +74,30 @@ class BrokerAdminContract:
         assert internals.compacted_ledger is None
         assert admin.compaction_status(topic) == "NOT_RUN"
 
+    def test_a_topic_may_be_unloaded_twice_and_is_whole_afterwards(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "a+b c~%25*")
+        for _ in range(2):
+            admin.unload(topic)
+        assert "a+b c~%25*" in admin.subscriptions(topic)
+
+    def test_a_deleted_topic_is_gone(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "s")
+        admin.delete_topic(topic, force=False)
+        assert admin.partitions(topic) is None
+        with pytest.raises(NotFound):
+            admin.delete_topic(topic, force=False)
+        with pytest.raises(NotFound):
+            admin.unload(topic)
+
+    def test_one_partition_is_deleted_and_the_partitioned_topic_is_not(self, admin, topic):
+        admin.create_partitioned_topic(topic, 2)
+        with pytest.raises(Conflict):
+            admin.delete_topic(topic, force=True)
+        admin.delete_topic(partition(topic, 1), force=True)
+        assert admin.partitions(topic) == 2
+
 
 class TestFakeBrokerAdmin(BrokerAdminContract):
     @pytest.fixture
@@ -376,3 +400,26 @@ def test_an_admin_url_that_is_none_names_its_key(url):
 def test_certificates_that_cannot_be_read_name_their_key(tmp_path):
     with pytest.raises(ConfigError, match=r"pulsar\.tls"):
         Cluster(tls={"ca_file": str(tmp_path / "none.pem")})
+
+
+def test_unload_and_delete_name_the_topic_once_encoded_and_say_force():
+    cluster = Cluster(
+        {
+            ("PUT", f"{TOPIC_PATH}/unload"): httpx.Response(204),
+            ("DELETE", f"{TOPIC_PATH}?force=false"): httpx.Response(412, json={"reason": "Topic has active producers"}),
+            ("DELETE", f"{TOPIC_PATH}?force=true"): httpx.Response(204),
+        }
+    )
+    cluster.admin.unload(TOPIC)
+    with pytest.raises(StoreError, match="active producers"):
+        cluster.admin.delete_topic(TOPIC, force=False)
+    cluster.admin.delete_topic(TOPIC, force=True)
+
+
+@pytest.mark.parametrize("answer", [httpx.Response(500), httpx.Response(503), httpx.ReadTimeout("slow")])
+def test_an_unload_and_a_deletion_without_answer_may_have_happened(answer):
+    cluster = Cluster({("PUT", f"{TOPIC_PATH}/unload"): answer, ("DELETE", f"{TOPIC_PATH}?force=false"): answer})
+    with pytest.raises(OutcomeUnknown):
+        cluster.admin.unload(TOPIC)
+    with pytest.raises(OutcomeUnknown):
+        cluster.admin.delete_topic(TOPIC, force=False)
