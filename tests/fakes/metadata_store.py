@@ -7,8 +7,8 @@ means that the request never arrived, raised ``after`` that only its answer got 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
@@ -130,6 +130,20 @@ class FakeZooKeeper:
         del self._nodes[path], self._names[path], self._names[parent][name]
         self._child_changed(parent, self._next())
 
+    def backup(self) -> dict[str, _ZNode]:
+        """A copy of every z-node, as an operator's backup holds it."""
+        return {path: replace(node) for path, node in self._nodes.items()}
+
+    def restore(self, backup: Mapping[str, _ZNode], zxid: int) -> None:
+        """Go back to a backup; no session survives, and the next transaction follows ``zxid``."""
+        self._nodes = {path: replace(node) for path, node in backup.items() if not node.owner}
+        self._names = {path: {} for path in self._nodes}
+        for path in self._nodes:
+            if path != "/":
+                parent, name = _split(path)
+                self._names[parent][name] = None
+        self.zxid = zxid
+
     def end_session(self, session: int) -> None:
         for path in [path for path, node in self._nodes.items() if node.owner == session]:
             self.delete(path, -1)
@@ -195,24 +209,27 @@ class FakeStore:
     def scan(self, paths: Iterable[str], *, children: bool = False) -> Iterator[ScanBatch]:
         source = iter(paths)
         while batch := list(islice(source, BATCH)):
-            found = self._run("scan", tuple(batch), lambda batch=batch: [self._node(path) for path in batch])
-            rows = [
-                (
-                    node.path,
-                    node.data,
-                    node.stat.czxid,
-                    node.stat.mzxid,
-                    node.stat.ctime,
-                    node.stat.mtime,
-                    node.stat.version,
-                    node.stat.num_children,
-                    self.server.names(node.path) if children else (),
-                )
-                for node in found
-                if isinstance(node, Node)
-            ]
-            gone = [path for path, node in zip(batch, found, strict=True) if node is None]
-            yield ScanBatch(rows, gone, [node for node in found if isinstance(node, Unread)])
+            yield self._run("scan", tuple(batch), lambda batch=batch: self._scanned(batch, children))
+
+    def _scanned(self, paths: Sequence[str], children: bool) -> ScanBatch:
+        found = [self._node(path) for path in paths]
+        rows = [
+            (
+                node.path,
+                node.data,
+                node.stat.czxid,
+                node.stat.mzxid,
+                node.stat.ctime,
+                node.stat.mtime,
+                node.stat.version,
+                node.stat.num_children,
+                self.server.names(node.path) if children else (),
+            )
+            for node in found
+            if isinstance(node, Node)
+        ]
+        gone = [path for path, node in zip(paths, found, strict=True) if node is None]
+        return ScanBatch(rows, gone, [node for node in found if isinstance(node, Unread)])
 
     def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, parents: bool = False) -> Stat:
         def act() -> Stat:
