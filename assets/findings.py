@@ -75,7 +75,8 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(where.spark, context.log.info):
-            rows = build_findings(where, epoch_id)
+            build_findings(where, epoch_id)
+        rows = where.table(epoch_id, "findings")
         uri = where.lake.epoch_table(epoch_id, "findings")
         for name in FINDINGS:
             wanted = rows.where(f.col("finding").isin([kind.value for kind in _SHOWS[name][1]]))

@@ -3,11 +3,9 @@
 ``bookkeeper_ledgers`` begins an epoch and is listed first, so that references can only grow for newer ledgers.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
-from pyspark.sql import Row
 
 from assets.epochs import epoch_to_write, fingerprint_of
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
@@ -60,8 +58,9 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
             where.lake.store_census(epoch_id, census)
             context.log.info(f"{stored_name(table, census.root)}: {census.listed} listed, {census.decoded} decoded")
         if table == "managed_ledgers":
+            topics = where.lake.batches(where.parts(epoch_id, table), ["namespace"])
             _register_namespaces(
-                context, cluster, where.table(epoch_id, table).select("namespace").distinct().collect()
+                context, cluster, {n for b in topics for n in b.column("namespace").unique().to_pylist()}
             )
         return dg.MaterializeResult(
             metadata={EPOCH: epoch_id, "dagster/uri": where.lake.epoch_table(epoch_id, table), **_shown(counts)}
@@ -70,11 +69,11 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
     return body
 
 
-def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, rows: Sequence[Row]) -> None:
+def _register_namespaces(context: dg.AssetExecutionContext, cluster: str, namespaces: set[str | None]) -> None:
     partitions = namespace_partitions(cluster)
     assert partitions.name is not None
     known = set(context.instance.get_dynamic_partitions(partitions.name))
-    new = sorted({row[0] for row in rows if row[0]} - known)
+    new = sorted({namespace for namespace in namespaces if namespace} - known)
     if new:
         context.instance.add_dynamic_partitions(partitions.name, new)
 

@@ -4,10 +4,11 @@ Source of truth: the metastore's tables, the entries behind them, and the broker
 every deletion run.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 
 import dagster as dg
-from pyspark.sql import functions as f
+import pyarrow.compute as pc
 
 from assets import show
 from assets.epochs import epoch_to_write
@@ -15,7 +16,7 @@ from assets.names import EPOCH, METASTORE, key
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.spark.findings import close_epoch
-from pulsar_lifecycle.spark.scan import build_references
+from pulsar_lifecycle.spark.scan import Cluster, build_references
 from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
@@ -47,15 +48,12 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(where.spark, context.log.info):
-            rows = build_references(where, epoch_id)
+            build_references(where, epoch_id)
             epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())
-        counts = {
-            r["kind"]: r["n"]
-            for r in rows.where("ledger_id is not null").groupBy("kind").agg(f.count("*").alias("n")).collect()
-        }
+        counts = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],
-            [(k.code, k.name, k.where, k.treatment, counts.get(k.code, 0)) for k in KINDS.values()],
+            [(k.code, k.name, k.where, k.treatment, counts[k.code]) for k in KINDS.values()],
         )
         for gap in epoch.gaps:
             context.log.warning(f"coverage: {gap}")
@@ -82,3 +80,11 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         )
 
     return ledger_references
+
+
+def _by_kind(where: Cluster, epoch_id: str) -> Counter[str]:
+    counts = Counter[str]()
+    parts = where.parts(epoch_id, "references")
+    for batch in where.lake.batches(parts, ["kind", "ledger_id"], pc.field("ledger_id").is_valid()):
+        counts.update({c["values"]: c["counts"] for c in batch.column("kind").value_counts().to_pylist()})
+    return counts

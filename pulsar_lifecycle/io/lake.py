@@ -1,6 +1,7 @@
 """The lake: where epochs and plans are kept, as Parquet tables beside one JSON document each.
 
-Belongs here: paths, atomic documents, reading back. Not here: journal and archive (``journal``) and what Spark writes.
+Belongs here: paths, atomic documents, tables written in parts, reading back. Not here: journal and archive
+(``journal``).
 Layout: ``epochs/EPOCH/TABLE/*.parquet`` and ``epochs/EPOCH/epoch.json``; ``plans/PLAN/rows.parquet`` and
 ``plans/PLAN/plan.json``. A document is written last: what has none is unfinished and is not seen.
 """
@@ -8,7 +9,7 @@ Layout: ``epochs/EPOCH/TABLE/*.parquet`` and ``epochs/EPOCH/epoch.json``; ``plan
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
@@ -28,6 +29,11 @@ from pulsar_lifecycle.plan.references import Referenced
 DAY_MS = 86_400_000
 KEPT_WHOLE_MS = 2 * DAY_MS
 KEPT_DAYS = 30
+
+ROW_GROUP = 100_000
+"""Rows that a part of a table gathers before it writes them."""
+BATCH = 5_000
+"""Rows that are read at a time: a topic's row may hold thousands of ledgers."""
 
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
@@ -62,6 +68,59 @@ class Lake:
             raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{path}: cannot be read: {error}") from error
+
+    def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+        """Write one part of a table, which nobody sees before :meth:`publish`; returns its name.
+
+        An attempt that is repeated makes another part, so that whoever collects the names decides which one counts.
+        """
+        name = f"_{uuid4().hex}.parquet"
+        folder = f"{self._root}/epochs/{epoch_id}/{table}"
+        try:
+            if isinstance(self._filesystem, pafs.LocalFileSystem):
+                self._filesystem.create_dir(folder)
+            with pq.ParquetWriter(f"{folder}/{name}", schema, filesystem=self._filesystem, compression="zstd") as part:
+                for group in _gathered(batches, ROW_GROUP):
+                    part.write_table(pa.Table.from_batches(group, schema))
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be stored: {error}") from error
+        return name
+
+    def publish(self, epoch_id: str, table: str, names: Sequence[str]) -> None:
+        """Make exactly these parts the table, in place of what it was. Until it returns, the table may lack rows."""
+        folder = f"{self._root}/epochs/{epoch_id}/{table}"
+        try:
+            for info in self._filesystem.get_file_info(pafs.FileSelector(folder, recursive=True)):
+                if info.type is pafs.FileType.File and info.base_name not in names:
+                    self._filesystem.delete_file(info.path)
+            for number, name in enumerate(names):
+                self._filesystem.move(f"{folder}/{name}", f"{folder}/part-{number:05d}.parquet")
+        except OSError as error:
+            raise StoreError(f"{folder}: cannot be stored: {error}") from error
+
+    def parts(self, epoch_id: str, table: str) -> list[str]:
+        """The files of a table, each for :meth:`batches`. Raises NotFound."""
+        path = f"{self._root}/epochs/{epoch_id}/{table}"
+        try:
+            found = self._filesystem.get_file_info(pafs.FileSelector(path))
+        except FileNotFoundError:
+            raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be listed: {error}") from error
+        return sorted(i.path for i in found if i.extension == "parquet" and not i.base_name.startswith(("_", ".")))
+
+    def batches(
+        self, parts: Iterable[str], columns: Sequence[str], where: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of some parts of tables, a few thousand at a time."""
+        for part in parts:
+            try:
+                with pq.ParquetFile(part, filesystem=self._filesystem) as file:
+                    found = file.iter_batches(BATCH, columns=list(columns))
+                    wanted = found if where is None else (batch.filter(where) for batch in found)
+                    yield from map(pa.concat_batches, _gathered(wanted, BATCH))
+            except (OSError, pa.ArrowException) as error:
+                raise StoreError(f"{part}: cannot be read: {error}") from error
 
     def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
         """Note that a scan of the cluster with this fingerprint started; ``started_at`` is ms."""
@@ -244,6 +303,19 @@ class Lake:
                 self._filesystem.move(target, path)
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be stored: {error}") from error
+
+
+def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches in groups of at least ``rows`` rows, the last one of what is left."""
+    group: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            group.append(batch)
+        if sum(b.num_rows for b in group) >= rows:
+            yield group
+            group = []
+    if group:
+        yield group
 
 
 def _rows_of(dataset: ds.Dataset, columns: list[str] | None, ledger_id: int) -> pa.Table:

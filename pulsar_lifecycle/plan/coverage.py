@@ -4,15 +4,20 @@
 # pyarrow and pyroaring have no types.
 """The coverage proof: was everything that can refer to a ledger really read?
 
-Belongs here: the rules that make a plan actionable or report-only, over counts. Not here: the counting, which Spark or
-the simulator does. A gap is a sentence for the operator; no gaps means the proof holds.
+Belongs here: counting a table's rows, and the rules over the counts that make a plan actionable or report-only. A gap
+is a sentence for the operator; no gaps means the proof holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,69 @@ class Census:
     """``path: reason`` of what could not be read."""
     mismatched: tuple[str, ...] = ()
     """Parents whose own count of children differs from the rows below them."""
+
+
+SHOWN = 1_000
+"""How many paths of each kind of trouble a census keeps."""
+
+COUNTED = ("parent", "listed", "error")
+"""The columns of ``tables.CENSUS`` that :func:`take_census` counts."""
+
+
+def take_census(table: str, root: str, rows: Iterable[pa.RecordBatch], troubled: Iterable[pa.RecordBatch]) -> Census:
+    """Count the rows of a metastore table (``COUNTED``); ``troubled``: ``path`` and ``error`` of those not read.
+
+    ``troubled`` is not looked at where every row is decoded, gone or empty.
+    """
+    counts = {"decoded": 0, "gone": 0, "empty": 0}
+    parents: list[pa.Table] = []
+    total = 0
+    for batch in rows:
+        known = pa.Table.from_batches([batch]).filter(pc.is_valid(batch.column("parent")))
+        error = known.column("error")
+        counts["decoded"] += error.null_count
+        counts["gone"] += _count(pc.equal(error, GONE))
+        counts["empty"] += _count(pc.equal(error, EMPTY))
+        total += batch.num_rows
+        parents.append(known.group_by("parent").aggregate([("listed", "max"), ("listed", "count")]))
+    by_parent = pa.concat_tables(parents) if parents else _NO_PARENTS
+    by_parent = by_parent.group_by("parent").aggregate([("listed_max", "max"), ("listed_count", "sum")])
+    listed, found = by_parent.column("listed_max_max"), by_parent.column("listed_count_sum")
+    corrupt: list[str] = []
+    unread: list[str] = []
+    if total != sum(counts.values()):
+        for path, error in _pairs(troubled):
+            if error.startswith(CORRUPT) and len(corrupt) < SHOWN:
+                corrupt.append(path)
+            elif error.startswith(UNREAD) and len(unread) < SHOWN:
+                unread.append(f"{path}: {error.removeprefix(UNREAD)}")
+    return Census(
+        table,
+        root,
+        listed=pc.sum(listed).as_py() or 0,
+        **counts,
+        corrupt=tuple(corrupt),
+        unread=tuple(unread),
+        mismatched=tuple(by_parent.filter(pc.not_equal(listed, found)).column("parent").to_pylist()[:SHOWN]),
+    )
+
+
+_NO_PARENTS = pa.table(
+    {
+        "parent": pa.array([], pa.string()),
+        "listed_max": pa.array([], pa.int64()),
+        "listed_count": pa.array([], pa.int64()),
+    }
+)
+
+
+def _count(mask: pa.ChunkedArray) -> int:
+    return pc.sum(mask).as_py() or 0
+
+
+def _pairs(batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[str, str]]:
+    for batch in batches:
+        yield from zip(batch.column("path").to_pylist(), batch.column("error").to_pylist(), strict=True)
 
 
 def census_from_json(document: Mapping[str, Any]) -> Census:

@@ -13,14 +13,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.journal import deleted_since
+from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, tables
@@ -34,29 +32,20 @@ from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequence[Census], now: int) -> Epoch:
     """Prove or disprove coverage, and store the epoch with its referenced ids and the context of its decisions."""
-    refs_rows = cluster.table(epoch_id, "references")
-    refs = referenced_ids(refs_rows)
-    errors = unread_references(refs_rows)
-    ledgers = cluster.table(epoch_id, "bookkeeper_ledgers")
-    facts = ledgers.agg(
-        f.max("ledger_id").alias("ledger"),
-        f.max("czxid").alias("zxid"),
-        f.sum((f.col("component") == "schema").cast("long")).alias("schemas"),
-    ).first()
-    assert facts is not None
+    lake = cluster.lake
+    parts = cluster.parts(epoch_id, "references")
+    refs = referenced_ids(lake.batches(parts, ["ledger_id", "keeps_bookkeeper_copy"]))
+    unreadable = lake.batches(parts, ["kind", "owner", "error"], pc.field("error").is_valid())
+    errors, gone = unread_references(unreadable)
+    newest, newest_zxid, schemas = _facts(cluster, epoch_id)
     settings = cluster.settings
-    silent = (
-        cluster.table(epoch_id, "topics")
-        .where(f.col("load_reason").startswith("the brokers were not heard"))
-        .select("load_reason")
-        .limit(1)
-        .collect()
-    )
+    unheard = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
+    silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], unheard), None)
     with KazooStore(settings.zookeeper, read_only=True) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         zxid = store.zxid()
     # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage over it.
-    previous = [e for e in cluster.lake.epochs(fingerprint) if e.covered and e.epoch_id != epoch_id]
+    previous = [e for e in lake.epochs(fingerprint) if e.covered and e.epoch_id != epoch_id]
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,
@@ -64,36 +53,62 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         started_at=started_at,
         finished_at=now,
         census=tuple(census),
-        max_ledger_id=facts["ledger"] if facts["ledger"] is not None else -1,
-        max_czxid=facts["zxid"] or 0,
+        max_ledger_id=newest,
+        max_czxid=newest_zxid,
         zxid=zxid,
         shared_with=None
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),
         acknowledged=settings.orphans.acknowledged_znodes,
         reference_errors=tuple(errors),
-        broker_errors=tuple(r["load_reason"] for r in silent),
+        broker_errors=(silent.column("load_reason")[0].as_py(),) if silent else (),
     )
-    context, unread = _context(cluster, epoch_id, refs, started_at)
-    if cluster.lake.fingerprint(epoch_id) not in ("", fingerprint):
+    context, unread = _context(cluster, epoch_id, refs, started_at, gone)
+    if lake.fingerprint(epoch_id) not in ("", fingerprint):
         unread.append("the scan began on another cluster: its fingerprint differs")
     epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread))
     last = max((e.started_at for e in previous), default=0)
-    deleted = deleted_since(cluster.lake.location, last, settings.cluster) if previous else 0
-    gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, facts["schemas"] or 0)
+    deleted = deleted_since(lake.location, last, settings.cluster) if previous else 0
+    gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, schemas)
     epoch = replace(epoch, gaps=gaps)
-    cluster.lake.store_epoch(epoch, refs, context)
+    lake.store_epoch(epoch, refs, context)
     return epoch
 
 
-def unread_references(rows: DataFrame) -> list[str]:
-    """What could not be read, of the first thousand. What is gone is no gap, and may be any number."""
-    unread = f.col("error").isNotNull() & ~f.col("error").startswith(tables.GONE)
-    return [r["error"] for r in rows.where(unread).select("error").distinct().limit(1000).collect()]
+def unread_references(batches: Iterable[pa.RecordBatch]) -> tuple[list[str], set[tuple[str, str]]]:
+    """Of references with an ``error``: what was not read (the first thousand), and (kind, owner) of what is gone.
+
+    What is gone is no gap, and may be any number.
+    """
+    unread: dict[str, None] = {}
+    gone: set[tuple[str, str]] = set()
+    for batch in batches:
+        for kind, owner, error in zip(*(batch.column(c).to_pylist() for c in ("kind", "owner", "error")), strict=True):
+            if error.startswith(tables.GONE):
+                gone.add((kind, owner))
+            elif len(unread) < 1000:
+                unread[error] = None
+    return list(unread), gone
 
 
-def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int) -> tuple[Context, list[str]]:
-    """What the decisions need beside the tables, and what of it could not be read."""
+def _facts(cluster: Cluster, epoch_id: str) -> tuple[int, int, int]:
+    """Of the ledgers listed: the highest id (-1: none), the newest czxid, and how many are schemas'."""
+    newest, zxid, schemas = -1, 0, 0
+    parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    for batch in cluster.lake.batches(parts, ["ledger_id", "czxid", "component"]):
+        newest = max(newest, pc.max(batch.column("ledger_id").fill_null(-1)).as_py())
+        zxid = max(zxid, pc.max(batch.column("czxid").fill_null(0)).as_py())
+        schemas += pc.sum(pc.equal(batch.column("component"), "schema")).as_py() or 0
+    return newest, zxid, schemas
+
+
+def _context(
+    cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int, gone: Iterable[tuple[str, str]]
+) -> tuple[Context, list[str]]:
+    """What the decisions need beside the tables, and what of it could not be read.
+
+    ``gone``: kind and owner of references in ledgers that are gone.
+    """
     settings = cluster.settings
     known: set[str] = set()
     shared: set[str] = set()
@@ -123,23 +138,12 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
             found = frozenset[str]()
         known |= found
         shared |= found if root else set[str]()
-        topics = cluster.table(epoch_id, "managed_ledgers", root)
-        sources |= {
-            r[0] for r in topics.where("shadow_source is not null").select("shadow_source").distinct().collect()
-        }
-        corrupt = [
-            path
-            for c in ("managed_ledgers", "managed_cursors", "schemas")
-            for path in _corrupt(cluster.table(epoch_id, c, root))
-        ]
-        kept |= {inventory.namespace_of(path) for path in corrupt}
-    gone = (
-        cluster.table(epoch_id, "references")
-        .where(f.col("error").startswith(tables.GONE))
-        .select("kind", "owner")
-        .distinct()
-        .collect()
-    )
+        sources |= _distinct(
+            cluster, epoch_id, "managed_ledgers", root, "shadow_source", pc.field("shadow_source").is_valid()
+        )
+        for table in ("managed_ledgers", "managed_cursors", "schemas"):
+            corrupt = pc.starts_with(pc.field("error"), tables.CORRUPT)
+            kept |= {inventory.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
     context = Context(
         now=started_at,  # ages are those at the listing, however long the scan took
         grace=int(settings.orphans.grace_period * 1000),
@@ -151,14 +155,16 @@ def _context(cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int)
         shadow_sources=frozenset(sources),
         system_topics=settings.orphans.system_topics,
         under_replicated=BitMap64(sorted(busy)),
-        kept_topics=frozenset(_topic_of(r["kind"], r["owner"]) for r in gone),
-        open_topics=_open_topics(cluster.table(epoch_id, "bookkeeper_ledgers"), refs),
+        kept_topics=frozenset(_topic_of(kind, owner) for kind, owner in gone),
+        open_topics=_open_topics(cluster, epoch_id, refs),
     )
     return context, unread
 
 
-def _corrupt(rows: DataFrame) -> list[str]:
-    return [r["path"] for r in rows.where(f.col("error").startswith(tables.CORRUPT)).select("path").collect()]
+def _distinct(cluster: Cluster, epoch_id: str, table: str, root: str, column: str, where: pc.Expression) -> set[str]:
+    needed = [column] if column == "shadow_source" else [column, "error"]
+    batches = cluster.lake.batches(cluster.parts(epoch_id, table, root), needed, where)
+    return {value for batch in batches for value in batch.column(column).to_pylist()}
 
 
 def _topic_of(kind: str, owner: str) -> str:
@@ -166,13 +172,19 @@ def _topic_of(kind: str, owner: str) -> str:
     return str(Topic.from_managed_ledger(name))
 
 
-def _open_topics(ledgers: DataFrame, refs: Referenced) -> frozenset[str]:
+def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
     """Owners of unreferenced ledgers that are not closed."""
     tags = ["component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic"]
-    rows = ledgers.where("error is null and state <> 'CLOSED' and application = 'pulsar'")
+    error, state, application = pc.field("error"), pc.field("state"), pc.field("application")
+    rows = cluster.lake.batches(
+        cluster.parts(epoch_id, "bookkeeper_ledgers"),
+        ["ledger_id", "error", "state", "application", *tags],
+        error.is_null() & (state != "CLOSED") & (application == "pulsar"),
+    )
     owners = {
-        orphans.owner_of(*(row[t] for t in tags))[1]
-        for row in rows.where(_outside(refs.needed)).select(*tags).distinct().collect()
+        orphans.owner_of(*owned)[1]
+        for batch in rows
+        for owned in set(zip(*(_outside(batch, refs.needed).column(t).to_pylist() for t in tags), strict=True))
     }
     return frozenset(owners - {""})
 
@@ -180,112 +192,111 @@ def _open_topics(ledgers: DataFrame, refs: Referenced) -> frozenset[str]:
 # ---------------------------------------------------------------------------------------------------------- findings
 
 
-def build_findings(cluster: Cluster, epoch_id: str) -> DataFrame:
+def build_findings(cluster: Cluster, epoch_id: str) -> None:
     """Judge every ledger of a closed epoch, and store ``findings``."""
-    refs = cluster.lake.referenced(epoch_id)
-    context = cluster.lake.context(epoch_id)
-    ledgers = cluster.table(epoch_id, "bookkeeper_ledgers")
-    rows = ledgers.where("ledger_id is not null").drop("parent", "listed")  # the census is done
-    suspects = rows.where(_outside(refs.needed))
-    judged = suspects.mapInArrow(_Judging(refs, context), from_arrow_schema(tables.FINDINGS))
-    judged.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "judged"))
-    judged = cluster.table(epoch_id, "judged")
-    settled = _with_owner_facts(cluster, epoch_id, judged.where(f.col("finding") == orphans.PENDING)).mapInArrow(
-        _settle, from_arrow_schema(tables.FINDINGS)
+    lake = cluster.lake
+    refs = lake.referenced(epoch_id)
+    ledgers = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    missing = refs.needed - _listed(lake.batches(ledgers, ["ledger_id"]))
+    # Mostly there are none missing, and no need to go through the references.
+    pieces = [*ledgers, *(cluster.parts(epoch_id, "references") if missing else ())]
+    judging = _Judging(
+        cluster.settings,
+        lake,
+        refs,
+        lake.context(epoch_id),
+        missing,
+        topics=cluster.parts(epoch_id, "topics"),
+        cursors=cluster.parts(epoch_id, "managed_cursors"),
+        references=pieces[len(ledgers) :],
     )
-    findings = judged.where(f.col("finding") != orphans.PENDING).unionAll(settled)
-    listed = _listed(ledgers)
-    if refs.needed - listed:  # mostly there are none, and no need to go through the references
-        findings = findings.unionAll(_dangling(cluster, epoch_id, listed))
-    findings.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "findings"))
-    return cluster.table(epoch_id, "findings")
+    cluster.store(epoch_id, "findings", tables.FINDINGS, judging.rows, pieces)
 
 
-def _outside(ids: BitMap64) -> Column:
-    """Whether ``ledger_id`` is not among ``ids``.
+def _listed(batches: Iterable[pa.RecordBatch]) -> BitMap64:
+    """The ids of all ledgers."""
+    listed = BitMap64()
+    for batch in batches:
+        listed |= id_set(batch.column("ledger_id").drop_null())
+    return listed
 
-    Python sees nothing but that column: of millions of rows the few that it lets through are all that leave the JVM.
-    """
 
-    @f.arrow_udf("boolean")  # pyright: ignore[reportCallIssue, reportArgumentType]
-    def outside(column: pa.Array) -> pa.Array:
-        others = id_set(column) - ids
-        return pc.is_in(column, pa.array(others.to_array(), pa.uint64()).cast(pa.int64()))
-
-    return outside(f.col("ledger_id"))
+def _outside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
+    """The rows whose ``ledger_id`` is not among ``ids``."""
+    others = id_set(batch.column("ledger_id")) - ids
+    return batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(others.to_array(), pa.uint64()).cast(pa.int64())))
 
 
 @dataclass(frozen=True)
 class _Judging:
+    """The findings of one file, of ledgers or of references; runs in a task."""
+
+    settings: Settings
+    lake: Lake
     refs: Referenced
     context: Context
+    missing: BitMap64
+    """Ledgers that are needed and were not listed."""
+    topics: Sequence[str]
+    cursors: Sequence[str]
+    references: Sequence[str]
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield from orphans.judge(pa.Table.from_batches([batch]), self.refs, self.context).to_batches()
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of ``tables.FINDINGS``."""
+        if part in self.references:
+            yield from self._dangling(part)
+            return
+        pending: list[pa.Table] = []
+        for batch in self.lake.batches([part], _JUDGED, pc.field("ledger_id").is_valid()):
+            judged = orphans.judge(pa.Table.from_batches([_outside(batch, self.refs.needed)]), self.refs, self.context)
+            waits = pc.equal(judged.column("finding"), orphans.PENDING)
+            pending.append(judged.filter(waits))
+            yield from judged.filter(pc.invert(waits)).to_batches()
+        if any(some.num_rows for some in pending):
+            yield from orphans.settle(self._with_owner_facts(pa.concat_tables(pending))).to_batches()
 
+    def _with_owner_facts(self, pending: pa.Table) -> pa.Table:
+        owners = pc.unique(pending.column("topic"))
+        theirs = pc.field("error").is_null() & pc.field("topic").isin(owners)
+        topics = self._facts(self.topics, ["topic", "load_state", "compaction", "first_ledger_id"], theirs)
+        cursors = self._facts(self.cursors, ["topic", "cursor"], theirs)
+        topics = topics.append_column("topic_exists", pa.repeat(True, topics.num_rows))
+        cursors = cursors.append_column("cursor_exists", pa.repeat(True, cursors.num_rows))
+        joined = pending.join(topics, "topic", join_type="left outer")
+        joined = joined.join(cursors, ["topic", "cursor"], join_type="left outer")
+        return joined.select(orphans.OWNER_FACTS.names)
 
-def _settle(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        if batch.num_rows:
-            yield from orphans.settle(pa.Table.from_batches([batch])).to_batches()
+    def _facts(self, parts: Sequence[str], columns: list[str], where: pc.Expression) -> pa.Table:
+        schema = pa.schema(
+            [tables.TOPICS.field(c) if c != "cursor" else tables.MANAGED_CURSORS.field(c) for c in columns]
+        )
+        batches = self.lake.batches(parts, [*columns, "error"], where)
+        return pa.Table.from_batches([batch.select(columns) for batch in batches], schema)
 
-
-def _with_owner_facts(cluster: Cluster, epoch_id: str, pending: DataFrame) -> DataFrame:
-    topics = cluster.table(epoch_id, "topics").where("error is null")
-    facts = topics.select("topic", f.lit(True).alias("topic_exists"), "load_state", "compaction", "first_ledger_id")
-    cursors = (
-        cluster.table(epoch_id, "managed_cursors")
-        .where("error is null")
-        .select("topic", "cursor", f.lit(True).alias("cursor_exists"))
-    )
-    joined = pending.join(facts, "topic", "left").join(cursors, ["topic", "cursor"], "left")
-    return joined.select(*orphans.OWNER_FACTS.names)
-
-
-def _listed(ledgers: DataFrame) -> BitMap64:
-    """The ids of all ledgers."""
-    listed = BitMap64()
-    ids = ledgers.where("ledger_id is not null").select("ledger_id")
-    for row in ids.mapInArrow(_id_bitmap, "bitmap binary").toLocalIterator():
-        listed |= BitMap64.deserialize(bytes(row["bitmap"]))
-    return listed
-
-
-def _dangling(cluster: Cluster, epoch_id: str, listed: BitMap64) -> DataFrame:
-    """References to ledgers that were not listed and are not there now."""
-    rows = cluster.table(epoch_id, "references").where("ledger_id is not null and keeps_bookkeeper_copy")
-    missing = rows.where(_outside(listed))
-    return missing.mapInArrow(_Dangling(cluster.settings), from_arrow_schema(tables.FINDINGS)).dropDuplicates(
-        ["ledger_id", "reason"]
-    )
-
-
-def _id_bitmap(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    found = BitMap64()
-    for batch in batches:
-        found |= id_set(batch.column("ledger_id"))
-    yield pa.RecordBatch.from_pydict({"bitmap": [found.serialize()]})
-
-
-class _Dangling:
-    """The kernel that confirms each missing ledger in ZooKeeper: newer ones were only listed too early."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._zookeeper = settings.zookeeper
-        self._root = settings.bookkeeper.ledgers_root
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            ids = list(id_set(batch.column("ledger_id")))
+    def _dangling(self, part: str) -> Iterator[pa.RecordBatch]:
+        """References to ledgers that were not listed and are not there now: newer ones were only listed too early."""
+        needing = pc.field("ledger_id").is_valid() & pc.field("keeps_bookkeeper_copy")
+        columns = ["ledger_id", "kind", "owner", "referrer", "keeps_bookkeeper_copy"]
+        seen: set[tuple[object, object]] = set()
+        for batch in self.lake.batches([part], columns, needing):
+            ids = list(id_set(batch.column("ledger_id")) & self.missing)
             if not ids:
                 continue
-            with KazooStore(self._zookeeper, read_only=True) as store:
+            root = self.settings.bookkeeper.ledgers_root
+            with KazooStore(self.settings.zookeeper, read_only=True) as store:
                 store.sync("/")
-                nodes = store.read([ledger_path.ledger_path(i, self._root) for i in ids])
+                nodes = store.read([ledger_path.ledger_path(i, root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
             rows = batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(sorted(gone), pa.int64()))).to_pylist()
-            yield pa.RecordBatch.from_pylist([_dangling_row(row) for row in rows], tables.FINDINGS)
+            found = {(row["ledger_id"], row["reason"]): row for row in map(_dangling_row, rows)}
+            yield pa.RecordBatch.from_pylist([row for key, row in found.items() if key not in seen], tables.FINDINGS)
+            seen |= found.keys()
+
+
+_JUDGED = [
+    name for name in tables.BOOKKEEPER_LEDGERS.names if name not in ("parent", "listed", "ensemble_size", "ack_quorum")
+]
+"""The columns that a judgement is made of: the census is done."""
 
 
 def _dangling_row(row: dict[str, str]) -> dict[str, object]:

@@ -7,15 +7,15 @@ read (``engine/inventory.py``). Tables of a shared root are stored beside ours a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_lifecycle.engine import references as looked_up
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
@@ -24,13 +24,13 @@ from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import references, tables
-from pulsar_lifecycle.plan.coverage import Census
+from pulsar_lifecycle.plan.coverage import COUNTED, Census, take_census
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.sources import TABLES, MetastoreReader
 
-SHOWN = 1_000
-"""How many paths of each kind of trouble a census keeps."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,30 @@ class Cluster:
         """A stored table."""
         return self.spark.read.parquet(self.lake.epoch_table(epoch_id, stored_name(table, root)))
 
+    def parts(self, epoch_id: str, table: str, root: str = "") -> list[str]:
+        """The files of a stored table."""
+        return self.lake.parts(epoch_id, stored_name(table, root))
+
+    def store(
+        self,
+        epoch_id: str,
+        table: str,
+        schema: pa.Schema,
+        rows: Callable[[T], Iterable[pa.RecordBatch]],
+        pieces: Sequence[T],
+    ) -> None:
+        """Store a table of an epoch: a task and a file for the rows of each piece, visible once all have ended well.
+
+        The rows go from Python into Parquet where they are made: on their way through the JVM they cost twice as much.
+        """
+        lake = self.lake
+
+        def write(piece: T) -> str:
+            return lake.write_part(epoch_id, table, schema, rows(piece))
+
+        tasks = self.spark.sparkContext.parallelize(pieces, len(pieces))
+        lake.publish(epoch_id, table, tasks.map(write).collect())
+
 
 def stored_name(table: str, root: str) -> str:
     """The folder of a table: ``TABLE`` or ``TABLE@ROOT``."""
@@ -62,186 +86,133 @@ def new_epoch_id(now_ms: int) -> str:
 
 
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
-    """Read one table of one root from ZooKeeper, store it, and count what was listed against what was read."""
+    """Read one table of one root from ZooKeeper, store it, and count what was listed against what was stored."""
     cluster.lake.forget_census(epoch_id, table, root)
-    frame = (
-        cluster.spark.read.format(table)
-        .option("settings", cluster.settings_file)
-        .option("root", root)
-        .option("errors", "rows")
-        .option("concurrency", str(concurrency(cluster.spark)))
-        .load()
-    )
-    frame.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, stored_name(table, root)))
-    return census(cluster.table(epoch_id, table, root), table, root)
-
-
-def census(rows: DataFrame, table: str, root: str) -> Census:
-    """Count a stored table; where nothing is wrong, in one pass."""
-    error = f.col("error")
-    troubled = error.startswith(tables.CORRUPT) | error.startswith(tables.UNREAD)
-    per_parent = rows.groupBy("parent").agg(
-        f.count("*").alias("rows"),
-        f.max("listed").alias("listed"),
-        f.count_if(error.isNull()).alias("decoded"),
-        f.count_if(error == tables.GONE).alias("gone"),
-        f.count_if(error == tables.EMPTY).alias("empty"),
-        f.count_if(troubled).alias("troubled"),
-    )
-    known = f.col("parent").isNotNull()
-    total = per_parent.agg(
-        *(
-            f.coalesce(f.sum(f.when(known, f.col(c))), f.lit(0)).alias(c)
-            for c in ("listed", "decoded", "gone", "empty")
-        ),
-        f.slice(f.collect_list(f.when(known & (f.col("rows") != f.col("listed")), f.col("parent"))), 1, SHOWN).alias(
-            "differ"
-        ),
-        f.sum("troubled").alias("troubled"),
-    ).first()
-    assert total is not None
-    trouble = rows.where(troubled).select("path", "error").limit(SHOWN).collect() if total["troubled"] else []
-    return Census(
+    options = {
+        "settings": cluster.settings_file,
+        "root": root,
+        "errors": "rows",
+        "concurrency": str(concurrency(cluster.spark)),
+    }
+    reader = MetastoreReader(table, options, TABLES[table])
+    cluster.store(epoch_id, stored_name(table, root), TABLES[table], reader.read, reader.partitions())
+    parts = cluster.parts(epoch_id, table, root)
+    troubled = pc.field("error").is_valid() & ~pc.field("error").isin([tables.GONE, tables.EMPTY])
+    return take_census(
         table,
         root,
-        listed=total["listed"],
-        decoded=total["decoded"],
-        gone=total["gone"],
-        empty=total["empty"],
-        corrupt=tuple(r["path"] for r in trouble if r["error"].startswith(tables.CORRUPT)),
-        unread=tuple(
-            f"{r['path']}: {r['error'].removeprefix(tables.UNREAD)}"
-            for r in trouble
-            if r["error"].startswith(tables.UNREAD)
-        ),
-        mismatched=tuple(total["differ"]),
+        cluster.lake.batches(parts, COUNTED),
+        cluster.lake.batches(parts, ["path", "error"], troubled),
     )
 
 
 # -------------------------------------------------------------------------------------------------------- references
 
 
-def build_references(cluster: Cluster, epoch_id: str) -> DataFrame:
+def build_references(cluster: Cluster, epoch_id: str) -> None:
     """Store ``references`` of an epoch: everything in the z-nodes of every root, and everything behind them."""
-    parts: list[DataFrame] = []
-    schema = from_arrow_schema(tables.REFERENCES)
-    for root in cluster.roots():
-        topics = (
-            cluster.table(epoch_id, "managed_ledgers", root)
-            .where("error is null")
-            .select("managed_ledger", "path", f.transform("ledgers", _what_refers).alias("ledgers"))
-        )
-        cursors = cluster.table(epoch_id, "managed_cursors", root).where("error is null")
-        schemas = (
-            cluster.table(epoch_id, "schemas", root).where("error is null").select("schema_id", "path", "versions")
-        )
-        compaction = cursors.where((f.col("cursor") == looked_up.COMPACTION_CURSOR) & (f.col("cursors_ledger_id") >= 0))
-        reading = _Reading(cluster.settings, root)
-        parts += [
-            topics.mapInArrow(_each(references.from_managed_ledgers), schema),
-            cursors.select("managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets").mapInArrow(
-                _each(references.from_cursors), schema
-            ),
-            schemas.mapInArrow(_each(references.from_schemas), schema),
-            compaction.select("managed_ledger", "path", "cursors_ledger_id").mapInArrow(reading.compaction, schema),
-            schemas.mapInArrow(reading.schemas, schema),
-        ]
-    loaded = cluster.table(epoch_id, "topics").where("broker is not null").select("topic", "managed_ledger")
-    ours = (
-        cluster.table(epoch_id, "managed_cursors")
-        .where(f.col("cursor") == looked_up.COMPACTION_CURSOR)
-        .select("managed_ledger")
+    pieces: list[_Piece] = [
+        _Piece(table, root, part)
+        for root in cluster.roots()
+        for table in ("managed_ledgers", "managed_cursors", "schemas")
+        for part in cluster.parts(epoch_id, table, root)
+    ]
+    asked = _compacted_and_loaded(cluster, epoch_id)
+    share = -(-len(asked) // concurrency(cluster.spark)) or 1
+    pieces += [_Piece("", "", topics=asked[start : start + share]) for start in range(0, len(asked), share)]
+    cluster.store(epoch_id, "references", tables.REFERENCES, _Reading(cluster.settings, cluster.lake).rows, pieces)
+
+
+def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> list[str]:
+    """Topics with a ``__compaction`` cursor whose brokers must be asked."""
+    cursors = cluster.lake.batches(
+        cluster.parts(epoch_id, "managed_cursors"),
+        ["cursor", "managed_ledger"],
+        pc.field("cursor") == looked_up.COMPACTION_CURSOR,
     )
-    parts.append(
-        loaded.join(ours, "managed_ledger", "left_semi")
-        .select("topic")
-        .mapInArrow(_Reading(cluster.settings, "").brokers, schema)
+    compacted = {owner for batch in cursors for owner in batch.column("managed_ledger").to_pylist()}
+    topics = cluster.lake.batches(
+        cluster.parts(epoch_id, "topics"), ["topic", "managed_ledger", "broker"], pc.field("broker").is_valid()
     )
-    union = parts[0]
-    for part in parts[1:]:
-        union = union.unionAll(part)
-    union.write.mode("overwrite").parquet(cluster.lake.epoch_table(epoch_id, "references"))
-    return cluster.table(epoch_id, "references")
+    return [row["topic"] for batch in topics for row in batch.to_pylist() if row["managed_ledger"] in compacted]
 
 
-def _what_refers(ledger: Column) -> Column:
-    """Of a LedgerInfo only what makes a reference: the rest need not go to Python and back for every ledger."""
-    return f.struct(ledger["ledger_id"], ledger["offload_complete"], ledger["bookkeeper_deleted"])
+@dataclass(frozen=True)
+class _Piece:
+    """What one task makes references of: a file of a table of a root, or ``topics`` to ask the brokers for."""
 
-
-def _each(make: Callable[[pa.RecordBatch], pa.Table]) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def kernel(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield from make(batch).to_batches()
-
-    return kernel
+    table: str
+    root: str
+    part: str = ""
+    topics: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class _Reading:
-    """Kernels that look references up behind the z-nodes; each opens its own connections where it runs."""
+    """The references of a piece; what is behind the z-nodes is read over connections opened where it runs."""
 
     settings: Settings
-    root: str
+    lake: Lake
 
-    def compaction(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def rows(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Rows of ``tables.REFERENCES``."""
+        for made in self._made(piece):
+            yield from made.to_batches()
+
+    def _made(self, piece: _Piece) -> Iterator[pa.Table]:
+        if piece.topics:
+            yield self._brokers(piece.topics)
+            return
+        part, readable = [piece.part], pc.field("error").is_null()
+        if piece.table == "managed_ledgers":
+            columns = ["managed_ledger", "path", "ledgers", "error"]
+            yield from map(references.from_managed_ledgers, self.lake.batches(part, columns, readable))
+        elif piece.table == "managed_cursors":
+            columns = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets", "error"]
+            yield from map(references.from_cursors, self.lake.batches(part, columns, readable))
+            compaction = (pc.field("cursor") == looked_up.COMPACTION_CURSOR) & (pc.field("cursors_ledger_id") >= 0)
+            columns = ["managed_ledger", "path", "cursor", "cursors_ledger_id", "error"]
+            yield from map(self._compaction, self.lake.batches(part, columns, readable & compaction))
+        else:
+            for batch in self.lake.batches(part, ["schema_id", "path", "versions", "error"], readable):
+                yield references.from_schemas(batch)
+                yield self._schemas(batch)
+
+    def _compaction(self, batch: pa.RecordBatch) -> pa.Table:
         """R3: the last entry of each ``__compaction`` cursor ledger."""
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            cursors = list(
-                zip(
-                    *(batch.column(c).to_pylist() for c in ("managed_ledger", "path", "cursors_ledger_id")), strict=True
-                )
-            )
-            with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
-                words = looked_up.compaction_words(store, reader, cursors, self.settings.bookkeeper.ledgers_root)
-            yield from references.from_words(words).to_batches()
+        columns = (batch.column(c).to_pylist() for c in ("managed_ledger", "path", "cursors_ledger_id"))
+        cursors = list(zip(*columns, strict=True))
+        with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
+            words = looked_up.compaction_words(store, reader, cursors, self.settings.bookkeeper.ledgers_root)
+        return references.from_words(words)
 
-    def schemas(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _schemas(self, batch: pa.RecordBatch) -> pa.Table:
         """R5: the index inside the schema entries."""
-        for batch in batches:
-            locators = [
-                (
-                    r["schema_id"],
-                    r["path"],
-                    [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"] or ()],
-                )
-                for r in batch.to_pylist()
-            ]
-            if not any(versions for _, _, versions in locators):
-                continue
-            with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
-                words = looked_up.schema_words(store, reader, locators, self.settings.bookkeeper.ledgers_root)
-            yield from references.from_words(words).to_batches()
+        locators = [
+            (r["schema_id"], r["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"] or ()])
+            for r in batch.to_pylist()
+        ]
+        if not any(versions for _, _, versions in locators):
+            return references.from_words([])
+        with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
+            words = looked_up.schema_words(store, reader, locators, self.settings.bookkeeper.ledgers_root)
+        return references.from_words(words)
 
-    def brokers(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _brokers(self, topics: Sequence[str]) -> pa.Table:
         """R3, R12: what the owner brokers hold in memory."""
-        for batch in batches:
-            topics = batch.column("topic").to_pylist()
-            if not topics:
-                continue
-            with closing(HttpBrokerAdmin(self.settings.pulsar)) as admin:
-                words = looked_up.broker_words(admin, topics, lambda topic: Topic.parse(topic).managed_ledger)
-            yield from references.from_words(words).to_batches()
+        with closing(HttpBrokerAdmin(self.settings.pulsar)) as admin:
+            return references.from_words(
+                looked_up.broker_words(admin, topics, lambda topic: Topic.parse(topic).managed_ledger)
+            )
 
     def _store(self) -> KazooStore:
         """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""
         return KazooStore(self.settings.zookeeper, read_only=True)
 
 
-def referenced_ids(rows: DataFrame) -> Referenced:
-    """The sets of referenced ids, built where the rows are and merged here."""
-    merged = Referenced()
-    for row in (
-        rows.select("ledger_id", "keeps_bookkeeper_copy").mapInArrow(_bitmaps, "bitmaps binary").toLocalIterator()
-    ):
-        merged = merged.merge(Referenced.from_bytes(bytes(row["bitmaps"])))
-    return merged
-
-
-def _bitmaps(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def referenced_ids(batches: Iterable[pa.RecordBatch]) -> Referenced:
+    """The sets of referenced ids in batches of ``tables.REFERENCES``."""
     merged = Referenced()
     for batch in batches:
         merged = merged.merge(references.referenced(batch))
-    yield pa.RecordBatch.from_pydict({"bitmaps": [merged.to_bytes()]})
+    return merged

@@ -128,10 +128,10 @@ def _namespace_of(column: str, value: str) -> str:
 class MetastoreReader(DataSourceReader):
     """Plans on the driver, reads on executors."""
 
-    def __init__(self, source: MetastoreSource, wanted: pa.Schema) -> None:
-        self.table = source.table
+    def __init__(self, table: str, options: Mapping[str, str], wanted: pa.Schema) -> None:
+        self.table = table
         self.columns = wanted
-        self.options = dict(source.options)
+        self.options = dict(options)
         self.filters = Wanted()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
@@ -321,7 +321,7 @@ class MetastoreSource(DataSource):
 
     def reader(self, schema: StructType) -> MetastoreReader:
         """A reader for the columns of :meth:`schema`."""
-        return MetastoreReader(self, self._wanted())
+        return MetastoreReader(self.table, self.options, self._wanted())
 
 
 class BookKeeperLedgers(MetastoreSource):

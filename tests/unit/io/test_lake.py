@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyroaring import BitMap64
 
@@ -112,3 +113,54 @@ def test_a_table_that_is_written_again_counts_as_not_read_until_then(lake: Lake)
     lake.forget_census("e1", "managed_ledgers", "")
     lake.forget_census("e1", "schemas", "")
     assert lake.census("e1") == [other]
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+
+
+def write(lake: Lake, *numbers: int) -> str:
+    rows = [{"n": n, "text": None if n % 2 else str(n)} for n in numbers]
+    return lake.write_part("e1", "t", SCHEMA, [pa.RecordBatch.from_pylist([row], SCHEMA) for row in rows])
+
+
+def stored(lake: Lake) -> list[int]:
+    return [n for b in lake.batches(lake.parts("e1", "t"), ["n"]) for n in b.column("n").to_pylist()]
+
+
+def test_a_part_is_seen_once_it_is_published_and_not_before(lake: Lake) -> None:
+    parts = [write(lake, 1, 2), write(lake), write(lake, 3)]
+    assert stored(lake) == []
+    lake.publish("e1", "t", parts)
+    assert stored(lake) == [1, 2, 3]
+    assert lake.read_epoch_table("e1", "t").column("n").to_pylist() == [1, 2, 3]
+    assert len(lake.parts("e1", "t")) == 3
+
+
+def test_publishing_replaces_the_table_and_drops_what_no_task_answered_for(lake: Lake) -> None:
+    lake.publish("e1", "t", [write(lake, 1), write(lake, 2)])
+    attempts = [write(lake, 3), write(lake, 3)]
+    lake.publish("e1", "t", attempts[:1])
+    late = write(lake, 3)
+    assert stored(lake) == [3]
+    assert lake.read_epoch_table("e1", "t").num_rows == 1
+    lake.publish("e1", "t", [late])
+    assert stored(lake) == [3]
+
+
+def test_a_table_without_rows_is_a_table(lake: Lake) -> None:
+    lake.publish("e1", "t", [write(lake)])
+    assert stored(lake) == []
+    assert lake.read_epoch_table("e1", "t").schema == SCHEMA
+
+
+def test_batches_are_filtered(lake: Lake) -> None:
+    lake.publish("e1", "t", [write(lake, *range(10))])
+    found = list(lake.batches(lake.parts("e1", "t"), ["n", "text"], pc.field("text").is_valid() & (pc.field("n") > 2)))
+    assert [b.column("n").to_pylist() for b in found] == [[4, 6, 8]]
+
+
+def test_a_table_that_is_not_there_is_not_found(lake: Lake) -> None:
+    with pytest.raises(NotFound, match="no table t"):
+        lake.parts("e1", "t")

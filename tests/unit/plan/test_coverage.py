@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, prove
+from pulsar_lifecycle.plan import tables
+from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, prove, take_census
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas")
 EPOCH = Epoch(
@@ -146,3 +148,37 @@ def test_a_root_declared_after_the_scan_is_not_covered(
     epoch = replace(EPOCH, shared_with=read, gaps=() if read is not None else ("undeclared",))
     assert epoch.covers(declared) is covers
     assert not replace(epoch, gaps=("something",)).covers(declared)
+
+
+# -------------------------------------------------------------------------------------------------------------- census
+
+CENSUS = pa.schema(tables.CENSUS)
+
+
+def counted(*rows: tuple[str, str | None, int | None, str | None], cut: int = 2) -> Census:
+    batches = [
+        pa.RecordBatch.from_pylist([dict(zip(CENSUS.names, row, strict=True)) for row in rows[i : i + cut]], CENSUS)
+        for i in range(0, len(rows), cut)
+    ]
+    troubled = [b.filter(pa.array([e not in (None, "gone", "empty") for e in b["error"].to_pylist()])) for b in batches]
+    return take_census("schemas", "", batches, troubled)
+
+
+def test_a_census_adds_up_over_batches() -> None:
+    whole = counted(
+        ("/a/1", "/a", 3, None), ("/b/1", "/b", 1, "gone"), ("/a/2", "/a", 3, "empty"), ("/a/3", "/a", 3, None)
+    )
+    assert whole == Census("schemas", "", listed=4, decoded=2, gone=1, empty=1)
+    assert counted() == Census("schemas", "", 0, 0, 0, 0)
+
+
+def test_a_census_names_what_was_not_read_and_whose_children_do_not_add_up() -> None:
+    found = counted(
+        ("/a/1", "/a", 2, None),
+        ("/a/2", "/a", 2, "corrupt: not protobuf"),
+        ("/b/1", "/b", 3, "unread: no answer"),
+        ("/c", None, None, "unread: no answer"),
+    )
+    assert found == Census(
+        "schemas", "", 5, 1, 0, 0, ("/a/2",), ("/b/1: no answer", "/c: no answer"), mismatched=("/b",)
+    )
