@@ -1,6 +1,6 @@
-"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' lease, the sandbox marker.
+"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' lease, owed unloads, the sandbox marker.
 
-Belongs here: who may act now. The lease is a persistent z-node whose version is the fencing token (every deletion
+Belongs here: who may act now, and what a run must settle that was cut short. The lease is a persistent z-node whose version is the fencing token (every deletion
 transaction checks it) and an ephemeral child that shows its holder to be alive. A holder that lost its session keeps a
 token that stops working as soon as another controller takes over.
 """
@@ -11,13 +11,25 @@ import contextlib
 import json
 from dataclasses import dataclass
 
-from pulsar_lifecycle.errors import Conflict, LeaseLost, NotFound, Paused, Refused
-from pulsar_lifecycle.ports import Clock, MetadataStore, Node
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    Conflict,
+    CorruptFormat,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    Paused,
+    Refused,
+)
+from pulsar_lifecycle.model import Topic, decode_name, encode_name
+from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 
 ROOT = "/pulsar-lifecycle"
 PAUSE = f"{ROOT}/pause"
 LEASE = f"{ROOT}/lease"
 HOLDER = f"{LEASE}/holder"
+UNLOAD_OWED = f"{ROOT}/unload-owed"
+"""One child per topic whose z-node a run wrote, or was about to write, and which must be unloaded."""
 SANDBOX = f"{ROOT}/sandbox"
 """Only the sandbox writes it; it alone allows grace periods below their floors."""
 
@@ -107,3 +119,73 @@ def release_lease(store: MetadataStore, lease: Lease) -> None:
     if isinstance(node, Node) and node.data == lease.holder.encode():
         with contextlib.suppress(NotFound, LeaseLost):
             store.delete(HOLDER, node.stat.version)
+
+
+def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
+    """Raise LeaseLost unless the fencing z-node still has the version it was given to us with."""
+    node = store.read([guard[0]])[0]
+    if not isinstance(node, Node) or node.stat.version != guard[1]:
+        raise LeaseLost(f"{guard[0]} no longer has version {guard[1]}: the lease is another's")
+
+
+@dataclass(frozen=True, slots=True)
+class OwedUnload:
+    """An unload owed to a topic: at once if it was ``loaded``, else only if a broker lists it after all.
+
+    ``since`` is when (ms) its z-node was about to be written.
+    """
+
+    topic: Topic
+    loaded: bool
+    since: int
+
+    @property
+    def path(self) -> str:
+        """Its z-node."""
+        return f"{UNLOAD_OWED}/{encode_name(self.topic.managed_ledger)}"
+
+
+def owe_unload(store: MetadataStore, owed: OwedUnload) -> None:
+    """Make sure that whoever comes next knows of it. Returns only when the z-node is known to be there."""
+    data = json.dumps({"loaded": owed.loaded, "since": owed.since}).encode()
+    for _ in range(3):
+        try:
+            store.create(owed.path, data, parents=True)
+            return
+        except Conflict:
+            store.write(owed.path, data, -1)
+            return
+        except OutcomeUnknown:
+            continue
+    raise OutcomeUnknown(f"{owed.path}: whether it was written is not known")
+
+
+def owed_unloads(store: MetadataStore) -> list[OwedUnload]:
+    """Every unload that is owed. Raises CorruptFormat or AccessDenied for what cannot be read."""
+    listing = store.children([UNLOAD_OWED])[0]
+    if listing is None:
+        return []
+    if isinstance(listing, Unread):
+        raise AccessDenied(f"{UNLOAD_OWED}: {listing.reason}")
+    found: list[OwedUnload] = []
+    for name, node in zip(listing.names, store.read([f"{UNLOAD_OWED}/{n}" for n in listing.names]), strict=True):
+        if isinstance(node, Node):
+            found.append(_owed(name, node.data))
+        elif node is not None:
+            raise AccessDenied(f"{node.path}: {node.reason}")
+    return sorted(found, key=lambda owed: owed.path)
+
+
+def _owed(name: str, data: bytes) -> OwedUnload:
+    topic = Topic.from_managed_ledger(decode_name(name))
+    try:
+        document = json.loads(data)
+        return OwedUnload(topic, bool(document["loaded"]), int(document["since"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFormat(f"{UNLOAD_OWED}/{name}", 0, f"an owed unload as JSON: {error}") from error
+
+
+def settle_unload(store: MetadataStore, owed: OwedUnload) -> None:
+    """Nothing is owed to this topic any more; harmless when settled already."""
+    with contextlib.suppress(NotFound, OutcomeUnknown):  # one left behind is settled once more, which does no harm
+        store.delete(owed.path, -1)

@@ -43,19 +43,20 @@ def last_entries(
     store: MetadataStore, reader: LedgerReader, ids: Sequence[int], root: str
 ) -> list[Entry | LifecycleError | None]:
     """The last entry of many ledgers, none of them recovered or fenced."""
-    return [entry for _, entry in _last_entries(store, reader, ids, root)]
+    return [entry for _, entry in last_entries_of(store, reader, ids, root)]
 
 
-def _last_entries(
+def last_entries_of(
     store: MetadataStore, reader: LedgerReader, ids: Sequence[int], root: str
 ) -> list[tuple[LedgerMetadata | LifecycleError, Entry | LifecycleError | None]]:
+    """:func:`last_entries` with the metadata of each ledger, as :func:`metadata_of` gives it."""
     metadata = metadata_of(store, ids, root)
     readable = [(i, m) for i, m in zip(ids, metadata, strict=True) if isinstance(m, LedgerMetadata)]
     answers = iter(reader.last_entries(readable))
     return [(m, next(answers) if isinstance(m, LedgerMetadata) else m) for m in metadata]
 
 
-def _never_written(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> bool:
+def never_written(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError | None) -> bool:
     """An open ledger in its first ensemble that no bookie knows: they learn of one with its first entry."""
     return (
         isinstance(metadata, LedgerMetadata)
@@ -70,10 +71,10 @@ def compaction_words(
 ) -> list[Word]:
     """R3 from the cursor ledgers of ``__compaction`` cursors: (owner, z-node path, cursor ledger id), ids 0 or more."""
     words: list[Word] = []
-    entries = _last_entries(store, reader, [ledger for _, _, ledger in cursors], root)
+    entries = last_entries_of(store, reader, [ledger for _, _, ledger in cursors], root)
     for (owner, path, ledger), (metadata, entry) in zip(cursors, entries, strict=True):
         where = f"{path}, cursor ledger {ledger}"
-        if entry is None or _never_written(metadata, entry):
+        if entry is None or never_written(metadata, entry):
             continue  # just opened: the z-node's copy, read elsewhere, is the whole truth, as the broker has it
         if isinstance(entry, LifecycleError):
             words.append(Word(None, "R3", owner, path, _error(where, entry)))

@@ -1,0 +1,219 @@
+"""Which ledgers may leave a topic's metadata: of a topic that lives on, and of one that goes whole.
+
+Belongs here: the rule of the first phase, and the messages it sends. Pure: what the topic's z-node, its cursors and
+BookKeeper's z-nodes say comes in, a verdict with its reason comes out. Not here: reading any of it, sending, writing
+(``engine/marking.py``). Source: PIP-186, ManagedLedgerImpl.internalTrimLedgers (4.0.7). When in doubt a ledger stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    LedgerType,
+    OffloadContext,
+    PendingDeleteLedgerInfo,
+)
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.model import Position, Topic, decode_name
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.deletion import component_of
+
+NEVER_TRIMMED = "__transaction_"
+"""Local names of transaction topics begin so; ``orphans.NEVER`` has those that bear it elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The BookKeeper copy of a ledger, by its z-node: ``row`` is of ``tables.BOOKKEEPER_LEDGERS``, None if absent.
+
+    ``problem`` says why a deletion run would keep it; then its topic must go on listing it.
+    """
+
+    ledger_id: int
+    row: Mapping[str, Any] | None
+    problem: str = ""
+
+    @property
+    def length(self) -> int:
+        """Bytes of its entries; 0 where that is not known."""
+        return (self.row or {}).get("length") or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one ledger: it ``goes``, or stays for ``reason``."""
+
+    ledger_id: int
+    goes: bool
+    reason: str
+
+
+def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> Copy:
+    """The BookKeeper copy of a data ledger that ``topic`` lists."""
+    problem = ""
+    if row is None:
+        problem = "BookKeeper does not have it: a dangling reference"
+    elif row["error"]:
+        problem = f"its z-node in BookKeeper could not be read: {row['error']}"
+    elif row["application"] != "pulsar" or row["component"] != "managed-ledger" or row["cursor"]:
+        problem = "BookKeeper's z-node does not call it a topic's data: the deletion run would keep it"
+    elif row["managed_ledger"] != topic.managed_ledger:
+        problem = f"BookKeeper's z-node says that it is of {row['managed_ledger']}"
+    elif row["state"] != "CLOSED":
+        problem = "never closed"
+    return Copy(ledger_id, row, problem)
+
+
+def topic_rule(topic: Topic, shadow_source: str, context: orphans.Context) -> str:
+    """Why nothing of a topic may leave its metadata; empty if the topic is no reason.
+
+    ``shadow_source`` is what its own or its partitioned topic's properties name as the source of a shadow topic.
+    """
+    if shadow_source:
+        return f"shadow topic of {shadow_source}: its ledgers are its source's"
+    if topic.domain != "persistent":
+        return "not a persistent topic"
+    if topic.local.startswith(NEVER_TRIMMED):
+        return "deletion queue or transaction: never deleted"
+    found = orphans.owner_rule(str(topic.namespace), str(topic), context)
+    return found[1] if found else ""
+
+
+def judge(
+    info: ManagedLedgerInfo,
+    cursors: Mapping[str, Position],
+    copies: Mapping[int, Copy],
+    asked: Collection[int],
+    context: orphans.Context,
+    topic_reason: str = "",
+) -> list[Verdict]:
+    """One verdict per ledger asked for, by id.
+
+    ``cursors`` are the persisted mark-delete positions of every durable cursor, ``copies`` has every ledger asked for
+    that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and everything below
+    the ledger of every mark-delete position.
+    """
+    listed = {item.ledger_id: item for item in info.ledgers}
+    verdicts = {i: Verdict(i, False, "its topic does not list it") for i in asked}
+    slowest = min(cursors, key=lambda name: cursors[name], default="")
+    in_the_way = -1
+    for ledger_id in sorted(listed):
+        if ledger_id in verdicts:
+            reason = topic_reason or _own_reason(listed[ledger_id], copies.get(ledger_id), context)
+            if not reason and ledger_id == max(listed):
+                reason = "the last ledger of its topic"
+            if not reason and slowest and ledger_id >= cursors[slowest].ledger_id:
+                reason = f"cursor {slowest} stands at {cursors[slowest]}"
+            if not reason and in_the_way >= 0:
+                reason = f"ledger {in_the_way} before it stays: it would leave a hole"
+            verdicts[ledger_id] = Verdict(ledger_id, not reason, reason)
+            if not reason:
+                continue
+        in_the_way = ledger_id if in_the_way < 0 else in_the_way
+    return [verdicts[i] for i in sorted(verdicts)]
+
+
+def _own_reason(item: LedgerInfo, copy: Copy | None, context: orphans.Context) -> str:
+    """Why a ledger stays whatever its place; empty if there is no reason."""
+    offload = item.offload
+    if offload and offload.segments:
+        return "streaming offload: which of its objects are whole is not known"
+    if offload and offload.uuid and not offload.complete:
+        return f"offload attempt {offload.uuid} is not complete: it may be running"
+    if offload and (offload.complete or offload.bookkeeper_deleted):
+        if not (offload.complete and offload.uuid and offload.driver_name):
+            return "its offload context is not whole: where the copy is cannot be said"
+        if offload.bookkeeper_deleted:
+            return ""
+    if copy is None:
+        return "its copy in BookKeeper was not looked at"
+    if copy.problem:
+        return copy.problem
+    return "under-replicated" if item.ledger_id in context.under_replicated else ""
+
+
+def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:
+    """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage."""
+    offload = item.offload
+    whole = offload if offload and offload.complete and offload.uuid and offload.driver_name else None
+    messages: list[PendingDeleteLedgerInfo] = []
+    if copy and copy.row and not (whole and whole.bookkeeper_deleted):
+        messages.append(
+            PendingDeleteLedgerInfo(
+                topic_name=str(topic),
+                component=LedgerComponent.MANAGED_LEDGER,
+                ledger_id=item.ledger_id,
+                czxid=copy.row["czxid"],
+                ctime=copy.row["ctime"],
+                sent_at=sent_at,
+            )
+        )
+    if whole and whole.uuid and whole.driver_name:
+        messages.append(
+            PendingDeleteLedgerInfo(
+                topic_name=str(topic),
+                component=LedgerComponent.MANAGED_LEDGER,
+                ledger_id=item.ledger_id,
+                ledger_type=LedgerType.OFFLOAD_LEDGER,
+                offload_context=OffloadContext(
+                    msb=_signed(whole.uuid.int >> 64),
+                    lsb=_signed(whole.uuid.int % (1 << 64)),
+                    driver_name=whole.driver_name,
+                    metadata=dict(whole.driver_metadata),
+                ),
+                sent_at=sent_at,
+            )
+        )
+    return messages
+
+
+def tagged_message(topic: Topic, row: Mapping[str, Any], sent_at: int) -> PendingDeleteLedgerInfo | None:
+    """The message for a ledger of another component, by its own tags (``tables.BOOKKEEPER_LEDGERS``).
+
+    None where they do not say that it is the topic's: then the orphan scan judges it, once nothing names it any more.
+    """
+    tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
+    if row["error"] or row["application"] != "pulsar" or row["component"] not in orphans.COMPONENTS:
+        return None
+    if orphans.owner_of(*(row[tag] for tag in tags))[1] != str(topic):
+        return None
+    component = component_of(row["component"], row["cursor"])
+    cursor = decode_name(row["cursor"]) if row["cursor"] else row["bucket_cursor"] or ""
+    return PendingDeleteLedgerInfo(
+        topic_name=str(topic),
+        component=component,
+        ledger_id=row["ledger_id"],
+        cursor_name=cursor,
+        bucket_key=row["bucket_key"] or "",
+        czxid=row["czxid"],
+        ctime=row["ctime"],
+        sent_at=sent_at,
+    )
+
+
+def spread(topics: Iterable[tuple[str, Topic]]) -> list[Topic]:
+    """Topics, each with its bundle, in an order that goes round the bundles."""
+    by_bundle: dict[str, list[Topic]] = {}
+    for bundle, topic in topics:
+        by_bundle.setdefault(bundle, []).append(topic)
+    rounds = max((len(group) for group in by_bundle.values()), default=0)
+    return [group[n] for n in range(rounds) for group in by_bundle.values() if n < len(group)]
+
+
+def prefix(goes: Sequence[int], acknowledged: Collection[int]) -> list[int]:
+    """Those ids of an ascending list that come before the first whose messages were not all acknowledged."""
+    taken: list[int] = []
+    for ledger_id in goes:
+        if ledger_id not in acknowledged:
+            break
+        taken.append(ledger_id)
+    return taken
+
+
+def _signed(half: int) -> int:
+    """Half a UUID as the signed Java long it is."""
+    return half - (1 << 64) if half >= 1 << 63 else half
