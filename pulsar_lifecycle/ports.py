@@ -345,6 +345,58 @@ class DeletionQueue(Protocol):
         ...
 
 
+# ----------------------------------------------------------------------------------------------------------- objects
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectHead:
+    """What a bucket knows of an object without its bytes; the keys of ``metadata`` (user metadata) in lower case."""
+
+    key: str
+    size: int
+    etag: str
+    last_modified: int
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectDeletion:
+    """What became of one deletion: done (or nothing was there) unless ``error``.
+
+    ``marker``: the bucket is versioned, and the bytes stay behind a delete marker.
+    """
+
+    key: str
+    error: str = ""
+    marker: bool = False
+
+
+class ObjectStore(Protocol):
+    """Buckets of an S3 service; only those that the settings name, any other raises Refused."""
+
+    def head(self, bucket: str, key: str) -> ObjectHead | None:
+        """An object's head, None where there is no such object.
+
+        Raises NotFound when there is no such bucket, AccessDenied, Unavailable.
+        """
+        ...
+
+    def head_many(self, bucket: str, keys: Sequence[str]) -> list[ObjectHead | LifecycleError | None]:
+        """:meth:`head` of many objects at once, in order; what it would raise stands in the list."""
+        ...
+
+    def delete_many(self, bucket: str, keys: Sequence[str]) -> list[ObjectDeletion]:
+        """Delete objects in batches, in order; an absent one counts as deleted.
+
+        What could not be asked for, or was asked for without an answer, has an ``error``: read again.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
 # --------------------------------------------------------------------------------------------------- journal, archive
 
 

@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pulsar_lifecycle.errors import ConfigError
 
@@ -127,6 +127,44 @@ class BookKeeperSettings(_Section):
         return value
 
 
+class ObjectStoreSettings(_Section):
+    """The object store of tiered storage; nothing of it is ever taken from a message."""
+
+    endpoint: str = ""
+    """``http(s)://host:port`` of an S3 service; empty: Amazon's own of the region."""
+    region: str = "us-east-1"
+    access_key: SecretRef | None = None
+    secret_key: SecretRef | None = None
+    """Both or neither; neither: the machine's own credentials (instance role, web identity, AWS variables)."""
+    buckets: tuple[str, ...] = Field(min_length=1)
+    """The only buckets that are ever looked at."""
+    pulsar_cluster: str = ""
+    """The cluster's name as its offloaders write it into the objects (``clusterName``); empty: ``cluster``."""
+    exclusive: bool = False
+    """States that no other cluster of that name ever wrote into these buckets."""
+    addressing: Literal["auto", "path", "virtual"] = "auto"
+    tls: Tls | None = None
+    connect_timeout: Seconds = 5.0
+    read_timeout: Seconds = 30.0
+    attempts: int = Field(default=5, gt=0)
+    """Tries of one request, waiting longer before each."""
+    connections: int = Field(default=16, gt=0)
+    """Requests at a time, of each executor core."""
+
+    @field_validator("endpoint")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if value and not re.fullmatch(r"https?://[^/\s]+/?", value):
+            raise ValueError(f"expected http(s)://host:port, found {value!r}")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _both_keys(self) -> ObjectStoreSettings:
+        if (self.access_key is None) != (self.secret_key is None):
+            raise ValueError("give both access_key and secret_key, or neither")
+        return self
+
+
 class LakeSettings(_Section):
     """Where epochs, plans, journal and archive are kept: a folder that driver and executors share."""
 
@@ -221,6 +259,7 @@ class Settings(_Section):
     """Connect string of the configuration metadata store, where it is another one than ``zookeeper.hosts``."""
     pulsar: PulsarSettings
     bookkeeper: BookKeeperSettings = BookKeeperSettings()
+    object_store: ObjectStoreSettings | None = None
     lake: LakeSettings
     spark: SparkSettings = SparkSettings()
     orphans: OrphanSettings = OrphanSettings()

@@ -1,0 +1,245 @@
+"""What a bucket says and loses, on the fake here and on a real S3 server in tests/integration; errors by class."""
+
+import io
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from pydantic import ValidationError
+
+from pulsar_lifecycle.errors import AccessDenied, ConfigError, NotFound, Refused, StoreError, Unavailable
+from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.settings import ObjectStoreSettings, SecretRef
+from tests.fakes.clock import FakeClock
+from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+
+BUCKET = "offloaded"
+GONE_BUCKET = "no-such-bucket"
+METADATA = {"ManagedLedgerName": "t/ns/persistent/a%2Bb", "PulsarClusterName": "c", "role": "data"}
+
+
+class ObjectStoreContract:
+    """What the real adapter and the fake have in common.
+
+    Needs the fixtures ``store`` (allowed: ``BUCKET``, which is there and empty, and ``GONE_BUCKET``, which is not) and
+    ``put`` (key, bytes, metadata into ``BUCKET``).
+    """
+
+    def test_a_head_has_size_etag_time_and_user_metadata_in_lower_case(self, store, put):
+        put("k-ledger-1", b"x" * 1234, METADATA)
+        head = store.head(BUCKET, "k-ledger-1")
+        assert (head.key, head.size) == ("k-ledger-1", 1234)
+        assert dict(head.metadata) == {name.lower(): value for name, value in METADATA.items()}
+        assert len(head.etag) >= 32
+        assert '"' not in head.etag
+        assert head.last_modified > 1_500_000_000_000
+
+    def test_what_is_not_there_is_none_and_a_missing_bucket_is_an_error(self, store):
+        assert store.head(BUCKET, "nothing") is None
+        with pytest.raises(NotFound, match=GONE_BUCKET):
+            store.head(GONE_BUCKET, "nothing")
+        (found,) = store.head_many(GONE_BUCKET, ["nothing"])
+        assert isinstance(found, NotFound)
+
+    def test_many_heads_come_in_order(self, store, put):
+        for n in range(5):
+            put(f"k{n}", b"x" * n, {})
+        found = store.head_many(BUCKET, ["k3", "none", "k1", "k4"])
+        assert [one and one.size for one in found] == [3, None, 1, 4]
+        assert store.head_many(BUCKET, []) == []
+
+    def test_only_the_keys_named_are_deleted_and_again_is_harmless(self, store, put):
+        for n in range(4):
+            put(f"k{n}", b"x", {})
+        keys = ["k0", "k2", "never-there"]
+        for _ in range(2):
+            deleted = store.delete_many(BUCKET, keys)
+            assert [(one.key, one.error, one.marker) for one in deleted] == [(key, "", False) for key in keys]
+        assert [one and one.key for one in store.head_many(BUCKET, ["k0", "k1", "k2", "k3"])] == [
+            None,
+            "k1",
+            None,
+            "k3",
+        ]
+        assert store.delete_many(BUCKET, []) == []
+
+    def test_more_keys_than_one_request_takes(self, store, put):
+        put("last", b"x", {})
+        keys = [f"absent-{n}" for n in range(1500)] + ["last"]
+        assert {one.error for one in store.delete_many(BUCKET, keys)} == {""}
+        assert store.head(BUCKET, "last") is None
+
+    @pytest.mark.parametrize("ask", ["head", "head_many", "delete_many"])
+    def test_a_bucket_that_the_settings_do_not_name_is_never_asked(self, store, ask):
+        with pytest.raises(Refused, match=r"object_store\.buckets"):
+            getattr(store, ask)("elsewhere", "k" if ask == "head" else ["k"])
+
+
+class TestFakeObjectStore(ObjectStoreContract):
+    @pytest.fixture
+    def service(self):
+        service = FakeBuckets(FakeClock())
+        service.create(BUCKET)
+        return service
+
+    @pytest.fixture
+    def store(self, service):
+        return FakeObjectStore(service, [BUCKET, GONE_BUCKET])
+
+    @pytest.fixture
+    def put(self, service):
+        return lambda key, data, metadata: service.put(BUCKET, key, data, metadata)
+
+
+# --------------------------------------------------------------------------------------- answers that no server gives
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Whatever the test tells it to say."""
+
+    answer: tuple[int, str] = (200, "")
+    seen: list[tuple[str, str, dict[str, str], bytes]]
+
+    def _say(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append((self.command, self.path, dict(self.headers), body))
+        status, text = self.server.answer
+        if status == 0:
+            self.connection.close()
+            return
+        data = b"" if self.command == "HEAD" else text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_HEAD = do_POST = do_GET = _say  # noqa: N815 - the names that http.server calls
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+    def handle_error(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.handle_error = lambda *args: None
+    server.seen, server.answer = [], (200, "")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def settings(port: int, **changes: object) -> ObjectStoreSettings:
+    values = {
+        "endpoint": f"http://127.0.0.1:{port}",
+        "access_key": {"env": "TEST_S3_ACCESS"},
+        "secret_key": {"env": "TEST_S3_SECRET"},
+        "buckets": (BUCKET,),
+        "addressing": "path",
+        "attempts": 1,
+        "read_timeout": 5,
+    }
+    return ObjectStoreSettings.model_validate(values | changes)
+
+
+@pytest.fixture
+def open_store(monkeypatch):
+    monkeypatch.setenv("TEST_S3_ACCESS", "access")
+    monkeypatch.setenv("TEST_S3_SECRET", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    stores = []
+
+    def make(*args, **changes):
+        stores.append(S3ObjectStore(settings(*args, **changes)))
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+ERRORS = [
+    (403, "AccessDenied", AccessDenied),
+    (401, "InvalidAccessKeyId", AccessDenied),
+    (503, "SlowDown", Unavailable),
+    (500, "InternalError", Unavailable),
+    (502, "BadGateway", Unavailable),
+    (429, "TooManyRequests", Unavailable),
+    (400, "InvalidRequest", StoreError),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "error"), ERRORS)
+def test_a_vendor_error_becomes_ours(server, open_store, status, code, error):
+    server.answer = status, f"<Error><Code>{code}</Code><Message>because</Message></Error>"
+    store = open_store(server.server_port)
+    with pytest.raises(error) as raised:
+        store.head(BUCKET, "k")
+    assert type(raised.value) is error
+    (one,) = store.delete_many(BUCKET, ["k"])
+    assert code in one.error
+
+
+def test_no_answer_is_unavailable_and_a_deletion_without_one_has_an_error(server, open_store):
+    server.answer = 0, ""
+    store = open_store(server.server_port)
+    with pytest.raises(Unavailable):
+        store.head(BUCKET, "k")
+    assert store.delete_many(BUCKET, ["k"])[0].error
+    closed = open_store(9)
+    with pytest.raises(Unavailable):
+        closed.head(BUCKET, "k")
+
+
+def test_requests_go_where_the_settings_say_and_are_retried_as_often(server, open_store):
+    server.answer = 503, "<Error><Code>SlowDown</Code></Error>"
+    store = open_store(server.server_port, attempts=2)
+    with pytest.raises(Unavailable):
+        store.head(BUCKET, "k")
+    assert [(command, path) for command, path, _, _ in server.seen] == [("HEAD", f"/{BUCKET}/k")] * 2
+
+
+def test_each_key_of_a_deletion_has_its_own_outcome(server, open_store):
+    server.answer = (
+        200,
+        "<DeleteResult><Deleted><Key>a</Key></Deleted>"
+        "<Deleted><Key>b</Key><DeleteMarker>true</DeleteMarker></Deleted>"
+        "<Error><Key>c</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>",
+    )
+    deleted = open_store(server.server_port).delete_many(BUCKET, ["a", "b", "c", "d"])
+    assert [(one.key, one.marker) for one in deleted] == [("a", False), ("b", True), ("c", False), ("d", False)]
+    assert [one.error for one in deleted] == ["", "", "AccessDenied: no", "the answer does not name it"]
+    ((_, _, headers, _),) = server.seen
+    assert headers["Content-MD5"]
+
+
+def test_a_secret_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.delenv("TEST_S3_ACCESS", raising=False)
+    with pytest.raises(ConfigError, match=r"object_store\.access_key"):
+        S3ObjectStore(settings(1))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"access_key": None}, {"buckets": ()}, {"endpoint": "127.0.0.1:1"}, {"endpoint": "http://h/path"}]
+)
+def test_settings_that_cannot_be_right_are_refused(wrong):
+    with pytest.raises(ValidationError):
+        settings(1, **wrong)
+
+
+def test_secrets_show_nowhere(open_store, server):
+    store = open_store(server.server_port)
+    server.answer = 403, "<Error><Code>AccessDenied</Code></Error>"
+    with pytest.raises(AccessDenied) as raised:
+        store.head(BUCKET, "k")
+    shown = io.StringIO()
+    print(repr(store.__dict__.get("_settings")), raised.value, file=shown)
+    assert "secret'" not in shown.getvalue().replace("TEST_S3_SECRET'", "")
+    assert isinstance(settings(1).secret_key, SecretRef)
