@@ -14,7 +14,7 @@ from typing import Protocol
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 
 # ---------------------------------------------------------------------------------------------------------- metadata
 
@@ -158,6 +158,32 @@ class Entry:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ReplicaCheck:
+    """What the bookies of a closed ledger gave when each was asked for entries that it should have.
+
+    ``entries`` is how many the ledger has, ``asked`` of how many every replica was asked; ``asked * write quorum``
+    copies were expected and ``held`` came with the right digest. Of the entries asked for, ``thin`` came from fewer
+    bookies than the write quorum, ``lost`` from none while all of theirs answered, ``unproven`` from none while one of
+    theirs was silent. ``missing`` counts by bookie the copies it answered not to have, or that are damaged; ``silent``
+    says by bookie why it gave no answer, which is never taken for "gone".
+    """
+
+    entries: int
+    asked: int
+    held: int
+    thin: int
+    lost: int
+    unproven: int
+    missing: Mapping[str, int]
+    silent: Mapping[str, str]
+
+    @property
+    def every_entry(self) -> bool:
+        """Whether every entry was asked for, not a sample."""
+        return self.asked == self.entries
+
+
 class LedgerReader(Protocol):
     """Reads BookKeeper entries without ever recovering or fencing a ledger."""
 
@@ -176,6 +202,13 @@ class LedgerReader(Protocol):
         """Entries first..last, both inclusive. Raises NotFound, StoreError, Unavailable, CorruptFormat."""
         ...
 
+    def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
+        """Ask every replica of closed ledgers whether it still holds its entries, in order; never raises for a bookie.
+
+        Which entries: ``formats.striping.telling_entries``.
+        """
+        ...
+
     def close(self) -> None:
         """Close all connections."""
         ...
@@ -184,11 +217,28 @@ class LedgerReader(Protocol):
 # ----------------------------------------------------------------------------------------------------------- brokers
 
 
+BEFORE_ALL = Position(-1, -1)
+"""The position before a topic's first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a cursor has behind it: all up to ``mark_delete``, and beyond it ``ranges`` (first excluded, last not)."""
+
+    mark_delete: Position
+    ranges: tuple[tuple[Position, Position], ...] = ()
+
+    def __contains__(self, position: Position) -> bool:
+        """Whether the message, or the whole batch, at a position is acknowledged."""
+        return position <= self.mark_delete or any(first < position <= last for first, last in self.ranges)
+
+
 @dataclass(frozen=True, slots=True)
 class TopicInternals:
     """What the owner broker holds in memory of one loaded topic (``internalStats``).
 
     Cursors are keyed by decoded subscription name; ``cursor_ledgers`` has only those with a ledger of their own.
+    ``last_confirmed`` is the position of the last message, or the one before the first.
     """
 
     state: str
@@ -197,6 +247,8 @@ class TopicInternals:
     cursor_properties: Mapping[str, Mapping[str, int]]
     compacted_ledger: int | None
     schema_ledgers: tuple[int, ...]
+    acknowledged: Mapping[str, Acknowledged] = field(default_factory=dict[str, Acknowledged])
+    last_confirmed: Position = BEFORE_ALL
 
 
 class BrokerAdmin(Protocol):
@@ -342,6 +394,74 @@ class DeletionQueue(Protocol):
 
     def close(self) -> None:
         """Close producers and consumers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """Outcome of sending a dead letter again: ``error`` is empty when the broker acknowledged it."""
+
+    message: Received
+    message_id: bytes
+    error: str
+
+
+class DeadLetterQueue(Protocol):
+    """``persistent://pulsar/system/__ledger_deletion-DLQ`` with its durable subscription ``ledger-deletion``."""
+
+    def backlog(self) -> int:
+        """Dead letters that the subscription has not acknowledged."""
+        ...
+
+    def take(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` dead letters, fewer once ``wait_ms`` have passed; each once until this queue is closed."""
+        ...
+
+    def send_again(self, messages: Sequence[Received]) -> list[Resent]:
+        """Send each to the main topic without what its retries wrote; waits for every receipt, acknowledges none."""
+        ...
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """Acknowledge for good; unconfirmed: a lost one comes again."""
+        ...
+
+    def close(self) -> None:
+        """Give back what was taken and not acknowledged."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What waits in a part of a partition, in its order.
+
+    ``upto`` is the position of the last message looked at, acknowledged or not; ``end``: none was behind it.
+    """
+
+    messages: tuple[Received, ...]
+    upto: Position
+    end: bool
+
+
+class QueueReader(Protocol):
+    """Looks at what waits in the queue's topics and takes nothing."""
+
+    def partitions(self, topic: Topic) -> list[Topic]:
+        """The partitions of a topic, itself if it has none, nothing where it does not exist."""
+        ...
+
+    def backlog(self, part: Topic) -> int:
+        """Messages of one partition that the subscription has not acknowledged."""
+        ...
+
+    def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
+        """Look at about ``limit`` messages of a partition: the first ones that wait, or those behind ``after``.
+
+        Messages that are acknowledged are left out; delayed ones are there. Raises NotFound without the subscription.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
         ...
 
 

@@ -26,8 +26,8 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.model import Topic, decode_name, encode_name
-from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.model import Position, Topic, decode_name, encode_name
+from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings, Tls
 
 MAX_REDIRECTS = 5
@@ -139,6 +139,13 @@ class HttpBrokerAdmin:
                 },
                 compacted_ledger=compacted if compacted >= 0 else None,
                 schema_ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["schemaLedgers"]),
+                acknowledged={
+                    decode_name(name): Acknowledged(
+                        _position(cursor["markDeletePosition"]), _ranges(cursor["individuallyDeletedMessages"])
+                    )
+                    for name, cursor in cursors.items()
+                },
+                last_confirmed=_position(answer["lastConfirmedEntry"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise _unexpected(path, "PersistentTopicInternalStats") from error
@@ -273,6 +280,20 @@ class HttpBrokerAdmin:
             self.brokers()
         if target.host not in self._hosts:
             raise StoreError(f"{source}: refused to go on to {target}: {target.host} is no broker of this cluster")
+
+
+def _position(text: str) -> Position:
+    """``ledger:entry``, as PositionImpl prints it."""
+    ledger, entry = text.split(":")
+    return Position(int(ledger), int(entry))
+
+
+def _ranges(text: str) -> tuple[tuple[Position, Position], ...]:
+    """``[(1:2..1:4],(2:-1..2:0]]``, as LongPairRangeSet prints it: the first excluded, the last included."""
+    found = re.findall(r"\((-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]", text)
+    if text != "[" + ",".join(f"({first}..{last}]" for first, last in found) + "]":
+        raise ValueError(f"expected ranges of positions, found {text[:80]!r}")
+    return tuple((_position(first), _position(last)) for first, last in found)
 
 
 def _path(topic: Topic, *rest: str) -> str:

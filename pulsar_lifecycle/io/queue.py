@@ -1,43 +1,37 @@
-"""The deletion queue of PIP-186 on the binary protocol, as a :class:`~pulsar_lifecycle.ports.DeletionQueue`.
+"""The deletion queue of PIP-186 on the binary protocol: main, retry and dead-letter topic.
 
-Belongs here: topics, the durable subscription, sending, receiving, acknowledging. Not here: what a message says
-(``formats/deletion_message.py``) and what is done about it. Upstream: PIP-186; the topics are ordinary ones and any
+Belongs here: topics, the durable subscription, sending, receiving, acknowledging, looking without taking. Not here:
+what a message says (``formats/``) and what is done about it. Upstream: PIP-186; the topics are ordinary ones and any
 client may write to them, so nothing received is to be believed.
 
 A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
-for. So the subscription is made sure of on every partition before each send.
+for. So the subscription is made sure of on every partition before each send, dead letters included.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from collections.abc import Sequence
 from typing import Any
 
-import _pulsar
 import pulsar
-import pulsar.exceptions
 
-from pulsar_lifecycle.errors import (
-    AccessDenied,
-    CorruptFormat,
-    LifecycleError,
-    NotFound,
-    StoreError,
-    Unavailable,
-)
+from pulsar_lifecycle.errors import CorruptFormat, NotFound
 from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
     decode_deletion_message,
     encode_deletion_message,
 )
-from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
-from pulsar_lifecycle.model import Namespace, Topic
-from pulsar_lifecycle.ports import BrokerAdmin, Postponed, Received, Sent
+from pulsar_lifecycle.formats.retry_letter import (
+    DELAY_TIME,
+    NEVER_AGAIN,
+    java_message_id,
+    reconsume_times,
+    retry_properties,
+    without_retry_properties,
+)
+from pulsar_lifecycle.io.pulsar_session import Outgoing, PulsarSession
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Page, Postponed, Received, Resent, Sent
 from pulsar_lifecycle.settings import PulsarSettings
 
 NAMESPACE = Namespace("pulsar", "system")
@@ -45,11 +39,6 @@ DELETION_TOPIC = Topic(NAMESPACE, "__ledger_deletion")
 RETRY_TOPIC = Topic(NAMESPACE, "__ledger_deletion-RETRY")
 DLQ_TOPIC = Topic(NAMESPACE, "__ledger_deletion-DLQ")
 SUBSCRIPTION = "ledger-deletion"
-
-IN_FLIGHT = 500
-"""Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
-PREFETCHED = 500
-"""Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
 
 
 def topics_of(admin: BrokerAdmin, topic: Topic) -> list[Topic]:
@@ -65,37 +54,63 @@ def pending(admin: BrokerAdmin) -> int:
 
     Creates nothing; topics that do not exist yet count as empty. Raises NotFound where a topic lacks the subscription.
     """
-    partitions = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(admin, topic)]
-    return sum(admin.backlog(part, SUBSCRIPTION) for part in partitions)
+    return sum(waiting(admin, topic) for topic in (DELETION_TOPIC, RETRY_TOPIC))
+
+
+def waiting(admin: BrokerAdmin, topic: Topic) -> int:
+    """:func:`pending` of one topic."""
+    return sum(admin.backlog(part, SUBSCRIPTION) for part in topics_of(admin, topic))
+
+
+def subscribe_everywhere(admin: BrokerAdmin) -> list[Topic]:
+    """Give every partition of the three topics the durable subscription, from its first message that is left.
+
+    Returns those that lacked it: what they held before may be gone. Creates no topic, but completes a partitioned one.
+    """
+    mended: list[Topic] = []
+    for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
+        for part in topics_of(admin, topic):
+            try:
+                found = admin.subscriptions(part)
+            except NotFound:  # a partition that nobody has written to yet
+                if part == topic:
+                    continue
+                admin.create_partitioned_topic(topic, admin.partitions(topic) or 0)
+                found = admin.subscriptions(part)
+            if SUBSCRIPTION not in found:
+                admin.create_subscription(part, SUBSCRIPTION, "earliest")
+                mended.append(part)
+    return mended
+
+
+def create_missing(admin: BrokerAdmin, parallelism: int) -> None:
+    """Create what is missing of topics and subscriptions; idempotent.
+
+    ``parallelism`` is the number of partitions a new main and retry topic get; the dead-letter topic has none, unless
+    somebody's auto-creation was first. Raises NotFound when the namespace ``pulsar/system`` does not exist, Conflict
+    when the main or the retry topic is there and not partitioned.
+    """
+    for topic in (DELETION_TOPIC, RETRY_TOPIC):
+        admin.create_partitioned_topic(topic, admin.partitions(topic) or parallelism)
+    if not admin.partitions(DLQ_TOPIC):
+        admin.create_topic(DLQ_TOPIC)
+    subscribe_everywhere(admin)
 
 
 class PulsarDeletionQueue:
-    """Producer and Shared consumer of the deletion queue; each is opened when it is first needed.
+    """:class:`~pulsar_lifecycle.ports.DeletionQueue`: sends to the main topic, consumes main and retry topic.
 
-    ``parallelism`` is the number of partitions the main and the retry topic are created with. Not thread-safe.
+    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
     """
 
     def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
         self._admin = admin
         self._parallelism = parallelism
-        self._timeout = settings.request_timeout
-        self._client = _client(settings)
-        self._producers: dict[Topic, pulsar.Producer] = {}
-        self._consumer: pulsar.Consumer | None = None
+        self._session = PulsarSession(settings)
 
     def ensure(self) -> None:
-        """Create what is missing of topics and subscriptions; idempotent.
-
-        Raises NotFound when the namespace ``pulsar/system`` does not exist, Conflict when the main or the retry topic
-        is there and not partitioned, or the dead-letter topic is.
-        """
-        for topic in (DELETION_TOPIC, RETRY_TOPIC):
-            self._admin.create_partitioned_topic(topic, self._admin.partitions(topic) or self._parallelism)
-        self._admin.create_topic(DLQ_TOPIC)
-        for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
-            for part in topics_of(self._admin, topic):
-                if SUBSCRIPTION not in self._admin.subscriptions(part):
-                    self._admin.create_subscription(part, SUBSCRIPTION, "earliest")
+        """:func:`create_missing`."""
+        create_missing(self._admin, self._parallelism)
 
     def backlog(self) -> int:
         """:func:`pending`."""
@@ -104,108 +119,64 @@ class PulsarDeletionQueue:
     def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
         """One un-batched, keyless message per info, after :meth:`ensure`; waits for every receipt.
 
-        A failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
-        After a time-out the rest is not sent and says so, else each 500 of them would wait for another time-out.
+        Each says its delay as a retry does, because a message's own delivery time is hidden from Python clients. A
+        failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
         """
         self.ensure()
-        with _ours("open the producer"):
-            self._producer_of(DELETION_TOPIC)
-        delay = _delay(deliver_after_ms)
-        receipts = self._send_all(
-            [(DELETION_TOPIC, encode_deletion_message(info), {"deliver_after": delay}) for info in infos]
+        self._session.open_producer(DELETION_TOPIC)
+        properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
+        receipts = self._session.send_all(
+            [Outgoing(DELETION_TOPIC, encode_deletion_message(info), properties, deliver_after_ms) for info in infos]
         )
         return [Sent(info, *receipt) for info, receipt in zip(infos, receipts, strict=True)]
 
     def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
         """Send copies to the retry topic or, after ``max_times`` retries, to the dead-letter topic; waits for receipts.
 
-        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7).
+        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7). A count that no
+        client writes is dead-lettered as one that was just used up. The dead-letter topic has no consumer that keeps
+        its subscription, so that is made sure of before each dead letter.
         """
-        outgoing: list[tuple[Topic, bytes, dict[str, Any]]] = []
+        outgoing: list[Outgoing] = []
         counts: list[tuple[int, bool]] = []
         for message in messages:
-            times = min(reconsume_times(message.properties), max_times) + 1
+            before = reconsume_times(message.properties)
+            times = (max_times if before == NEVER_AGAIN else before) + 1
             dead = times > max_times
-            original: Any = message.handle
-            copied: dict[str, Any] = {
-                "properties": _retry_properties(message, original.message_id(), times, delay_ms),
-                "deliver_after": None if dead else _delay(delay_ms),
-            }
-            if original.partition_key():
-                copied["partition_key"] = original.partition_key()
-            if original.ordering_key():
-                copied["ordering_key"] = original.ordering_key()
-            if original.event_timestamp():
-                copied["event_timestamp"] = original.event_timestamp()
-            outgoing.append((DLQ_TOPIC if dead else RETRY_TOPIC, message.raw, copied))
+            properties = retry_properties(
+                message.properties,
+                topic=Topic.parse(message.topic),
+                subscription=SUBSCRIPTION,
+                message_id=_java_id(message.handle),
+                times=times,
+                delay_ms=delay_ms,
+            )
+            topic, delay = (DLQ_TOPIC, 0) if dead else (RETRY_TOPIC, delay_ms)
+            outgoing.append(Outgoing(topic, message.raw, properties, delay, message.handle))
             counts.append((times, dead))
-        receipts = self._send_all(outgoing)
+        if any(dead for _, dead in counts):
+            self.ensure()
+        receipts = self._session.send_all(outgoing)
         return [
             Postponed(message, times, dead, error)
             for message, (times, dead), (_, error) in zip(messages, counts, receipts, strict=True)
         ]
 
-    def _send_all(self, outgoing: Sequence[tuple[Topic, bytes, dict[str, Any]]]) -> list[tuple[bytes, str]]:
-        """(message id, error) of each, in order."""
-        sending = _Sending(len(outgoing))
-        for index, (topic, content, options) in enumerate(outgoing):
-            sending.slots.acquire()
-            if sending.timed_out:
-                sending.settle(index, b"", "not sent, because the broker did not answer to an earlier one")
-                continue
-            try:
-                self._producer_of(topic).send_async(content, sending.receipt_of(index), **options)
-            except (pulsar.exceptions.PulsarException, ValueError) as error:
-                sending.settle(index, b"", str(error))
-        return sending.outcomes()
-
-    def _producer_of(self, topic: Topic) -> pulsar.Producer:
-        if topic not in self._producers:
-            self._producers[topic] = self._client.create_producer(
-                str(topic),
-                batching_enabled=False,
-                max_pending_messages=2 * IN_FLIGHT,
-                send_timeout_millis=int(self._timeout * 1000),
-            )
-        return self._producers[topic]
-
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
         """Up to ``limit`` messages of main and retry topic, fewer once ``wait_ms`` have passed."""
-        deadline = time.monotonic() + wait_ms / 1000
-        received: list[Received] = []
-        with _ours("receive"):
-            if self._consumer is None:
-                self.ensure()
-                self._consumer = self._client.subscribe(
-                    [str(DELETION_TOPIC), str(RETRY_TOPIC)],
-                    SUBSCRIPTION,
-                    consumer_type=pulsar.ConsumerType.Shared,
-                    initial_position=pulsar.InitialPosition.Earliest,
-                    receiver_queue_size=PREFETCHED,
-                )
-            while len(received) < limit:
-                remaining = max(1, int((deadline - time.monotonic()) * 1000))
-                try:
-                    received.append(_received(self._consumer.receive(timeout_millis=remaining)))
-                except pulsar.exceptions.Timeout:
-                    break
-        return received
+        if not self._session.subscribed:
+            self.ensure()
+            self._session.subscribe([DELETION_TOPIC, RETRY_TOPIC], SUBSCRIPTION)
+        return [_received(message) for message in self._session.receive(limit, wait_ms)]
 
     def acknowledge(self, messages: Sequence[Received]) -> None:
-        """Acknowledge without waiting for the broker; the client sends them every 0.1 s and when it is closed.
+        """Acknowledge without waiting for the broker.
 
         A lost acknowledgement does no harm, so none is confirmed: what was done is in the journal before, and the
         message only comes again, where the next run finds its ledger gone or decides afresh. Waiting for the cursor
         instead would cost a statistics call per batch and partition.
         """
-        if not messages:
-            return
-        with _ours("acknowledge"):
-            if self._consumer is None:
-                raise Unavailable("acknowledge: the consumer these messages came from is closed")
-            for message in messages:
-                original: Any = message.handle
-                self._consumer.acknowledge(original)
+        self._session.acknowledge([message.handle for message in messages])
 
     def release(self, messages: Sequence[Received]) -> None:
         """Leave messages unacknowledged: the broker hands them out again once this queue is closed.
@@ -218,57 +189,98 @@ class PulsarDeletionQueue:
 
         What was not acknowledged goes back to the subscription.
         """
-        self._producers.clear()
-        self._consumer = None
-        with contextlib.suppress(pulsar.exceptions.PulsarException):
-            self._client.close()
+        self._session.close()
 
 
-class _Sending:
-    """The receipts of one call to send; they arrive on the client's own thread."""
+class PulsarDeadLetterQueue:
+    """:class:`~pulsar_lifecycle.ports.DeadLetterQueue`: consumes the dead-letter topic, sends to the main topic.
 
-    def __init__(self, count: int) -> None:
-        self.slots = threading.BoundedSemaphore(IN_FLIGHT)
-        self.timed_out = False
-        self._receipts: list[tuple[bytes, str]] = [(b"", "")] * count
+    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
+    """
 
-    def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
-        def receipt(result: Any, message_id: Any) -> None:
-            if result == _pulsar.Result.Ok:
-                self.settle(index, message_id.serialize(), "")
-            else:
-                self.timed_out |= result == _pulsar.Result.Timeout
-                self.settle(index, b"", str(result).removeprefix("Result."))
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+        self._admin = admin
+        self._parallelism = parallelism
+        self._session = PulsarSession(settings)
 
-        return receipt
+    def backlog(self) -> int:
+        """Dead letters that the subscription has not acknowledged."""
+        return waiting(self._admin, DLQ_TOPIC)
 
-    def settle(self, index: int, message_id: bytes, error: str) -> None:
-        self._receipts[index] = (message_id, error)
-        self.slots.release()
+    def take(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` dead letters, fewer once ``wait_ms`` have passed; each once until this queue is closed."""
+        if not self._session.subscribed:
+            create_missing(self._admin, self._parallelism)
+            self._session.subscribe([DLQ_TOPIC], SUBSCRIPTION)
+        return [_received(message) for message in self._session.receive(limit, wait_ms)]
 
-    def outcomes(self) -> list[tuple[bytes, str]]:
-        """Wait until every slot is free again: the client fails a send by itself after its time-out."""
-        for _ in range(IN_FLIGHT):
-            self.slots.acquire()
-        return self._receipts
+    def send_again(self, messages: Sequence[Received]) -> list[Resent]:
+        """Send each to the main topic as it was sent first: same bytes, keys and properties, nothing of its retries."""
+        create_missing(self._admin, self._parallelism)
+        self._session.open_producer(DELETION_TOPIC)
+        receipts = self._session.send_all(
+            [
+                Outgoing(DELETION_TOPIC, one.raw, without_retry_properties(one.properties), 0, one.handle)
+                for one in messages
+            ]
+        )
+        return [Resent(message, *receipt) for message, receipt in zip(messages, receipts, strict=True)]
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """As :meth:`PulsarDeletionQueue.acknowledge`: one that is lost only sends the same intent again."""
+        self._session.acknowledge([message.handle for message in messages])
+
+    def close(self) -> None:
+        """Send what acknowledgements are left; dead letters that were taken and not acknowledged go back."""
+        self._session.close()
 
 
-def _delay(milliseconds: int) -> timedelta | None:
-    return timedelta(milliseconds=milliseconds) if milliseconds else None
+class PulsarQueueReader:
+    """:class:`~pulsar_lifecycle.ports.QueueReader`; connects to the brokers' binary port only when something waits."""
+
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._session: PulsarSession | None = None
+
+    def partitions(self, topic: Topic) -> list[Topic]:
+        """:func:`topics_of`."""
+        return topics_of(self._admin, topic)
+
+    def backlog(self, part: Topic) -> int:
+        """Messages of one partition that the subscription has not acknowledged."""
+        return self._admin.backlog(part, SUBSCRIPTION)
+
+    def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
+        """One page of what waits in a partition.
+
+        A position behind the topic's end is one of another life of the topic, and counts as none.
+        """
+        internals = self._admin.internal_stats(part)
+        acknowledged = internals.acknowledged.get(SUBSCRIPTION)
+        if acknowledged is None:
+            raise NotFound(f"{part}: no subscription {SUBSCRIPTION}")
+        end = internals.last_confirmed
+        start = acknowledged.mark_delete
+        if after is not None and start < after <= end:
+            start = after
+        if start >= end:
+            return Page((), start, True)
+        if self._session is None:
+            self._session = PulsarSession(self._settings)
+        found, complete = self._session.read(part, start, limit)
+        messages = tuple(_received(message) for position, message in found if position not in acknowledged)
+        return Page(messages, found[-1][0] if found else start, complete)
+
+    def close(self) -> None:
+        """Close the connections, if there are any."""
+        if self._session is not None:
+            self._session.close()
 
 
-def _retry_properties(message: Received, message_id: Any, times: int, delay_ms: int) -> dict[str, str]:
-    """What RetryMessageUtil and ConsumerImpl write; the first three stay what the first retry made them."""
-    origin = f"{message_id.ledger_id()}:{message_id.entry_id()}:{message_id.partition()}"
-    if message_id.batch_index() >= 0:
-        origin += f":{message_id.batch_index()}"
-    first = {
-        "REAL_TOPIC": str(Topic.parse(message.topic).partitioned_parent),
-        "REAL_SUBSCRIPTION": SUBSCRIPTION,
-        "ORIGIN_MESSAGE_ID": origin,
-        "ORIGIN_MESSAGE_IDY_TIME": origin,
-    }
-    return {**first, **message.properties, RECONSUMETIMES: str(times), "DELAY_TIME": str(delay_ms)}
+def _java_id(message: Any) -> str:
+    found = message.message_id()
+    return java_message_id(found.ledger_id(), found.entry_id(), found.partition(), found.batch_index())
 
 
 def _received(message: pulsar.Message) -> Received:
@@ -289,50 +301,3 @@ def _received(message: pulsar.Message) -> Received:
         problem=problem,
         handle=message,
     )
-
-
-def _client(settings: PulsarSettings) -> pulsar.Client:
-    tls = settings.tls
-    authentication = None
-    if settings.token is not None:
-        authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
-    elif tls is not None and tls.cert_file:
-        authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
-    with _ours(f"connect to {settings.service_url}"):
-        return pulsar.Client(
-            settings.service_url,
-            authentication=authentication,
-            operation_timeout_seconds=max(1, int(settings.request_timeout)),
-            tls_trust_certs_file_path=(tls and tls.ca_file) or None,
-            tls_validate_hostname=tls is None or tls.verify,
-            tls_certificate_file_path=(tls and tls.cert_file) or None,
-            tls_private_key_file_path=(tls and tls.key_file) or None,
-            # The client writes to stdout otherwise; every failure reaches us as an exception or an outcome.
-            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
-        )
-
-
-_ERRORS: dict[type[Exception], type[LifecycleError]] = {
-    pulsar.exceptions.AuthenticationError: AccessDenied,
-    pulsar.exceptions.AuthorizationError: AccessDenied,
-    pulsar.exceptions.ErrorGettingAuthenticationData: AccessDenied,
-    pulsar.exceptions.TopicNotFound: NotFound,
-    pulsar.exceptions.SubscriptionNotFound: NotFound,
-    pulsar.exceptions.InvalidConfiguration: StoreError,
-    pulsar.exceptions.InvalidUrl: StoreError,
-    pulsar.exceptions.InvalidTopicName: StoreError,
-    pulsar.exceptions.IncompatibleSchema: StoreError,
-    pulsar.exceptions.UnsupportedVersionError: StoreError,
-    pulsar.exceptions.NotAllowedError: StoreError,
-    pulsar.exceptions.TopicTerminated: StoreError,
-}
-"""What is not listed means no answer, or a broker that is busy or on its way elsewhere."""
-
-
-@contextlib.contextmanager
-def _ours(what: str) -> Iterator[None]:
-    """Turn the client's exceptions into ours."""
-    try:
-        yield
-    except pulsar.exceptions.PulsarException as error:
-        raise _ERRORS.get(type(error), Unavailable)(f"{what}: {type(error).__name__}: {error}") from error

@@ -14,7 +14,8 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.settings import PulsarSettings, SecretRef
 from tests.fakes.broker_admin import FakeBrokerAdmin
 
@@ -345,9 +346,20 @@ def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
         "state": "LedgerOpened",
         "ledgers": [{"ledgerId": 3}, {"ledgerId": 7}],
         "cursors": {
-            "a%2Bb+c": {"cursorLedger": 9, "properties": {}},
-            "__compaction": {"cursorLedger": -1, "properties": {"CompactedTopicLedger": 5}},
+            "a%2Bb+c": {
+                "cursorLedger": 9,
+                "properties": {},
+                "markDeletePosition": "3:8",
+                "individuallyDeletedMessages": "[(3:9..3:10],(7:-1..7:0]]",
+            },
+            "__compaction": {
+                "cursorLedger": -1,
+                "properties": {"CompactedTopicLedger": 5},
+                "markDeletePosition": "3:-1",
+                "individuallyDeletedMessages": "[]",
+            },
         },
+        "lastConfirmedEntry": "7:4",
         "schemaLedgers": [{"ledgerId": 8}],
         "compactedLedger": {"ledgerId": 5},
     }
@@ -357,6 +369,11 @@ def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
     assert found.cursor_properties == {"a+b c": {}, "__compaction": {"CompactedTopicLedger": 5}}
     assert found.compacted_ledger == 5
     assert found.schema_ledgers == (8,)
+    assert found.last_confirmed == Position(7, 4)
+    assert found.acknowledged["__compaction"] == Acknowledged(Position(3, -1))
+    acknowledged = found.acknowledged["a+b c"]
+    positions = [Position(3, n) for n in range(7, 12)] + [Position(7, n) for n in range(2)]
+    assert [p in acknowledged for p in positions] == [True, True, False, True, False, True, False]
 
 
 def test_a_refused_subscription_is_no_existing_one():

@@ -3,7 +3,7 @@ import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
-from pulsar_lifecycle.io import queue as queue_module
+from pulsar_lifecycle.io import pulsar_session
 from pulsar_lifecycle.io.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
@@ -136,8 +136,8 @@ class Producer:
         self.script = list(script)
         self.sent = []
 
-    def send_async(self, content, callback, deliver_after=None):
-        self.sent.append((content, deliver_after))
+    def send_async(self, content, callback, **options):
+        self.sent.append((content, options))
         result = self.script.pop(0) if self.script else _pulsar.Result.Ok
         if isinstance(result, Exception):
             raise result
@@ -183,7 +183,7 @@ def admin():
 @pytest.fixture
 def open_on(monkeypatch, admin):
     def open_queue(client: Client, **settings) -> PulsarDeletionQueue:
-        monkeypatch.setattr(queue_module.pulsar, "Client", lambda *_, **__: client)
+        monkeypatch.setattr(pulsar_session.pulsar, "Client", lambda *_, **__: client)
         urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
         return PulsarDeletionQueue(PulsarSettings(**urls, **settings), admin, 4)
 
@@ -254,8 +254,8 @@ def test_after_a_time_out_the_rest_is_not_sent(open_on):
 
 def test_more_messages_than_may_be_in_flight(open_on):
     client = Client()
-    sent = open_on(client).send(intents(queue_module.IN_FLIGHT * 2 + 1), 0)
-    assert len(sent) == len(client.producer.sent) == queue_module.IN_FLIGHT * 2 + 1
+    sent = open_on(client).send(intents(pulsar_session.IN_FLIGHT * 2 + 1), 0)
+    assert len(sent) == len(client.producer.sent) == pulsar_session.IN_FLIGHT * 2 + 1
 
 
 @pytest.mark.parametrize(

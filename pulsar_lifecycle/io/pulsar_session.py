@@ -1,0 +1,256 @@
+"""One Pulsar client: un-batched producers, one Shared consumer, readers; each is opened when it is first needed.
+
+Belongs here: the client's ways, its errors as ours, receipts. Not here: which topics, and what messages say. Upstream:
+pulsar-client 3.13 (C++ core); producers are set up as those of a Java consumer's retry and dead letters
+(``ConsumerImpl``, pulsar-client 4.0.7): no batches, chunks allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import _pulsar
+import pulsar
+import pulsar.exceptions
+
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.settings import PulsarSettings
+
+IN_FLIGHT = 500
+"""Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
+PREFETCHED = 500
+"""Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message to send; ``original`` is the client's message whose keys and event time it takes over."""
+
+    topic: Topic
+    content: bytes
+    properties: Mapping[str, str] = field(default_factory=dict[str, str])
+    delay_ms: int = 0
+    original: Any = None
+
+    def options(self) -> dict[str, Any]:
+        """What the client's ``send_async`` takes besides the content."""
+        options: dict[str, Any] = {"properties": dict(self.properties)}
+        if self.delay_ms:
+            options["deliver_after"] = timedelta(milliseconds=self.delay_ms)
+        if self.original is not None:
+            copied = {
+                "partition_key": self.original.partition_key(),
+                "ordering_key": self.original.ordering_key(),
+                "event_timestamp": self.original.event_timestamp(),
+            }
+            options |= {name: value for name, value in copied.items() if value}
+        return options
+
+
+class PulsarSession:
+    """Not thread-safe. ``request_timeout`` of the settings bounds every call to a broker."""
+
+    def __init__(self, settings: PulsarSettings) -> None:
+        self._timeout = settings.request_timeout
+        self._client = _client(settings)
+        self._producers: dict[Topic, pulsar.Producer] = {}
+        self._consumer: pulsar.Consumer | None = None
+
+    # -------------------------------------------------------------------------------------------------------- sending
+
+    def open_producer(self, topic: Topic) -> None:
+        """Open it now, so that what is wrong is raised and not the outcome of each message."""
+        with _ours("open the producer"):
+            self._producer_of(topic)
+
+    def send_all(self, outgoing: Sequence[Outgoing]) -> list[tuple[bytes, str]]:
+        """(message id, error) of each, in order, once every receipt is there.
+
+        After a time-out the rest is not sent and says so, else each 500 of them would wait for another time-out.
+        """
+        closed: dict[Topic, str] = {}
+        for topic in {one.topic for one in outgoing}:
+            try:
+                self._producer_of(topic)
+            except pulsar.exceptions.PulsarException as error:
+                closed[topic] = f"{type(error).__name__}: {error}"
+        sending = _Sending(len(outgoing))
+        for index, one in enumerate(outgoing):
+            sending.slots.acquire()
+            if one.topic in closed:
+                sending.settle(index, b"", closed[one.topic])
+                continue
+            if sending.timed_out:
+                sending.settle(index, b"", "not sent, because the broker did not answer to an earlier one")
+                continue
+            try:
+                self._producer_of(one.topic).send_async(one.content, sending.receipt_of(index), **one.options())
+            except (pulsar.exceptions.PulsarException, ValueError) as error:
+                sending.settle(index, b"", str(error))
+        return sending.outcomes()
+
+    def _producer_of(self, topic: Topic) -> pulsar.Producer:
+        if topic not in self._producers:
+            self._producers[topic] = self._client.create_producer(
+                str(topic),
+                batching_enabled=False,
+                chunking_enabled=True,
+                max_pending_messages=2 * IN_FLIGHT,
+                send_timeout_millis=int(self._timeout * 1000),
+            )
+        return self._producers[topic]
+
+    # ------------------------------------------------------------------------------------------------------ receiving
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether there is a consumer."""
+        return self._consumer is not None
+
+    def subscribe(self, topics: Sequence[Topic], subscription: str) -> None:
+        """Open the one Shared consumer, over all partitions of ``topics``."""
+        with _ours("subscribe"):
+            self._consumer = self._client.subscribe(
+                [str(topic) for topic in topics],
+                subscription,
+                consumer_type=pulsar.ConsumerType.Shared,
+                initial_position=pulsar.InitialPosition.Earliest,
+                receiver_queue_size=PREFETCHED,
+            )
+
+    def receive(self, limit: int, wait_ms: int) -> list[pulsar.Message]:
+        """Up to ``limit`` messages, fewer once ``wait_ms`` have passed."""
+        deadline = time.monotonic() + wait_ms / 1000
+        received: list[pulsar.Message] = []
+        with _ours("receive"):
+            if self._consumer is None:
+                raise Unavailable("receive: the consumer is closed")
+            while len(received) < limit:
+                remaining = max(1, int((deadline - time.monotonic()) * 1000))
+                try:
+                    received.append(self._consumer.receive(timeout_millis=remaining))
+                except pulsar.exceptions.Timeout:
+                    break
+        return received
+
+    def acknowledge(self, originals: Sequence[Any]) -> None:
+        """Acknowledge without waiting for the broker; the client sends them every 0.1 s and when it is closed."""
+        if not originals:
+            return
+        with _ours("acknowledge"):
+            if self._consumer is None:
+                raise Unavailable("acknowledge: the consumer these messages came from is closed")
+            for original in originals:
+                self._consumer.acknowledge(original)
+
+    def read(self, part: Topic, after: Position, limit: int) -> tuple[list[tuple[Position, pulsar.Message]], bool]:
+        """Messages of a partition behind ``after``, acknowledged or not, and whether these were the last.
+
+        Stops after ``limit`` messages at the next entry's begin, so that no batch is cut. Takes nothing: the reader's
+        cursor is its own and goes with it. Raises Unavailable when a message that is there does not come.
+        """
+        found: list[tuple[Position, pulsar.Message]] = []
+        start = pulsar.MessageId(part.partition if part.partition is not None else -1, after.ledger_id, after.entry_id)
+        with _ours(f"read {part}"):
+            reader = self._client.create_reader(str(part), start, receiver_queue_size=min(limit + 1, PREFETCHED))
+            try:
+                while reader.has_message_available():
+                    message = reader.read_next(timeout_millis=int(self._timeout * 1000))
+                    position = Position(message.message_id().ledger_id(), message.message_id().entry_id())
+                    if len(found) >= limit and position != found[-1][0]:
+                        return found, False
+                    found.append((position, message))
+            finally:
+                reader.close()
+        return found, True
+
+    def close(self) -> None:
+        """Send what acknowledgements are left, close everything; what was not acknowledged goes back."""
+        self._producers.clear()
+        self._consumer = None
+        with contextlib.suppress(pulsar.exceptions.PulsarException):
+            self._client.close()
+
+
+class _Sending:
+    """The receipts of one call to send; they arrive on the client's own thread."""
+
+    def __init__(self, count: int) -> None:
+        self.slots = threading.BoundedSemaphore(IN_FLIGHT)
+        self.timed_out = False
+        self._receipts: list[tuple[bytes, str]] = [(b"", "")] * count
+
+    def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
+        def receipt(result: Any, message_id: Any) -> None:
+            if result == _pulsar.Result.Ok:
+                self.settle(index, message_id.serialize(), "")
+            else:
+                self.timed_out |= result == _pulsar.Result.Timeout
+                self.settle(index, b"", str(result).removeprefix("Result."))
+
+        return receipt
+
+    def settle(self, index: int, message_id: bytes, error: str) -> None:
+        self._receipts[index] = (message_id, error)
+        self.slots.release()
+
+    def outcomes(self) -> list[tuple[bytes, str]]:
+        """Wait until every slot is free again: the client fails a send by itself after its time-out."""
+        for _ in range(IN_FLIGHT):
+            self.slots.acquire()
+        return self._receipts
+
+
+def _client(settings: PulsarSettings) -> pulsar.Client:
+    tls = settings.tls
+    authentication = None
+    if settings.token is not None:
+        authentication = pulsar.AuthenticationToken(settings.token.resolve("pulsar.token"))
+    elif tls is not None and tls.cert_file:
+        authentication = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
+    with _ours(f"connect to {settings.service_url}"):
+        return pulsar.Client(
+            settings.service_url,
+            authentication=authentication,
+            operation_timeout_seconds=max(1, int(settings.request_timeout)),
+            tls_trust_certs_file_path=(tls and tls.ca_file) or None,
+            tls_validate_hostname=tls is None or tls.verify,
+            tls_certificate_file_path=(tls and tls.cert_file) or None,
+            tls_private_key_file_path=(tls and tls.key_file) or None,
+            # The client writes to stdout otherwise; every failure reaches us as an exception or an outcome.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )
+
+
+_ERRORS: dict[type[Exception], type[LifecycleError]] = {
+    pulsar.exceptions.AuthenticationError: AccessDenied,
+    pulsar.exceptions.AuthorizationError: AccessDenied,
+    pulsar.exceptions.ErrorGettingAuthenticationData: AccessDenied,
+    pulsar.exceptions.TopicNotFound: NotFound,
+    pulsar.exceptions.SubscriptionNotFound: NotFound,
+    pulsar.exceptions.InvalidConfiguration: StoreError,
+    pulsar.exceptions.InvalidUrl: StoreError,
+    pulsar.exceptions.InvalidTopicName: StoreError,
+    pulsar.exceptions.IncompatibleSchema: StoreError,
+    pulsar.exceptions.UnsupportedVersionError: StoreError,
+    pulsar.exceptions.NotAllowedError: StoreError,
+    pulsar.exceptions.TopicTerminated: StoreError,
+}
+"""What is not listed means no answer, or a broker that is busy or on its way elsewhere."""
+
+
+@contextlib.contextmanager
+def _ours(what: str) -> Iterator[None]:
+    """Turn the client's exceptions into ours."""
+    try:
+        yield
+    except pulsar.exceptions.PulsarException as error:
+        raise _ERRORS.get(type(error), Unavailable)(f"{what}: {type(error).__name__}: {error}") from error
