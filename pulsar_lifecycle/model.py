@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NewType
 from urllib.parse import quote_plus, unquote_plus
 
@@ -21,9 +22,13 @@ EntryId = NewType("EntryId", int)
 # TopicName.getPartitionIndex: what follows the last "-partition-", an int as Java prints it ("-01" is no partition).
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,9})", re.DOTALL)
 _MAX_PARTITION = (1 << 31) - 1
+CACHED = 10_000
+"""Names that are parsed again and again: the ledgers of a topic come together."""
+
 _DOMAINS = ("persistent", "non-persistent")
 
 
+@lru_cache(CACHED)
 def encode_name(name: str) -> str:
     """Local topic or subscription name as a z-node name (java.net.URLEncoder, UTF-8; Codec.java).
 
@@ -35,6 +40,7 @@ def encode_name(name: str) -> str:
         raise CorruptFormat("name", error.start, f"Unicode text, found {name!r}") from None
 
 
+@lru_cache(CACHED)
 def decode_name(encoded: str) -> str:
     """The inverse of :func:`encode_name`; raises CorruptFormat for what that never gives.
 
@@ -124,6 +130,7 @@ class Topic:
         return f"{self.namespace.tenant}/{self.namespace.name}/{encode_name(self.partitioned_parent.local)}"
 
     @classmethod
+    @lru_cache(CACHED)
     def parse(cls, text: str) -> Topic:
         """Full name ``persistent://T/NS/local`` (or V1 ``persistent://T/C/NS/local``).
 
@@ -138,6 +145,7 @@ class Topic:
         return cls(Namespace(parts[0], parts[2], parts[1]), parts[3], domain)
 
     @classmethod
+    @lru_cache(CACHED)
     def from_managed_ledger(cls, name: str) -> Topic:
         """Managed-ledger name ``T/NS/persistent/ENC(local)`` or V1 ``T/C/NS/persistent/ENC(local)``.
 
