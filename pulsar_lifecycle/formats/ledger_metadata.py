@@ -264,9 +264,12 @@ def decode_columns(blobs: Sequence[bytes], columns: frozenset[str]) -> tuple[dic
                 errors[row] = str(error)
         messages.append(message)
     tags = _tags(messages, errors) if columns & _TAG_COLUMNS.keys() else []
+    present = set[str]().union(*tags)  # any ledger has three of the nine
     values: dict[str, list[Any]] = {}
     for name in sorted(columns):
-        if name in _TAG_COLUMNS:
+        if name in _TAG_COLUMNS and _TAG_COLUMNS[name] not in present:
+            values[name] = [None] * len(blobs)
+        elif name in _TAG_COLUMNS:
             values[name] = _tag_column(_TAG_COLUMNS[name], tags, errors)
         elif name == "bookies":
             values[name] = _bookies(messages, errors)
