@@ -12,8 +12,8 @@ replica is NotFound; a replica that does not answer, or answers anything else, n
 from __future__ import annotations
 
 import time
-from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -26,14 +26,16 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.formats import bookie_info, entry
+from pulsar_lifecycle.formats import bookie_info, entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.io.bookie_connection import LAST_ENTRY, Answer, BookieConnection, Code
-from pulsar_lifecycle.ports import Entry, MetadataStore, Node
+from pulsar_lifecycle.ports import Entry, MetadataStore, Node, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings
 
 WINDOW = 256
 """Reads in flight to one bookie; it refuses beyond maxPendingReadRequestsPerThread (2,500 in Pulsar's conf)."""
+PORTION = 32 << 20
+"""Bytes of entries that a check of replicas has in memory at once."""
 DOWN_SECONDS = 10.0
 """A bookie that could not be reached is not tried again for so long."""
 
@@ -111,7 +113,7 @@ class BookieReader:
         entries: list[Entry] = []
         at = first
         while at <= last:
-            end = min(last, _segment_end(metadata, at, last))
+            end = min(last, striping.segment_end(metadata, at, last))
             if metadata.ensemble_size == metadata.write_quorum:  # otherwise no bookie has consecutive entries
                 batch = self._read_batch(ledger_id, metadata, at, end)
                 if batch:
@@ -126,6 +128,63 @@ class BookieReader:
             at = end + 1
         return entries
 
+    def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
+        """Ask every replica of closed ledgers whether it still holds its entries; one result per ledger, in order.
+
+        A bookie that fails once is not asked again in the same call: it is silent for all that was left to ask.
+        """
+        tallies = [_Tally(ledger_id, metadata) for ledger_id, metadata in ledgers]
+        silent: dict[str, LifecycleError] = {}
+        singles: list[_Copy] = []
+        for tally in tallies:
+            if striping.is_small(tally.metadata) and tally.metadata.ensemble_size == tally.metadata.write_quorum:
+                for first, last in striping.ranges(tally.metadata):
+                    for bookie in striping.replicas(tally.metadata, first):
+                        rest = self._check_run(tally, bookie, first, last, silent)
+                        singles += [(tally, e, bookie) for e in range(rest, last + 1)]
+            else:
+                singles += [(tally, e, bookie) for e in tally.asked for bookie in tally.replicas(e)]
+        for some in _portions(singles):
+            todo = [copy for copy in some if copy[2] not in silent]
+            for tally, _, bookie in some:
+                if bookie in silent:
+                    tally.silence(bookie, silent[bookie])
+            answers = self._exchange([(bookie, tally.ledger_id, e) for tally, e, bookie in todo])
+            for (tally, e, bookie), answer in zip(todo, answers, strict=True):
+                if isinstance(answer, LifecycleError):
+                    silent.setdefault(bookie, answer)
+                tally.hear(bookie, e, answer)
+        return [tally.result() for tally in tallies]
+
+    def _check_run(self, tally: _Tally, bookie: str, first: int, last: int, silent: dict[str, LifecycleError]) -> int:
+        """Hear a bookie on the consecutive entries first..last; returns the first that must be read singly."""
+        at = first
+        while at <= last:
+            if bookie in silent:
+                tally.silence(bookie, silent[bookie])
+                return last + 1
+            if bookie in self._single_reads_only:
+                return at
+            try:
+                code, found = self._batch(bookie, tally.ledger_id, at, last - at + 1)
+            except LifecycleError as error:
+                if bookie not in self._single_reads_only:
+                    silent[bookie] = error
+                continue
+            if code == Code.NO_LEDGER:
+                for e in range(at, last + 1):
+                    tally.hear(bookie, e, Answer(code))
+                return last + 1
+            if code not in (Code.OK, Code.NO_ENTRY):
+                tally.silence(bookie, _refusal(code))
+                return last + 1
+            for e, data in enumerate(found[: last - at + 1], at):
+                tally.hear(bookie, e, Answer(code, data))
+            if not found:
+                tally.hear(bookie, at, Answer(Code.NO_ENTRY))
+            at += max(1, len(found))
+        return at
+
     def close(self) -> None:
         """Close all connections."""
         for connection in self._connections.values():
@@ -136,7 +195,7 @@ class BookieReader:
 
     def _read_batch(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         """Verified entries from ``first`` on, from the first replica that gives any; empty: read them singly."""
-        for bookie in _replicas(metadata, first):
+        for bookie in striping.replicas(metadata, first):
             if bookie in self._single_reads_only:
                 continue
             try:
@@ -175,7 +234,9 @@ class BookieReader:
         turn = 0
         while left:
             asked = [i for i in left if turn < wanted[i][1].write_quorum]
-            requests = [(_replicas(wanted[i][1], wanted[i][2])[turn], wanted[i][0], wanted[i][2]) for i in asked]
+            requests = [
+                (striping.replicas(wanted[i][1], wanted[i][2])[turn], wanted[i][0], wanted[i][2]) for i in asked
+            ]
             for i, answer in zip(asked, self._exchange(requests), strict=True):
                 ledger_id, metadata, entry_id = wanted[i]
                 if isinstance(answer, Answer) and answer.code == Code.OK:
@@ -272,19 +333,79 @@ def _last(metadata: LedgerMetadata) -> Segment:
     return metadata.segments[-1]
 
 
-def _segment_of(metadata: LedgerMetadata, entry_id: int) -> Segment:
-    return max((s for s in metadata.segments if s.first_entry_id <= entry_id), key=lambda s: s.first_entry_id)
+class _Tally:
+    """What was heard of one ledger's replicas so far."""
+
+    def __init__(self, ledger_id: int, metadata: LedgerMetadata) -> None:
+        self.ledger_id = ledger_id
+        self.metadata = metadata
+        self.asked = striping.telling_entries(metadata)
+        self._good: Counter[int] = Counter()
+        self._bad: Counter[int] = Counter()
+        self._missing: Counter[str] = Counter()
+        self._silent: dict[str, str] = {}
+
+    def replicas(self, entry_id: int) -> list[str]:
+        """The bookies to ask for an entry."""
+        return striping.replicas(self.metadata, entry_id)
+
+    def hear(self, bookie: str, entry_id: int, answer: Answer | LifecycleError) -> None:
+        """One bookie's answer for one entry."""
+        if isinstance(answer, LifecycleError):
+            self.silence(bookie, answer)
+        elif answer.code == Code.OK and self._is_good(answer.data, entry_id):
+            self._good[entry_id] += 1
+        elif answer.code in (Code.OK, Code.NO_ENTRY, Code.NO_LEDGER):
+            self._bad[entry_id] += 1
+            self._missing[bookie] += 1
+        else:
+            self.silence(bookie, _refusal(answer.code))
+
+    def silence(self, bookie: str, why: LifecycleError) -> None:
+        """A bookie that gave no answer that says anything."""
+        self._silent.setdefault(bookie, str(why))
+
+    def result(self) -> ReplicaCheck:
+        """The sum of it."""
+        copies = self.metadata.write_quorum
+        nowhere = [e for e in self.asked if not self._good[e]]
+        lost = sum(self._bad[e] >= copies for e in nowhere)
+        return ReplicaCheck(
+            entries=self.metadata.last_entry_id + 1,
+            asked=len(self.asked),
+            held=self._good.total(),
+            thin=sum(0 < self._good[e] < copies for e in self.asked),
+            lost=lost,
+            unproven=len(nowhere) - lost,
+            missing=dict(self._missing),
+            silent=dict(self._silent),
+        )
+
+    def _is_good(self, data: bytes, entry_id: int) -> bool:
+        try:
+            _verified(data, self.ledger_id, self.metadata, entry_id)
+        except CorruptFormat:
+            return False
+        return True
 
 
-def _segment_end(metadata: LedgerMetadata, entry_id: int, last: int) -> int:
-    """The last entry, up to ``last``, that has the same ensemble as ``entry_id``."""
-    return min((s.first_entry_id - 1 for s in metadata.segments if s.first_entry_id > entry_id), default=last)
+_Copy = tuple[_Tally, int, str]
+"""Ledger, entry id, bookie id."""
 
 
-def _replicas(metadata: LedgerMetadata, entry_id: int) -> list[str]:
-    """The bookies that have an entry, in write-set order."""
-    bookies = _segment_of(metadata, entry_id).bookies
-    return [bookies[(entry_id + i) % len(bookies)] for i in range(metadata.write_quorum)]
+def _portions(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
+    """Copies in their order, so many at a time that by the mean size of their entries they fill :data:`PORTION`."""
+    some: list[_Copy] = []
+    size = 0
+    for copy in copies:
+        metadata = copy[0].metadata
+        some.append(copy)
+        size += 64 + metadata.length // (metadata.last_entry_id + 1)
+        if size >= PORTION:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _verified(data: bytes, ledger_id: int, metadata: LedgerMetadata, entry_id: int | None) -> Entry:

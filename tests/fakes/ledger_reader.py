@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound, StoreError
+from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.ports import Entry
+from pulsar_lifecycle.ports import Entry, ReplicaCheck
 
 
 class FakeLedgerReader:
-    """``payloads`` are the entries of each ledger that has any; ``failures`` are raised for the ledgers named there."""
+    """``payloads`` are the entries of each ledger that has any; ``failures`` are raised for the ledgers named there.
+
+    Every bookie of a ledger's ensemble holds what it should, but for the ledgers it has ``collected``; a ``silent`` one
+    does not answer.
+    """
 
     def __init__(self) -> None:
+        self.collected: dict[str, set[int]] = {}
+        self.silent: set[str] = set()
         self.payloads: dict[int, list[bytes]] = {}
         self.failures: dict[int, LifecycleError] = {}
 
@@ -41,6 +49,9 @@ class FakeLedgerReader:
             raise StoreError(f"entry {ledger_id}:{len(payloads)}: every replica answered and none has it")
         return [Entry(ledger_id, i, payloads[i]) for i in range(first, last + 1)]
 
+    def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
+        return [self._check(*ledger) for ledger in ledgers]
+
     def close(self) -> None:
         pass
 
@@ -50,3 +61,30 @@ class FakeLedgerReader:
         if not self.payloads.get(ledger_id):
             raise NotFound(f"ledger {ledger_id}: every replica says that the ledger is gone")
         return self.payloads[ledger_id]
+
+    def _check(self, ledger_id: int, metadata: LedgerMetadata) -> ReplicaCheck:
+        asked = striping.telling_entries(metadata)
+        missing, silent = Counter[str](), dict[str, str]()
+        verdicts: list[tuple[int, int]] = []  # copies held, copies not there
+        for e in asked:
+            held = absent = 0
+            for bookie in striping.replicas(metadata, e):
+                gone = ledger_id in self.collected.get(bookie, ()) or e >= len(self.payloads.get(ledger_id, ()))
+                if bookie in self.silent:
+                    silent[bookie] = f"bookie {bookie}: timed out"
+                elif gone:
+                    absent += 1
+                    missing[bookie] += 1
+                else:
+                    held += 1
+            verdicts.append((held, absent))
+        return ReplicaCheck(
+            entries=metadata.last_entry_id + 1,
+            asked=len(asked),
+            held=sum(held for held, _ in verdicts),
+            thin=sum(0 < held < metadata.write_quorum for held, _ in verdicts),
+            lost=sum(absent == metadata.write_quorum for _, absent in verdicts),
+            unproven=sum(not held and absent < metadata.write_quorum for held, absent in verdicts),
+            missing=missing,
+            silent=silent,
+        )
