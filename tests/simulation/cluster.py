@@ -68,13 +68,14 @@ def deleted_copy(*, complete: bool = True, bookkeeper_deleted: bool = True) -> O
 class SimulatedCluster:
     """The servers; ``open_store`` and ``open_queue`` are sessions on them. Ledger ids count up from 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, zookeeper: FakeZooKeeper | None = None) -> None:
         self.clock = FakeClock()
-        self.zookeeper = FakeZooKeeper(self.clock)
+        self.zookeeper = zookeeper or FakeZooKeeper(self.clock)
         self.reader = FakeLedgerReader()
         self.admin = FakeBrokerAdmin([BROKER])
         self.deletion_topics = FakeDeletionTopics()
         self.journal = FakeJournal()
+        self.roots: dict[str, SimulatedCluster] = {}
         self._last_id = 0
         self._store = self.open_store()
         for path in ("/ledgers/available", "/ledgers/idgen", MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, "/admin/policies"):

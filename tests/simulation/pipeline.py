@@ -20,6 +20,7 @@ from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.zk import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans, tables
@@ -75,7 +76,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     owners = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
     cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
     schemas = _table(inventory.read_schemas(store, inventory.schema_units(store)), tables.SCHEMAS)
-    brokers = _hear(cluster)
+    brokers = _hear(cluster, store)
     topics = _table(
         inventory.read_topics(
             store, units, brokers, {}, cluster.admin.compaction_status, cluster.clock.now_ms(), "/ledgers"
@@ -84,16 +85,31 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     )
     refs_table = _references(cluster, store, owners, cursors, schemas, topics)
     refs = plan_references.referenced(refs_table)
+    found = {
+        ("bookkeeper_ledgers", ""): ledgers,
+        ("managed_ledgers", ""): owners,
+        ("managed_cursors", ""): cursors,
+        ("schemas", ""): schemas,
+    }
+    shared = {name: cluster.roots[name].open_store(read_only=True) for name in policy.shared_with or ()}
+    for name, root in shared.items():
+        elsewhere = _owners_of(root)
+        found |= {(table, name): rows for table, rows in elsewhere.items()}
+        parts = (elsewhere["managed_ledgers"], elsewhere["managed_cursors"], elsewhere["schemas"], None)
+        refs_table = pa.concat_tables([refs_table, _references(cluster, store, *parts)])
+        refs = plan_references.referenced(refs_table)
     errors = sorted({e for e in refs_table.column("error").to_pylist() if e})
-    context = _context(policy, store, cluster.clock.now_ms(), refs_table, refs, ledgers, owners, cursors, schemas)
-    found = {"bookkeeper_ledgers": ledgers, "managed_ledgers": owners, "managed_cursors": cursors, "schemas": schemas}
+    context = _context(policy, store, started, refs_table, refs, ledgers, owners, cursors, schemas)
+    if shared:
+        others = frozenset[str]().union(*(inventory.namespaces(root) for root in shared.values()))
+        context = replace(context, namespaces=context.namespaces | others, shared_namespaces=others)
     epoch = Epoch(
         epoch_id=f"epoch-{started}",
         cluster="simulated",
-        fingerprint="simulated",
+        fingerprint=cluster_fingerprint(store, "/ledgers"),
         started_at=started,
         finished_at=cluster.clock.now_ms(),
-        census=tuple(census(rows, name) for name, rows in found.items()),
+        census=tuple(census(rows, name, root) for (name, root), rows in found.items()),
         max_ledger_id=pc.max(ledgers.column("ledger_id")).as_py() or -1,
         max_czxid=pc.max(ledgers.column("czxid")).as_py() or 0,
         zxid=store.zxid(),
@@ -103,13 +119,14 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         broker_errors=(brokers.silence,) if brokers.silence else (),
     )
     tagged = pc.sum(pc.equal(ledgers.column("component"), "schema")).as_py() or 0
-    deleted = sum(row.outcome == "deleted" for row in cluster.journal.rows)
+    last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
+    deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
     gaps = prove(epoch, [one.epoch for one in previous if one.epoch.covered], deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
     return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors))
 
 
-def census(rows: pa.Table, table: str) -> Census:
+def census(rows: pa.Table, table: str, root: str = "") -> Census:
     """Count a table as ``spark/scan.py`` does."""
     listed, counted = dict[str, int](), Counter[str]()
     kinds, corrupt, unread = Counter[str](), list[str](), list[str]()
@@ -126,7 +143,7 @@ def census(rows: pa.Table, table: str) -> Census:
             unread.append(f"{row['path']}: {error.removeprefix(tables.UNREAD)}")
     return Census(
         table,
-        "",
+        root,
         sum(listed.values()),
         kinds["decoded"],
         kinds[tables.GONE],
@@ -144,7 +161,7 @@ def plan(cluster: SimulatedCluster, now: Scan, before: Scan) -> tuple[PlanSummar
     summary = PlanSummary(
         plan_id=f"orphans-{now.epoch.epoch_id}",
         cluster="simulated",
-        fingerprint="simulated",
+        fingerprint=now.epoch.fingerprint,
         epoch_id=now.epoch.epoch_id,
         confirmed_by=before.epoch.epoch_id,
         created_at=cluster.clock.now_ms(),
@@ -172,7 +189,12 @@ def apply_plan(
     """Send a plan's intents."""
     order = apply.Order(summary.plan_id, summary.digest, (policy or Policy()).caps, limit)
     some = apply.chosen(
-        order, summary, rows, fingerprint="simulated", now=cluster.clock.now_ms(), valid_for_ms=24 * HOUR
+        order,
+        summary,
+        rows,
+        fingerprint=cluster_fingerprint(cluster.open_store(), "/ledgers"),
+        now=cluster.clock.now_ms(),
+        valid_for_ms=24 * HOUR,
     )
     sent = {r.ledger_id for r in cluster.journal.rows if r.outcome == apply.SENT and r.plan_id == summary.plan_id}
     return apply.send_intents(
@@ -278,9 +300,19 @@ def _table(batches: Any, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(list(batches), schema)
 
 
-def _hear(cluster: SimulatedCluster) -> Brokers:
+def _owners_of(root: MetadataStore) -> dict[str, pa.Table]:
+    """The tables of another cluster that shares the BookKeeper."""
+    units = inventory.topic_units(root)
+    return {
+        "managed_ledgers": _table(inventory.read_managed_ledgers(root, units), tables.MANAGED_LEDGERS),
+        "managed_cursors": _table(inventory.read_cursors(root, units), tables.MANAGED_CURSORS),
+        "schemas": _table(inventory.read_schemas(root, inventory.schema_units(root)), tables.SCHEMAS),
+    }
+
+
+def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
     try:
-        return Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
+        return inventory.hear(store, cluster.admin)
     except LifecycleError as error:
         return Brokers({}, 0, str(error))
 
@@ -295,8 +327,9 @@ def _references(
     owners: pa.Table,
     cursors: pa.Table,
     schemas: pa.Table,
-    topics: pa.Table,
+    topics: pa.Table | None,
 ) -> pa.Table:
+    """``topics`` are our own: the brokers of another cluster cannot be asked."""
     rows = _good(cursors).to_pylist()
     compaction = [r for r in rows if r["cursor"] == references.COMPACTION_CURSOR]
     locators = [
@@ -304,7 +337,8 @@ def _references(
         for r in _good(schemas).to_pylist()
     ]
     with_cursor = {r["managed_ledger"] for r in compaction}
-    loaded = [r["topic"] for r in topics.to_pylist() if r["broker"] and r["managed_ledger"] in with_cursor]
+    known = topics.to_pylist() if topics is not None else []
+    loaded = [r["topic"] for r in known if r["broker"] and r["managed_ledger"] in with_cursor]
     open_cursors = [
         (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
     ]
