@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.plan.coverage import Census, Epoch, census_from_json
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
+from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
 
@@ -35,8 +37,11 @@ ROW_GROUP = 100_000
 BATCH = 5_000
 """Rows that are read at a time: a topic's row may hold thousands of ledgers."""
 
+SET_ASIDE = "set-aside"
+
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
+OFFLOAD_UUIDS = "offload-uuids.bin"
 
 
 class Lake:
@@ -173,8 +178,18 @@ class Lake:
         return [census_from_json(json.loads(self._read(f"epochs/{epoch_id}/census/{name}"))) for name in names]
 
     def epoch(self, epoch_id: str) -> Epoch:
-        """A finished epoch. Raises NotFound."""
-        return Epoch.from_json(json.loads(self._read(f"epochs/{epoch_id}/epoch.json")))
+        """A finished epoch. Raises NotFound, also for one that is set aside."""
+        epoch = Epoch.from_json(json.loads(self._read(f"epochs/{epoch_id}/epoch.json")))
+        if epoch.started_at <= self._set_aside(epoch.cluster):
+            raise NotFound(f"scan {epoch_id} was set aside by accept-restore")
+        return epoch
+
+    def set_scans_aside(self, cluster: str, now: int, reason: str) -> None:
+        """Let every scan of a cluster's name that began until ``now`` (ms) count as not made; removes nothing."""
+        self._write_document(f"{SET_ASIDE}/{cluster}.json", {"until": now, "reason": reason})
+
+    def _set_aside(self, cluster: str) -> int:
+        return (self._document(f"{SET_ASIDE}/{cluster}.json") or {"until": -1})["until"]
 
     def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
         """Finish an epoch: referenced ids and the decisions' context first, its document last."""
@@ -186,27 +201,61 @@ class Lake:
         """The referenced ids of a finished epoch."""
         return Referenced.from_bytes(self._read(f"epochs/{epoch_id}/{REFERENCED}"))
 
+    def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
+        """Gather every offload UUID in an epoch's tables of topics (one per root) into one small file."""
+        found = OffloadUuids.collect(column for table in tables for column in self._offload_uuid_columns(epoch_id, table))
+        self._write(f"epochs/{epoch_id}/{OFFLOAD_UUIDS}", found.to_bytes())
+
+    def _offload_uuid_columns(self, epoch_id: str, table: str) -> Iterator[pa.Array]:
+        path = f"{self._root}/epochs/{epoch_id}/{table}"
+        try:
+            dataset = ds.dataset(path, format="parquet", filesystem=self._filesystem)
+            named = pc.field("offload_uuids").is_valid()
+            for batch in dataset.to_batches(columns=["offload_uuids"], filter=named):
+                yield batch.column(0)
+        except FileNotFoundError:
+            raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{path}: cannot be read: {error}") from error
+
+    def offload_uuids(self, epoch_id: str) -> OffloadUuids:
+        """The offload UUIDs of a finished epoch. Raises NotFound for an epoch of an older version, CorruptFormat."""
+        relative = f"epochs/{epoch_id}/{OFFLOAD_UUIDS}"
+        if not isinstance(self._filesystem, pafs.LocalFileSystem):
+            return OffloadUuids.from_buffer(memoryview(self._read(relative)))
+        try:  # mapped: every worker of a machine shares one copy
+            return OffloadUuids.from_buffer(np.memmap(f"{self._root}/{relative}", dtype=np.uint8, mode="r"))
+        except FileNotFoundError:
+            raise NotFound(f"{self.location}/{relative} does not exist") from None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.location}/{relative}: cannot be read: {error}") from error
+
     def context(self, epoch_id: str) -> Context:
         """The context of a finished epoch's decisions."""
         return Context.from_json(json.loads(self._read(f"epochs/{epoch_id}/{CONTEXT}")))
 
     def epochs(self, fingerprint: str = "") -> list[Epoch]:
-        """Finished epochs, oldest first; those of one cluster if a fingerprint is given."""
+        """Finished epochs, oldest first, without those set aside; of one metadata store if a fingerprint is given."""
         found: list[Epoch] = []
         for name in self._folders("epochs"):
             document = self._document(f"epochs/{name}/epoch.json")
             if document is not None:
                 found.append(Epoch.from_json(document))
-        return sorted((e for e in found if not fingerprint or e.fingerprint == fingerprint), key=lambda e: e.started_at)
+        aside = {cluster: self._set_aside(cluster) for cluster in {e.cluster for e in found}}
+        wanted = [e for e in found if e.started_at > aside[e.cluster] and fingerprint in ("", e.fingerprint)]
+        return sorted(wanted, key=lambda e: e.started_at)
 
     def prune(self, now: int) -> list[str]:
         """Remove epochs that are kept no longer: all of 48 hours stay, then the last covered one of each of 30 days.
+
+        The newest of each cluster stays in any case, for the next to be compared with.
 
         ``now`` is ms; returns the removed ids. Journal, archive and plans are never pruned.
         """
         finished = {e.epoch_id: e for e in self.epochs()}
         daily = {(e.fingerprint, e.started_at // DAY_MS): e.epoch_id for e in finished.values() if e.covered}
         kept = {epoch_id for (_, day), epoch_id in daily.items() if day > now // DAY_MS - KEPT_DAYS}
+        kept |= set({e.cluster: e.epoch_id for e in finished.values()}.values())
         old = [
             name
             for name in self._folders("epochs")
@@ -331,3 +380,20 @@ def _rows_of(dataset: ds.Dataset, columns: list[str] | None, ledger_id: int) -> 
 
 def _is_name(text: str) -> bool:
     return bool(text) and all(c.isalnum() or c in "-_." for c in text) and not text.startswith(".")
+
+
+class OffloadUuidsOf:
+    """The offload UUIDs of one epoch, read where and when they are first asked for: what goes to a worker is a name."""
+
+    def __init__(self, lake: str, epoch_id: str) -> None:
+        self._lake, self._epoch_id = lake, epoch_id
+        self._loaded: OffloadUuids | None = None
+
+    def named(self, uuids: Iterable[UUID]) -> set[UUID]:
+        """Those of ``uuids`` that the epoch's metadata names. Raises as :meth:`Lake.offload_uuids`."""
+        if self._loaded is None:
+            self._loaded = Lake(self._lake).offload_uuids(self._epoch_id)
+        return self._loaded.named(uuids)
+
+    def __reduce__(self) -> tuple[type[OffloadUuidsOf], tuple[str, str]]:
+        return (type(self), (self._lake, self._epoch_id))

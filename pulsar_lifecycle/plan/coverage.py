@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.plan.history import UNKNOWN, WHAT_TO_DO, Marks, went_back
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
 
 
@@ -127,6 +128,16 @@ class Epoch:
     gaps: tuple[str, ...] = field(default=())
     zxid: int = 0
     """The metadata store's latest transaction when the scan ended."""
+    ids_issued: int = UNKNOWN
+    lease: tuple[int, int] = (UNKNOWN, UNKNOWN)
+    """With ``zxid``: the store's :class:`~pulsar_lifecycle.plan.history.Marks` when the scan ended."""
+    broken: str = ""
+    """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
+
+    @property
+    def marks(self) -> Marks:
+        """The metadata store's counters when the scan ended."""
+        return Marks(self.fingerprint, self.zxid, self.ids_issued, self.lease)
 
     @property
     def covered(self) -> bool:
@@ -148,6 +159,7 @@ class Epoch:
         values["census"] = tuple(census_from_json(c) for c in values["census"])
         for name in ("acknowledged", "reference_errors", "broker_errors", "gaps", "shared_with"):
             values[name] = tuple(values[name]) if values[name] is not None else None
+        values["lease"] = tuple(values.get("lease", (UNKNOWN, UNKNOWN)))
         return cls(**values)
 
 
@@ -160,8 +172,9 @@ def prove(
 ) -> tuple[str, ...]:
     """The gaps of ``epoch``; empty when everything that can refer to a ledger was read.
 
-    ``previous``: earlier epochs of the same fingerprint, any order. ``deleted_since``: ledgers our own journal deleted
-    since the newest of them. ``schema_ledgers``: ledgers tagged as schemas, so that a missing ``/schemas`` is noticed.
+    ``previous``: earlier epochs of the same cluster's name, any order. ``deleted_since``: ledgers our own journal
+    deleted since the newest covered one. ``schema_ledgers``: ledgers tagged as schemas, so that a missing ``/schemas``
+    is noticed.
     """
     gaps: list[str] = []
     if epoch.shared_with is None:
@@ -177,9 +190,26 @@ def prove(
         gaps.extend(_census_gaps(census, epoch.acknowledged, schema_ledgers))
     gaps.extend(f"reference not read: {error}" for error in epoch.reference_errors)
     gaps.extend(f"broker not heard: {error}" for error in epoch.broker_errors)
-    if previous:
-        gaps.extend(_history_gaps(epoch, max(previous, key=lambda e: e.started_at), deleted_since, max_shrinkage))
+    broken = broken_history(epoch, previous)
+    if broken:
+        gaps.append(broken)
+    comparable = [e for e in previous if e.covered and e.fingerprint == epoch.fingerprint]
+    if comparable:
+        gaps.extend(_shrinkage(epoch, max(comparable, key=lambda e: e.started_at), deleted_since, max_shrinkage))
     return tuple(gaps)
+
+
+def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> str:
+    """Why ``epoch`` is not of a later state of the store that the epoch before it saw; empty if it is.
+
+    A break stays one however far the counters have caught up since: every later epoch inherits it.
+    """
+    known = epoch.broken or next((e.broken for e in previous if e.broken), "")
+    if known or not previous:
+        return known
+    last = max(previous, key=lambda e: e.finished_at)
+    found = went_back(epoch.marks, last.marks, f"scan {last.epoch_id}")
+    return f"{found}; {WHAT_TO_DO}" if found else ""
 
 
 def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: int) -> list[str]:
@@ -208,14 +238,8 @@ MISSING_ROOT = "the root does not exist"
 """How an absent root is reported; a cluster that never had a schema has no ``/schemas``."""
 
 
-def _history_gaps(epoch: Epoch, last: Epoch, deleted_since: int, max_shrinkage: float) -> list[str]:
+def _shrinkage(epoch: Epoch, last: Epoch, deleted_since: int, max_shrinkage: float) -> list[str]:
     gaps: list[str] = []
-    if epoch.fingerprint != last.fingerprint:
-        gaps.append("this is another cluster than the one of the last epoch: its fingerprint differs")
-    if epoch.zxid < last.zxid:
-        gaps.append(
-            f"the metadata store went back in time: newest transaction {epoch.zxid:#x}, before it was {last.zxid:#x}"
-        )
     before = {(c.table, c.root): c for c in last.census}
     for census in epoch.census:
         earlier = before.get((census.table, census.root))

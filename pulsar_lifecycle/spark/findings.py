@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.history import read_marks
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.journal import deleted_since
@@ -22,11 +23,11 @@ from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, tables
-from pulsar_lifecycle.plan.coverage import Census, Epoch, prove
+from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, prove
 from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.plan.references import Referenced, id_set
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.scan import Cluster, referenced_ids
+from pulsar_lifecycle.spark.scan import Cluster, referenced_ids, stored_name
 from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 
@@ -43,9 +44,9 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], unheard), None)
     with KazooStore(settings.zookeeper, read_only=True) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
-        zxid = store.zxid()
+        marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
     # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage over it.
-    previous = [e for e in lake.epochs(fingerprint) if e.covered and e.epoch_id != epoch_id]
+    previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,
@@ -55,7 +56,9 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         census=tuple(census),
         max_ledger_id=newest,
         max_czxid=newest_zxid,
-        zxid=zxid,
+        zxid=marks.zxid,
+        ids_issued=marks.ids_issued,
+        lease=marks.lease,
         shared_with=None
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),
@@ -67,10 +70,12 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     if lake.fingerprint(epoch_id) not in ("", fingerprint):
         unread.append("the scan began on another cluster: its fingerprint differs")
     epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread))
-    last = max((e.started_at for e in previous), default=0)
-    deleted = deleted_since(lake.location, last, settings.cluster) if previous else 0
+    epoch = replace(epoch, broken=broken_history(epoch, previous))
+    last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
+    deleted = deleted_since(lake.location, last, settings.cluster) if last else 0
     gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, schemas)
     epoch = replace(epoch, gaps=gaps)
+    cluster.lake.store_offload_uuids(epoch_id, [stored_name("managed_ledgers", root) for root in cluster.roots()])
     lake.store_epoch(epoch, refs, context)
     return epoch
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine import control, history, inventory
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.decision import Evidence, Run
 from pulsar_lifecycle.errors import NotFound, Refused
@@ -27,6 +27,7 @@ from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, PlanSummary
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.spark.scan import Cluster
@@ -40,8 +41,11 @@ def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
     gaps = list(epoch.gaps)
     if epoch.covered and not epoch.covers(_roots(cluster)):
         gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
+    root = settings.bookkeeper.ledgers_root
     with KazooStore(settings.zookeeper, read_only=True) as store:
         gaps += _below_floor(settings, control.is_sandbox(store))
+        broken = history.broken_since(store, last_scan(cluster), cluster_fingerprint(store, root), root)
+    gaps += [broken] if broken and broken not in gaps else []
     found = _findings(cluster, epoch)
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
@@ -108,6 +112,33 @@ def _roots(cluster: Cluster) -> tuple[str, ...] | None:
     return None if declared is None else tuple(root.name for root in declared)
 
 
+def last_scan(cluster: Cluster) -> Epoch | None:
+    """The scan of this cluster's name that finished last, covered or not, of whatever metadata store."""
+    finished = [e for e in cluster.lake.epochs() if e.cluster == cluster.settings.cluster]
+    return max(finished, key=lambda e: e.finished_at, default=None)
+
+
+def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
+    """The store's fingerprint, if effects may begin: switched on, not paused, and the store did not go back in time.
+
+    Raises Refused, Paused.
+    """
+    settings = cluster.settings
+    if not settings.deletion.topicTwoPhaseDeletionEnabled:
+        raise Refused(SWITCHED_OFF)
+    control.check_not_paused(store)
+    root = settings.bookkeeper.ledgers_root
+    fingerprint = cluster_fingerprint(store, root)
+    history.check_history(store, last_scan(cluster), fingerprint, root)
+    return fingerprint
+
+
+SWITCHED_OFF = (
+    "two-phase deletion is switched off: deletion.topicTwoPhaseDeletionEnabled is false; "
+    "what the queue holds stays there until it is true again"
+)
+
+
 def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
     """The newest finished epoch; NotFound if there is none, Refused if it does not cover the roots declared now."""
     epochs = cluster.lake.epochs(fingerprint)
@@ -157,10 +188,8 @@ def _deliver_after_ms(settings: Settings, sandbox: bool) -> int:
 
 def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
     settings = cluster.settings
-    if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise Refused("deletion.topicTwoPhaseDeletionEnabled is false")
+    fingerprint = check_may_act(cluster, store)
     summary, rows = cluster.lake.plan(order.plan_id)
-    fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
     valid = int(settings.orphans.plan_valid_for * 1000)
     some = chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
     _refuse_old_scan(cluster, summary, now, valid)
@@ -171,8 +200,8 @@ def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for
     """A plan is as old as what it was made of, however lately it was made."""
     try:
         age = now - cluster.lake.epoch(summary.epoch_id).started_at
-    except NotFound:
-        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more") from None
+    except NotFound as error:
+        raise Refused(f"plan {summary.plan_id}: its scan is not kept any more: {error}") from None
     if not 0 <= age <= valid_for_ms:
         raise Refused(
             f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
@@ -207,8 +236,7 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]
 def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings = cluster.settings
-    control.check_not_paused(store)
-    epoch = newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
+    epoch = newest_epoch(cluster, check_may_act(cluster, store))
     _refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = _below_floor(settings, control.is_sandbox(store))
     if below:

@@ -1,18 +1,24 @@
 """The lake keeps epochs and plans whole, shows no unfinished ones, and forgets old epochs by rule."""
 
+from dataclasses import replace
+import pickle
+from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.io.lake import DAY_MS, Lake
+from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.io.lake import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
 from pulsar_lifecycle.plan.coverage import Census, Epoch
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.tables import MANAGED_LEDGERS
 
 NOW = 100 * DAY_MS
 
@@ -164,3 +170,64 @@ def test_batches_are_filtered(lake: Lake) -> None:
 def test_a_table_that_is_not_there_is_not_found(lake: Lake) -> None:
     with pytest.raises(NotFound, match="no table t"):
         lake.parts("e1", "t")
+
+
+def test_scans_set_aside_count_as_not_made(lake: Lake) -> None:
+    old, other = epoch("e1", NOW), replace(epoch("e2", NOW), cluster="another")
+    for one in (old, other):
+        finish(lake, one)
+    lake.set_scans_aside("c", NOW, "restored from last night")
+    assert lake.epochs() == [other]
+    with pytest.raises(NotFound, match="accept-restore"):
+        lake.epoch("e1")
+    new = epoch("e3", NOW + 1)
+    finish(lake, new)
+    assert lake.epochs("fp") == [other, new]
+    assert lake.epoch("e3") == new
+
+
+def test_the_last_scan_stays_to_be_compared_with(lake: Lake) -> None:
+    finish(lake, epoch("e1", NOW, ("a gap",)))
+    finish(lake, epoch("e2", NOW + 1, ("a gap",)))
+    assert lake.prune(NOW + 50 * DAY_MS) == ["e1"]
+
+
+def test_the_offload_uuids_of_every_root_are_found_again_and_no_others(lake: Lake) -> None:
+    ours, theirs, strange = ([uuid4() for _ in range(50)] for _ in range(3))
+    for table, uuids in (("managed_ledgers", ours), ("managed_ledgers@west", theirs)):
+        rows = [{"path": "/x", "offload_uuids": [str(u) for u in uuids]}, {"path": "/y", "offload_uuids": None}]
+        folder = Path(lake.location) / "epochs" / "e1" / table
+        folder.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows, MANAGED_LEDGERS), folder / "part-0.parquet")
+    lake.store_offload_uuids("e1", ["managed_ledgers", "managed_ledgers@west"])
+    found = pickle.loads(pickle.dumps(OffloadUuidsOf(lake.location, "e1")))
+    assert found.named(ours + theirs + strange) == {*ours, *theirs}
+    assert found.named([]) == set()
+    assert len(lake.offload_uuids("e1")) == 100
+
+
+def test_no_offload_uuids_are_an_empty_list_and_no_list_is_an_error(lake: Lake) -> None:
+    folder = Path(lake.location) / "epochs" / "e1" / "managed_ledgers"
+    folder.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist([{"path": "/x"}], MANAGED_LEDGERS), folder / "part-0.parquet")
+    lake.store_offload_uuids("e1", ["managed_ledgers"])
+    assert lake.offload_uuids("e1").named([uuid4()]) == set()
+    with pytest.raises(NotFound):
+        lake.offload_uuids("e2")
+    with pytest.raises(NotFound):
+        lake.store_offload_uuids("e2", ["managed_ledgers"])
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: data[:5], lambda data: data + b"x" * 8])
+def test_a_list_of_offload_uuids_that_is_not_whole_is_an_error(
+    lake: Lake, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = Path(lake.location) / "epochs" / "e1" / "managed_ledgers"
+    folder.mkdir(parents=True)
+    rows = [{"path": "/x", "offload_uuids": [str(uuid4()) for _ in range(3)]}]
+    pq.write_table(pa.Table.from_pylist(rows, MANAGED_LEDGERS), folder / "part-0.parquet")
+    lake.store_offload_uuids("e1", ["managed_ledgers"])
+    file = folder.parent / OFFLOAD_UUIDS
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CorruptFormat):
+        lake.offload_uuids("e1")

@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.plan import tables
-from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, prove, take_census
+from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, broken_history, prove, take_census
+from pulsar_lifecycle.plan.history import Marks
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas")
 EPOCH = Epoch(
@@ -107,6 +108,29 @@ def test_another_cluster_and_time_going_back_are_gaps() -> None:
     assert "back in time" in gap
 
 
+def test_a_break_stays_one_however_far_the_store_has_caught_up() -> None:
+    """Every scan inherits it, until the operator sets the earlier ones aside: then there are none."""
+    back = replace(EPOCH, zxid=98)
+    broken = broken_history(back, [BEFORE])
+    assert gaps(back, BEFORE) == (broken,)
+    assert "accept-restore" in broken
+    back = replace(back, broken=broken, gaps=(broken,))
+    later = replace(EPOCH, epoch_id="e3", started_at=3000, finished_at=4000, zxid=500)
+    assert gaps(later, BEFORE, back) == (broken,)
+    later = replace(later, broken=broken, gaps=(broken,))
+    assert broken_history(replace(later, broken="", gaps=(), finished_at=5000), [later]) == broken
+    assert gaps(replace(later, broken="")) == ()
+
+
+def test_uncovered_epochs_tell_the_time_and_covered_ones_the_size() -> None:
+    uncovered = with_census(
+        "schemas", replace(BEFORE, started_at=1500, finished_at=3500, zxid=120, gaps=("x",)), listed=0, decoded=0
+    )
+    first, *others = gaps(with_census("schemas", listed=700, decoded=700), BEFORE, uncovered)
+    assert "back in time" in first
+    assert [gap.partition(":")[0] for gap in others] == ["schemas"]
+
+
 def test_a_ledger_that_went_with_its_topic_is_no_going_back_in_time() -> None:
     assert gaps(replace(EPOCH, max_czxid=1, max_ledger_id=1), BEFORE) == ()
 
@@ -127,8 +151,12 @@ def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None
 
 def test_an_epoch_survives_json() -> None:
     epoch = with_census("schemas", unread=("x",), mismatched=("y",))
-    epoch = replace(epoch, gaps=gaps(epoch), shared_with=None)
-    assert Epoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
+    epoch = replace(epoch, gaps=gaps(epoch), shared_with=None, ids_issued=7, lease=(3, 4), broken="b")
+    document = json.loads(json.dumps(epoch.to_json()))
+    assert Epoch.from_json(document) == epoch
+    for name in ("ids_issued", "lease", "broken"):  # scans of earlier versions know nothing of them
+        del document[name]
+    assert Epoch.from_json(document).marks == Marks("f", 100)
 
 
 @pytest.mark.parametrize(
