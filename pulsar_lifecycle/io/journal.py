@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pulsar_lifecycle.engine.decision import DELETE_OFFLOADED
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.ports import Archived, JournalRow
@@ -121,9 +123,12 @@ def journal_rows(
 
 
 def deleted_since(lake: str, since: int, cluster: str) -> int:
-    """How many ledgers of a cluster the journal says were deleted at ``since`` (ms) or later."""
-    rows = _outcomes(lake, "deleted", since, pc.field("cluster") == cluster)
+    """How many ledgers of a cluster the journal says were deleted in BookKeeper at ``since`` (ms) or later."""
+    rows = _outcomes(lake, "deleted", since, (pc.field("cluster") == cluster) & ~_OFFLOADED)
     return len(set(rows.column("ledger_id").to_pylist()))
+
+
+_OFFLOADED = pc.field("action") == DELETE_OFFLOADED
 
 
 def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
@@ -132,28 +137,43 @@ def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
 
 
 def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
-    """What our first phase took out of topics and no deletion run has settled since: id -> (czxid, when in ms)."""
+    """What our first phase took out of topics and no deletion run has settled since: id -> (czxid, when in ms).
+
+    Only ledgers that BookKeeper held then.
+    """
+    rows = (
+        (row["ledger_id"], json.loads(row["detail"]).get("czxid"), row["at"]) for row in _open(lake, cluster, False)
+    )
+    return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
+
+
+def marked_offloads(lake: str, cluster: str) -> dict[int, int]:
+    """The same ledgers as long as their offloaded copies are not settled: id -> when (ms)."""
+    return {row["ledger_id"]: row["at"] for row in _open(lake, cluster, True)}
+
+
+def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
+    """Marks of ledgers whose copy, in BookKeeper or the offloaded one, no deletion run found gone since."""
     mine = pc.field("cluster") == cluster
     marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark")).select(["ledger_id", "detail", "at"])
     if not marked.num_rows:
-        return {}
-    settled = pa.concat_tables(
-        [_outcomes(lake, outcome, 0, mine & (pc.field("phase") == "delete")) for outcome in ("deleted", "gone")]
-    )
-    open_ = marked.filter(pc.invert(pc.is_in(marked.column("ledger_id"), settled.column("ledger_id").combine_chunks())))
-    return {row["ledger_id"]: (json.loads(row["detail"])["czxid"], row["at"]) for row in open_.to_pylist()}
+        return []
+    mine &= (pc.field("phase") == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED)
+    settled = pa.concat_tables([_outcomes(lake, outcome, 0, mine) for outcome in ("deleted", "gone")])
+    ids = settled.column("ledger_id").combine_chunks()
+    return marked.filter(pc.invert(pc.is_in(marked.column("ledger_id"), ids))).to_pylist()
 
 
 MARKED = "marked"
 """Outcome of phase ``mark``: the ledger left its topic's metadata by our own compare-and-set."""
 
 
-def tallied(lake: str, today: str) -> pa.Table:
-    """The whole journal counted; ``metrics.TALLY``. ``today`` is the UTC date, ``YYYY-MM-DD``.
+def tallied(lake: str, now: int) -> pa.Table:
+    """The whole journal counted, at ``now`` (ms); ``metrics.TALLY``.
 
     Of a past day only its listing is read, as long as it holds the objects that were there when it was last counted.
     """
-    where = f"{lake}/{JOURNAL}"
+    where, today = f"{lake}/{JOURNAL}", datetime.fromtimestamp(now / 1000, UTC).date().isoformat()
     try:
         filesystem, path = pafs.FileSystem.from_uri(where)
         selector = pafs.FileSelector(path, allow_not_found=True)
@@ -212,6 +232,28 @@ def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> 
 def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
     """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
     return _read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id})
+
+
+def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[Archived]:
+    """The newest archived z-node of each of these ledgers, or of each that a run archived, by ledger id.
+
+    Of another cluster's archive only where this ``cluster`` has none of that ledger.
+    """
+    if run_id:
+        ledger_ids = set(_read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"run_id": run_id}).column("ledger_id").to_pylist())
+    condition = pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
+    newest: dict[int, Archived] = {}
+    for row in _scan(lake, ARCHIVE, ARCHIVE_SCHEMA, condition).to_pylist():
+        node = Archived(**row)
+        known = newest.get(node.ledger_id)
+        if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
+            newest[node.ledger_id] = node
+    return [newest[ledger_id] for ledger_id in sorted(newest)]
+
+
+def rows_of_phase(lake: str, phase: str) -> pa.Table:
+    """Journal rows of one phase in the order of their time; ``JOURNAL_SCHEMA``."""
+    return _read(lake, JOURNAL, JOURNAL_SCHEMA, {"phase": phase})
 
 
 def _read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str | None]) -> pa.Table:

@@ -203,7 +203,9 @@ class Lake:
 
     def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
         """Gather every offload UUID in an epoch's tables of topics (one per root) into one small file."""
-        found = OffloadUuids.collect(column for table in tables for column in self._offload_uuid_columns(epoch_id, table))
+        found = OffloadUuids.collect(
+            column for table in tables for column in self._offload_uuid_columns(epoch_id, table)
+        )
         self._write(f"epochs/{epoch_id}/{OFFLOAD_UUIDS}", found.to_bytes())
 
     def _offload_uuid_columns(self, epoch_id: str, table: str) -> Iterator[pa.Array]:

@@ -16,6 +16,8 @@ from pulsar_lifecycle.io.journal import (
     archived_nodes,
     deleted_since,
     journal_rows,
+    marked_ledgers,
+    marked_offloads,
     tallied,
 )
 from pulsar_lifecycle.plan.metrics import count
@@ -23,6 +25,7 @@ from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
 
 NOON = 1_760_000_000_000  # 2025-10-09T08:53:20Z
+TOMORROW = NOON + 86_400_000
 ROW = JournalRow(
     run_id="run-1",
     cluster="sandbox",
@@ -108,6 +111,21 @@ def test_deletions_are_counted_per_cluster_also_in_a_batch_over_midnight(tmp_pat
     assert deleted_since(str(tmp_path), midnight - 1, "sandbox") == 3
     assert deleted_since(str(tmp_path), midnight, "sandbox") == 2
     assert deleted_since(str(tmp_path), 0, "neighbour") == 1
+    journal.record([replace(deleted, ledger_id=4, action="delete-offload-ledger", at=midnight)])
+    assert deleted_since(str(tmp_path), midnight, "sandbox") == 2
+
+
+def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    assert (marked_ledgers(lake, "sandbox"), marked_offloads(lake, "sandbox")) == ({}, {})
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail='{"czxid": 7}')
+    journal.record([replace(mark, ledger_id=i) for i in (1, 2)] + [replace(mark, ledger_id=3, detail="{}")])
+    journal.record([replace(mark, ledger_id=4, cluster="neighbour")])
+    done = replace(mark, phase="delete", outcome="deleted")
+    journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="kept")])
+    journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
+    assert marked_ledgers(lake, "sandbox") == {2: (7, NOON)}
+    assert marked_offloads(lake, "sandbox") == {1: NOON, 3: NOON}
 
 
 def test_unfinished_objects_are_not_read(tmp_path):
@@ -183,26 +201,46 @@ def test_the_journal_is_counted_whole_and_again_only_where_it_changed(tmp_path):
     journal, lake, day = FileJournal(str(tmp_path)), str(tmp_path), "2025-10-09"
     row = replace(ROW, phase="delete", outcome="deleted", action="delete-ledger")
 
-    def deleted(today):
-        return count(tallied(lake, today), "sandbox").ledgers_deleted
+    def deleted(now):
+        return count(tallied(lake, now), "sandbox").ledgers_deleted
 
-    assert deleted(day) == 0
+    assert deleted(NOON) == 0
     journal.record([row, replace(row, ledger_id=1)])
-    assert [deleted(day), deleted(day)] == [2, 2]
+    assert [deleted(NOON), deleted(NOON)] == [2, 2]
     assert not (tmp_path / "tallies").exists()  # today goes on
-    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [2, 2]
+    assert [deleted(TOMORROW), deleted(TOMORROW)] == [2, 2]
     (kept,) = (tmp_path / "tallies").iterdir()
     journal.record([row])  # a late batch is filed under the day of its first row
-    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [3, 3]
+    assert [deleted(TOMORROW), deleted(TOMORROW)] == [3, 3]
     kept.write_bytes(b"half a file")
-    assert [deleted("2025-10-10"), deleted("2025-10-10")] == [3, 3]
+    assert [deleted(TOMORROW), deleted(TOMORROW)] == [3, 3]
     (tmp_path / "journal" / f"date={day}" / ".x.parquet.tmp").write_bytes(b"unfinished")
-    assert deleted("2025-10-10") == 3
+    assert deleted(TOMORROW) == 3
 
 
 def test_a_past_day_is_not_read_again(tmp_path):
     FileJournal(str(tmp_path)).record([replace(ROW, phase="delete", outcome="deleted")])
-    before = tallied(str(tmp_path), "2025-10-10")
+    before = tallied(str(tmp_path), TOMORROW)
     for found in (tmp_path / "journal").rglob("*.parquet"):
         found.write_bytes(b"nobody looks")
-    assert tallied(str(tmp_path), "2025-10-10").equals(before)
+    assert tallied(str(tmp_path), TOMORROW).equals(before)
+
+
+def test_the_newest_archived_z_node_of_each_ledger_counts(tmp_path):
+    journal = FileJournal(str(tmp_path))
+    old, new = replace(NODE, ledger_id=1), replace(NODE, ledger_id=1, run_id="run-2", czxid=9, at=NOON + 1)
+    foreign = replace(new, cluster="other", at=NOON + 2)
+    alone = replace(foreign, ledger_id=2)
+    journal.archive([new, alone])
+    journal.archive([old, foreign])
+    where = str(tmp_path)
+    assert last_archived(where, "sandbox", run_id="run-1") == [new]
+    assert last_archived(where, "sandbox", ledger_ids=[2, 1, 3]) == [new, alone]
+    assert last_archived(where, "sandbox", ledger_ids=[3]) == []
+    assert last_archived(where, "sandbox", run_id="no such run") == []
+
+
+def test_rows_of_one_phase(tmp_path):
+    journal = FileJournal(str(tmp_path))
+    journal.record([ROW, replace(ROW, phase="undo", at=NOON + 1), replace(ROW, phase="undo")])
+    assert [row["at"] for row in rows_of_phase(str(tmp_path), "undo").to_pylist()] == [NOON, NOON + 1]

@@ -1,8 +1,8 @@
 """The lake keeps epochs and plans whole, shows no unfinished ones, and forgets old epochs by rule."""
 
-from dataclasses import replace
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -219,9 +219,7 @@ def test_no_offload_uuids_are_an_empty_list_and_no_list_is_an_error(lake: Lake) 
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: data[:5], lambda data: data + b"x" * 8])
-def test_a_list_of_offload_uuids_that_is_not_whole_is_an_error(
-    lake: Lake, damage: Callable[[bytes], bytes]
-) -> None:
+def test_a_list_of_offload_uuids_that_is_not_whole_is_an_error(lake: Lake, damage: Callable[[bytes], bytes]) -> None:
     folder = Path(lake.location) / "epochs" / "e1" / "managed_ledgers"
     folder.mkdir(parents=True)
     rows = [{"path": "/x", "offload_uuids": [str(uuid4()) for _ in range(3)]}]
