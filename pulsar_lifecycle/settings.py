@@ -249,6 +249,20 @@ class DeletionSettings(_Section):
     """A consumer that received nothing for this long ends its work."""
 
 
+class MetricsSettings(_Section):
+    """Where the metrics of two-phase deletion go besides the UI."""
+
+    textfile: str = ""
+    """A file for Prometheus' node_exporter (textfile collector); it must end in ``.prom``. Empty: none is written."""
+
+    @field_validator("textfile")
+    @classmethod
+    def _collected(cls, value: str) -> str:
+        if value and not (value.startswith("/") and value.endswith(".prom")):  # any other name is never collected
+            raise ValueError(f"expected an absolute path that ends in .prom, found {value!r}")
+        return value
+
+
 class Settings(_Section):
     """The whole file."""
 
@@ -265,6 +279,7 @@ class Settings(_Section):
     orphans: OrphanSettings = OrphanSettings()
     apply: ApplySettings = ApplySettings()
     deletion: DeletionSettings = DeletionSettings()
+    metrics: MetricsSettings = MetricsSettings()
 
 
 def load_settings(path: str | os.PathLike[str] | None = None) -> Settings:

@@ -147,15 +147,15 @@ def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
     return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
 
 
-def marked_offloads(lake: str, cluster: str) -> dict[int, int]:
-    """The same ledgers as long as their offloaded copies are not settled: id -> when (ms)."""
-    return {row["ledger_id"]: row["at"] for row in _open(lake, cluster, True)}
+def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:
+    """The same ledgers as long as their offloaded copies are not settled: id -> (full topic name, when in ms)."""
+    return {row["ledger_id"]: (row["topic"], row["at"]) for row in _open(lake, cluster, True)}
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     """Marks of ledgers whose copy, in BookKeeper or the offloaded one, no deletion run found gone since."""
     mine = pc.field("cluster") == cluster
-    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark")).select(["ledger_id", "detail", "at"])
+    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark")).sort_by("at")
     if not marked.num_rows:
         return []
     mine &= (pc.field("phase") == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED)

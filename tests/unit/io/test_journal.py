@@ -125,7 +125,7 @@ def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
     journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="kept")])
     journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
     assert marked_ledgers(lake, "sandbox") == {2: (7, NOON)}
-    assert marked_offloads(lake, "sandbox") == {1: NOON, 3: NOON}
+    assert marked_offloads(lake, "sandbox") == {1: (ROW.topic, NOON), 3: (ROW.topic, NOON)}
 
 
 def test_unfinished_objects_are_not_read(tmp_path):

@@ -1,0 +1,68 @@
+"""The metrics as a Prometheus textfile, for node_exporter's textfile collector.
+
+Belongs here: names, labels, writing the file whole or not at all. Not here: what counts for what (``plan/metrics.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pulsar_lifecycle.errors import LifecycleError, StoreError
+from pulsar_lifecycle.io.journal import tallied
+from pulsar_lifecycle.plan import metrics
+from pulsar_lifecycle.plan.metrics import METRICS, Metrics
+from pulsar_lifecycle.settings import Settings
+
+PREFIX = "pulsar_lifecycle"
+
+
+class _Snapshot(Collector):
+    def __init__(self, cluster: str, counted: Metrics, in_flight: int | None) -> None:
+        self._cluster = cluster
+        self._counted = counted.to_json()
+        self._in_flight = in_flight
+
+    def collect(self) -> Iterable[Metric]:
+        for metric in METRICS:
+            family = CounterMetricFamily(f"{PREFIX}_{metric.name}", metric.help, labels=["cluster"])
+            family.add_metric([self._cluster], self._counted[metric.name])
+            yield family
+        if self._in_flight is not None:
+            help_text = "How many estimated in-flight ledger deletions. 0 means that all have been deleted."
+            gauge = GaugeMetricFamily(f"{PREFIX}_in_flight_deletions", help_text, labels=["cluster"])
+            gauge.add_metric([self._cluster], self._in_flight)
+            yield gauge
+
+
+def write_textfile(path: str, cluster: str, counted: Metrics, in_flight: int | None) -> None:
+    """Write ``NAME_total{cluster="..."}`` counters and the in-flight gauge, unless that is not known (None).
+
+    Raises StoreError; what was there before then stays.
+    """
+    registry = CollectorRegistry()
+    registry.register(_Snapshot(cluster, counted, in_flight))
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_to_textfile(path, registry)
+    except OSError as error:
+        raise StoreError(f"metrics.textfile: {path} cannot be written: {error}") from error
+
+
+def publish(settings: Settings, now: int, in_flight: int | None = None) -> str:
+    """Count the journal and write the textfile that the settings name; what every run with effects does at its end.
+
+    Returns why that failed, empty if it did not or no file is named: a run's work is done whether this is or not.
+    """
+    if not settings.metrics.textfile:
+        return ""
+    try:
+        counted = metrics.count(tallied(settings.lake.path, now), settings.cluster)
+        write_textfile(settings.metrics.textfile, settings.cluster, counted, in_flight)
+    except LifecycleError as error:
+        return str(error)
+    return ""
