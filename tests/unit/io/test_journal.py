@@ -16,8 +16,10 @@ from pulsar_lifecycle.io.journal import (
     archived_nodes,
     deleted_since,
     journal_rows,
+    last_archived,
     marked_ledgers,
     marked_offloads,
+    rows_of_phase,
     tallied,
 )
 from pulsar_lifecycle.plan.metrics import count

@@ -1,0 +1,456 @@
+"""Undoing deletions: archived ledger z-nodes go back while the bookies still hold the entries.
+
+Belongs here: which archived ledgers may come back, the order of steps, what a crash at any of them leaves. Not here:
+asking bookies (``io/bookie.py``), reading the archive (``io/journal.py``).
+
+A bookie drops a ledger's entries when its garbage collection misses the z-node. A collection that had listed the
+z-nodes before ours came back may still drop them after; so every replica is asked before, and again one collection
+interval later, and only the second answer makes a ledger ``restored``.
+
+Every step of a ledger is journalled (``phase=undo``). The row ``recreating`` is durable before the z-node is created:
+a z-node with the archived bytes and such a row is ours, and a rerun goes on with its second check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine.decision import DELETE_LEDGER
+from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, OutcomeUnknown, Overloaded
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.deletion import component_of
+from pulsar_lifecycle.ports import (
+    Archived,
+    Clock,
+    Deletion,
+    Journal,
+    JournalRow,
+    MetadataStore,
+    Node,
+    ReplicaCheck,
+    Stat,
+)
+
+PHASE = "undo"
+
+RESTORABLE = "restorable"
+RECREATING = "recreating"
+RECREATED = "recreated"
+RESTORED = "restored"
+UNCONFIRMED = "unconfirmed"
+LOST = "lost"
+UNKNOWN = "unknown"
+PRESENT = "present"
+REFUSED = "refused"
+"""Outcomes. ``restorable``: what a dry run says of a ledger that could come back. ``recreating``, ``recreated``: the
+z-node is about to be there, is there, and the second check is due. ``restored``, ``lost`` (past saving), ``unknown``
+(bookies were silent, nothing was done), ``present`` (its z-node was there) and ``refused`` end a run; so does
+``unconfirmed``: the z-node is there and the second check proved nothing, a rerun checks again.
+"""
+
+_PENDING = frozenset({RECREATING, RECREATED, UNCONFIRMED})
+
+STEP = 5.0
+"""Seconds between two looks at the pause z-node while a collection interval passes."""
+REPORT = 60.0
+"""Seconds between two progress reports meanwhile."""
+
+Check = Callable[[Sequence[tuple[int, LedgerMetadata]]], list[ReplicaCheck]]
+"""``LedgerReader.check_replicas``, or something that spreads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoRun:
+    """What an undo is to do. ``gc_wait_ms``: the longest ``gcWaitTime`` of any bookie, plus what a collection takes.
+
+    ``guard`` is the lease's. ``store_ahead_ms``: how far the metadata store's clock, which dates z-nodes, is ahead of
+    ours. ``accept_unknown``: re-create ledgers although bookies that should hold them did not answer.
+    """
+
+    run_id: str
+    cluster: str
+    ledgers_root: str
+    guard: tuple[str, int]
+    store_ahead_ms: int
+    gc_wait_ms: int
+    accept_unknown: bool
+    batch: int
+    creates_per_second: float
+    slow_above_ms: float
+    stop_above_ms: float
+
+
+@dataclass(slots=True)
+class UndoTools:
+    """The ports of an undo; ``say`` tells an operator how far it is."""
+
+    store: MetadataStore
+    check: Check
+    journal: Journal
+    clock: Clock
+    say: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Undone:
+    """One archived ledger and what became of it; ``node`` is its z-node once it is back."""
+
+    archived: Archived
+    metadata: LedgerMetadata | None = None
+    component: str = ""
+    topic: str = ""
+    outcome: str = ""
+    reason: str = ""
+    check: ReplicaCheck | None = None
+    node: Node | None = None
+
+    @property
+    def ledger_id(self) -> int:
+        """Its id."""
+        return self.archived.ledger_id
+
+    @property
+    def length(self) -> int:
+        """Bytes of its entries, once."""
+        return self.metadata.length if self.metadata else 0
+
+    def settle(self, outcome: str, reason: str) -> None:
+        """Where it stands now."""
+        self.outcome, self.reason = outcome, reason
+
+
+# ------------------------------------------------------------------------------------------------------- the two ways
+
+
+def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+    """What :func:`undo` would do now; changes nothing, journals nothing."""
+    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    _look(tools, ledgers, pending)
+    for some in _batches([one for one in ledgers if not one.outcome], run.batch):
+        _first_check(run, tools, some)
+        for one in some:
+            if not one.outcome:
+                one.settle(RESTORABLE, _described(one))
+    return ledgers
+
+
+def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+    """Bring archived ledgers back: check, re-create, wait one collection interval, check again.
+
+    ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
+    LeaseLost, Overloaded, Unavailable; what was done until then is journalled, and a rerun goes on from there.
+    """
+    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    budget = RateBudget(run.creates_per_second, tools.clock)
+    for some in _batches(ledgers, run.batch):
+        _may_act(run, tools)
+        _look(tools, some, pending)
+        _first_check(run, tools, [one for one in some if not one.outcome])
+        _record(run, tools, [one for one in some if one.outcome])
+        _recreate(run, tools, [one for one in some if not one.outcome], budget)
+        tools.say(_counted(ledgers))
+    back = [one for one in ledgers if one.outcome == RECREATED]
+    _wait(run, tools, back)
+    for some in _batches(back, run.batch):
+        _may_act(run, tools)
+        _second_check(run, tools, some)
+        tools.say(_counted(ledgers))
+    return ledgers
+
+
+def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
+    """Ledgers that an undo re-created, or began to, and did not settle: id -> czxid of the archived z-node.
+
+    ``rows``: of the journal, oldest first.
+    """
+    found: dict[int, int] = {}
+    for row in rows:
+        if row["cluster"] == cluster and row["phase"] == PHASE:
+            if row["outcome"] in _PENDING:
+                found[row["ledger_id"]] = json.loads(row["detail"])["archived_czxid"]
+            elif row["outcome"] in (RESTORED, LOST):
+                found.pop(row["ledger_id"], None)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ which may come back
+
+
+def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Undone]:
+    """The newest archived z-node of each ledger, by id; what can never come back is settled as ``refused``."""
+    newest: dict[int, Archived] = {}
+    for row in archived:
+        known = newest.get(row.ledger_id)
+        if known is None or row.at >= known.at:
+            newest[row.ledger_id] = row
+    ledgers = [Undone(newest[ledger_id]) for ledger_id in sorted(newest)]
+    for one in ledgers:
+        row = one.archived
+        if row.cluster != cluster:
+            one.settle(REFUSED, f"it was deleted from another cluster, {row.cluster}")
+        elif row.path != ledger_path.ledger_path(row.ledger_id, root):
+            one.settle(REFUSED, f"it was deleted from another place, {row.path}")
+        else:
+            try:
+                one.metadata = ledger_metadata.decode(row.data)
+            except CorruptFormat as error:
+                one.settle(REFUSED, f"what the archive holds is no ledger metadata: {error}")
+                continue
+            if one.metadata.state is not LedgerState.CLOSED:
+                one.settle(REFUSED, f"it was {one.metadata.state.name}: what it should hold is not known")
+    _name(ledgers, root)
+    return ledgers
+
+
+def _name(ledgers: Sequence[Undone], root: str) -> None:
+    """Component and topic by the tags."""
+    known = [one for one in ledgers if one.metadata]
+    nodes = [Node(one.archived.path, one.archived.data, _stat_of(one.archived)) for one in known]
+    for one, row in zip(known, inventory.ledger_rows(nodes, root).to_pylist() if nodes else [], strict=True):
+        if row["application"] != "pulsar" or row["component"] not in orphans.COMPONENTS:
+            continue
+        one.component = component_of(row["component"], row["cursor"]).value
+        tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
+        one.topic = orphans.owner_of(*(row[tag] for tag in tags))[1]
+
+
+def _stat_of(row: Archived) -> Stat:
+    return Stat(row.czxid, row.czxid, row.ctime, row.ctime, row.version, 0, 0, len(row.data), 0, row.czxid)
+
+
+def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
+    """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
+    ledgers = [one for one in ledgers if not one.outcome]
+    if not ledgers:
+        return
+    newest = tools.store.zxid()
+    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+        row = one.archived
+        if row.czxid > newest:
+            one.settle(
+                REFUSED, "the metadata store is younger than the archived z-node: it was restored, or is another"
+            )
+        elif node is None:
+            continue
+        elif not isinstance(node, Node):
+            one.settle(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
+        elif node.data != row.data:
+            one.settle(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
+        elif node.stat.czxid == row.czxid:
+            one.settle(PRESENT, "it was never deleted")
+        elif pending.get(row.ledger_id) == row.czxid:
+            one.node = node
+            one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
+        else:
+            one.settle(PRESENT, "it is restored already")
+
+
+def _first_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Ask every replica; settles what is past saving, and what is not known unless the operator allows that."""
+    for one in _checked(tools, ledgers):
+        assert one.check is not None
+        if one.check.lost:
+            one.settle(LOST, f"past saving: {_described(one)}")
+        elif one.check.silent and not run.accept_unknown:
+            one.settle(UNKNOWN, f"{_described(one)}; accept_unknown restores it all the same")
+
+
+def _checked(tools: UndoTools, ledgers: Sequence[Undone]) -> Sequence[Undone]:
+    """The same ledgers with what their bookies say now."""
+    checks = tools.check([(one.ledger_id, one.metadata) for one in ledgers if one.metadata]) if ledgers else []
+    for one, check in zip(ledgers, checks, strict=True):
+        one.check = check
+    return ledgers
+
+
+def _described(one: Undone) -> str:
+    """What its bookies said, for an operator."""
+    check = one.check
+    assert check is not None
+    assert one.metadata is not None
+    which = "every entry" if check.every_entry else f"a sample of {check.asked} of {check.entries} entries"
+    said = [f"{which} asked of {one.metadata.write_quorum} replicas"]
+    if check.lost:
+        said.append(f"{check.lost} on no bookie any more")
+    if check.unproven:
+        said.append(f"{check.unproven} not shown by any bookie that answered")
+    if check.thin:
+        said.append(f"{check.thin} under-replicated")
+    if check.missing:
+        said.append("missing on " + ", ".join(sorted(check.missing)))
+    if check.silent:
+        said.append("silent: " + "; ".join(check.silent[bookie] for bookie in sorted(check.silent)))
+    return ", ".join(said) if len(said) > 1 else f"{said[0]}, all there"
+
+
+# -------------------------------------------------------------------------------------------------------- the effects
+
+
+def _may_act(run: UndoRun, tools: UndoTools) -> None:
+    control.check_not_paused(tools.store)
+    latency = tools.store.latency_ms()
+    if latency > run.stop_above_ms:
+        raise Overloaded(f"ZooKeeper answers in {latency:.0f} ms, the limit is {run.stop_above_ms:.0f} ms: stopped")
+    if latency > run.slow_above_ms:
+        tools.clock.sleep(latency / 1000)
+
+
+def _recreate(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone], budget: RateBudget) -> None:
+    """Create the z-nodes; what is there afterwards is journalled whatever stopped this."""
+    if not ledgers:
+        return
+    control.check_not_paused(tools.store)
+    for one in ledgers:
+        one.settle(RECREATING, _described(one))
+    _record(run, tools, ledgers)
+    tried: list[Undone] = []
+    try:
+        for one in ledgers:
+            budget.take(1)
+            tried.append(one)
+            _create(tools, one)
+    finally:
+        _record(run, tools, [one for one in tried if one.outcome != RECREATING])
+
+
+def _create(tools: UndoTools, one: Undone) -> None:
+    """Create one z-node; after an outcome that is not known, what is there decides."""
+    row = one.archived
+    try:
+        one.node = Node(row.path, row.data, tools.store.create(row.path, row.data, parents=True))
+    except (Conflict, OutcomeUnknown) as error:
+        tools.store.sync(row.path)
+        node = tools.store.read([row.path])[0]
+        if node is None:
+            one.settle(UNKNOWN, f"its z-node could not be created, run again: {error}")
+            return
+        if not isinstance(node, Node) or node.data != row.data:
+            one.settle(REFUSED, "its id was issued again at this moment: the z-node is another")
+            return
+        one.node = node
+    one.settle(RECREATED, one.reason)
+
+
+def _wait(run: UndoRun, tools: UndoTools, back: Sequence[Undone]) -> None:
+    """Until one collection interval has passed since the last of them came back, by the metadata store's clock."""
+    if not back:
+        return
+    due = max(one.node.stat.ctime for one in back if one.node) + run.gc_wait_ms - run.store_ahead_ms
+    said = 0.0
+    while (left := (due - tools.clock.now_ms()) / 1000) > 0:
+        control.check_not_paused(tools.store)
+        if not said or said - left >= REPORT:
+            tools.say(f"{len(back)} ledgers re-created; the second check is in {left:.0f} s")
+            said = left
+        tools.clock.sleep(min(left, STEP))
+
+
+def _second_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Ask every replica again; takes away again what nobody holds any more."""
+    tools.store.sync("/")
+    left: list[Undone] = []
+    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+        assert one.node is not None
+        if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
+            one.settle(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
+            continue
+        try:
+            one.metadata = ledger_metadata.decode(node.data)
+        except CorruptFormat as error:
+            one.settle(UNCONFIRMED, f"its z-node was changed meanwhile: {error}")
+            continue
+        one.node = node
+        left.append(one)
+    lost: list[Undone] = []
+    for one in _checked(tools, left):
+        assert one.check is not None
+        if one.check.lost:
+            lost.append(one)
+        elif one.check.unproven or (one.check.silent and not run.accept_unknown):
+            one.settle(UNCONFIRMED, f"{_described(one)}; its z-node is back, run again to check again")
+        else:
+            one.settle(RESTORED, _described(one))
+    try:
+        _take_away(run, tools, lost)
+    finally:
+        _record(run, tools, ledgers)
+
+
+def _take_away(run: UndoRun, tools: UndoTools, lost: Sequence[Undone]) -> None:
+    """Remove z-nodes whose entries are gone, if they are still as we made them."""
+    ours: list[Undone] = []
+    for one in lost:
+        assert one.node is not None
+        one.settle(
+            UNCONFIRMED, f"past saving: {_described(one)}; its z-node is left, it was changed since it came back"
+        )
+        if one.node.stat.version == 0 and one.node.data == one.archived.data:
+            ours.append(one)
+    if not ours:
+        return
+    for one in ours:
+        one.settle(UNCONFIRMED, f"past saving: {_described(one)}; its z-node is still there, run again")
+    control.check_not_paused(tools.store)
+    try:
+        tools.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
+    finally:
+        with contextlib.suppress(LifecycleError):  # not known: they stay unconfirmed
+            tools.store.sync("/")
+            for one, node in zip(ours, tools.store.read([one.archived.path for one in ours]), strict=True):
+                if node is None:
+                    one.settle(LOST, f"past saving, collected while it came back: {_described(one)}")
+
+
+# -------------------------------------------------------------------------------------------------------- the journal
+
+
+def _record(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    now = tools.clock.now_ms()
+    tools.journal.record([_row(run, one, now) for one in ledgers])
+
+
+def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
+    row = one.archived
+    detail: dict[str, Any] = {"archived_by": row.run_id, "archived_czxid": row.czxid}
+    if one.node:
+        detail |= {"czxid": one.node.stat.czxid, "ctime": one.node.stat.ctime}
+    if one.check:
+        detail["check"] = {**asdict(one.check), "missing": dict(one.check.missing), "silent": dict(one.check.silent)}
+    return JournalRow(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        plan_id="",
+        ledger_id=row.ledger_id,
+        component=one.component,
+        topic=one.topic,
+        action=DELETE_LEDGER,
+        phase=PHASE,
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.length,
+        checksum=hashlib.sha256(row.data).hexdigest(),
+        detail=json.dumps(detail, sort_keys=True),
+        at=now,
+    )
+
+
+def _counted(ledgers: Iterable[Undone]) -> str:
+    counts: dict[str, int] = {}
+    for one in ledgers:
+        name = one.outcome or "to do"
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def _batches(ledgers: Sequence[Undone], size: int) -> Iterator[Sequence[Undone]]:
+    for start in range(0, len(ledgers), size):
+        yield ledgers[start : start + size]
