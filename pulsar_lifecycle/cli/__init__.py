@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pulsar_lifecycle.cli import control, explain, inspect, plans
+from pulsar_lifecycle.cli import control, explain, inspect, plans, queue
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
@@ -35,6 +35,8 @@ app.command()(explain.explain)
 app.command()(control.status)
 app.command()(control.pause)
 app.command()(control.resume)
+app.command()(control.accept_restore)
+app.add_typer(queue.app, name="queue")
 app.command()(plans.plans)
 app.command()(plans.plan)
 app.command()(plans.journal)

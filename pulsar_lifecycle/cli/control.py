@@ -1,4 +1,4 @@
-"""``pause``, ``resume``, ``status``: may anything act, does anything act, on what evidence.
+"""``pause``, ``resume``, ``status``, ``accept-restore``: may anything act, does anything act, on what evidence.
 
 Belongs here: the commands. Not here: the z-nodes (``engine/control.py``).
 """
@@ -28,10 +28,10 @@ def pause(
 
     settings = settings_of(context)
     with KazooStore(settings.zookeeper) as store:
-        before = _note(store, control.PAUSE)
+        before = note(store, control.PAUSE)
         control.pause(store, reason)
     if before:
-        show.text(f"{settings.cluster} was paused already, {_since(before)}", "bold")
+        show.text(f"{settings.cluster} was paused already, {since(before)}", "bold")
     else:
         show.text(f"{settings.cluster} is paused: every effect stops within one batch", "bold")
 
@@ -43,10 +43,32 @@ def resume(context: typer.Context) -> None:
 
     settings = settings_of(context)
     with KazooStore(settings.zookeeper) as store:
-        before = _note(store, control.PAUSE)
+        before = note(store, control.PAUSE)
         control.resume(store)
-    was = f"; it was paused {_since(before)}" if before else ", and was not paused"
+    was = f"; it was paused {since(before)}" if before else ", and was not paused"
     show.text(f"{settings.cluster} is not paused{was}", "bold")
+
+
+def accept_restore(
+    context: typer.Context,
+    reason: Annotated[str, typer.Argument(help="What was restored, from when; it is kept beside the scans.")],
+) -> None:
+    """Set aside every scan made so far: for a metadata store that was restored and is now known to be right.
+
+    Writes one document in the lake and nothing to the cluster. Plans made of those scans cannot be applied any more;
+    two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
+    """
+    from pulsar_lifecycle.io.lake import Lake
+
+    settings = settings_of(context)
+    lake = Lake(settings.lake.path)
+    aside = [e for e in lake.epochs() if e.cluster == settings.cluster]
+    broken = next((e.broken for e in reversed(aside) if e.broken), "")
+    lake.set_scans_aside(settings.cluster, now_ms(), reason)
+    show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
+    if broken:
+        show.text(f"what the newest of them had found: {broken}")
+    show.text("run the job `scan` now, and again orphans.confirm_after later; until then plans are report-only")
 
 
 def status(context: typer.Context, as_json: AsJson = False) -> None:
@@ -71,7 +93,7 @@ def _status(settings: Settings) -> dict[str, Any]:
 
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
-        paused, holder = _note(store, control.PAUSE), _note(store, control.HOLDER)
+        paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
         latency = store.latency_ms()
     lake = Lake(settings.lake.path)
     epochs = lake.epochs(fingerprint)
@@ -137,8 +159,8 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
-            ("effects", f"PAUSED {_since(document['paused'])}" if document["paused"] else "not paused"),
-            ("acting", f"{lease['text']} holds the lease, {_since({**lease, 'text': ''})}" if lease else "nobody"),
+            ("effects", f"PAUSED {since(document['paused'])}" if document["paused"] else "not paused"),
+            ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
             ("last scan", lines),
             ("last plan", plan),
             (
@@ -152,7 +174,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     )
 
 
-def _note(store: MetadataStore, path: str) -> dict[str, Any] | None:
+def note(store: MetadataStore, path: str) -> dict[str, Any] | None:
     """Text and creation time of one of our z-nodes; one that cannot be read counts as there."""
     from pulsar_lifecycle.ports import Node, Unread
 
@@ -164,6 +186,7 @@ def _note(store: MetadataStore, path: str) -> dict[str, Any] | None:
     return None
 
 
-def _since(note: dict[str, Any]) -> str:
-    told = f": {note['text']}" if note["text"] else ""
-    return f"since {show.moment(note['since'])} ({show.span(now_ms() - note['since'])} ago){told}"
+def since(noted: dict[str, Any]) -> str:
+    """Since when one of our z-nodes is there, and its text."""
+    told = f": {noted['text']}" if noted["text"] else ""
+    return f"since {show.moment(noted['since'])} ({show.span(now_ms() - noted['since'])} ago){told}"

@@ -1,0 +1,175 @@
+"""``queue status``: what waits, what became of what was sent, whether anything needs an operator.
+
+Belongs here: gathering and laying out. Not here: looking (``io/queue_state.py``), counting (``plan/metrics.py``).
+It writes nothing to the cluster and loads only the queue's own topics.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.control import note, since
+from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
+
+if TYPE_CHECKING:
+    from pulsar_lifecycle.io.queue_state import QueueState
+    from pulsar_lifecycle.settings import Settings
+
+app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
+
+
+@app.callback()
+def queue() -> None:
+    """The deletion queue: main, retry and dead-letter topic."""
+
+
+@app.command()
+def status(
+    context: typer.Context,
+    as_json: AsJson = False,
+    textfile: Annotated[
+        Path | None,
+        typer.Option("--textfile", help="Write the metrics there, for Prometheus. [default: metrics.textfile]"),
+    ] = None,
+) -> None:
+    """What waits, what became of it, the nine metrics of PIP-186. Exit code 1 if something needs an operator."""
+    settings = settings_of(context)
+    document = _status(settings, str(textfile.absolute()) if textfile else settings.metrics.textfile)
+    if as_json:
+        show.json_document(document)
+    else:
+        _print(document, settings)
+    if document["findings"]:
+        raise typer.Exit(1)
+
+
+def _status(settings: Settings, textfile: str) -> dict[str, Any]:
+    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+    from pulsar_lifecycle.io.journal import tallied
+    from pulsar_lifecycle.io.prometheus import write_textfile
+    from pulsar_lifecycle.io.queue import PulsarQueueReader
+    from pulsar_lifecycle.io.queue_state import look
+    from pulsar_lifecycle.plan import metrics
+
+    now = now_ms()
+    with looking(settings) as store:
+        paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
+    with (
+        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+        closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
+    ):
+        waiting = look(admin, reader, now)
+    tallies = tallied(settings.lake.path, now)
+    counted = metrics.count(tallies, settings.cluster)
+    runs = metrics.deletion_runs(tallies, settings.cluster)
+    if textfile:
+        write_textfile(textfile, settings.cluster, counted, waiting.in_flight)
+    return {
+        "cluster": settings.cluster,
+        "enabled": settings.deletion.topicTwoPhaseDeletionEnabled,
+        "paused": paused,
+        "lease": holder,
+        "queue": waiting.to_json(),
+        "metrics": counted.to_json(),
+        "last_run": _run(runs[-1]) if runs else None,
+        "run_before": _run(runs[-2]) if len(runs) > 1 else None,
+        "findings": _findings(waiting, paused, metrics.retries_grow(runs), settings),
+    }
+
+
+def _run(run: Any) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "ended_at": run.last_at,
+        "outcomes": dict(run.outcomes),
+        "deleted_bytes": run.deleted_bytes,
+    }
+
+
+def _findings(waiting: QueueState, paused: dict[str, Any] | None, grow: bool, settings: Settings) -> list[str]:
+    """What needs an operator, each with what to do."""
+    found: list[str] = []
+    if waiting.dead:
+        found.append(
+            f"{show.counted(waiting.dead, 'dead letter')}: look why (`pulsar-lifecycle journal`), mend it, "
+            "then run the job redrive_dead_letters"
+        )
+    if waiting.unsubscribed:
+        found.append(
+            f"no subscription on {', '.join(waiting.unsubscribed)}: what is sent there is lost; "
+            "any apply or deletion run makes it anew"
+        )
+    if paused:
+        found.append("paused: `pulsar-lifecycle resume` lets effects go on")
+    if not settings.deletion.topicTwoPhaseDeletionEnabled and waiting.in_flight:
+        found.append("deletion.topicTwoPhaseDeletionEnabled is false while intents are in flight: they wait")
+    if grow:
+        found.append("retries grow: the last deletion run failed more often than the one before it")
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------------- the page
+
+
+def _print(document: dict[str, Any], settings: Settings) -> None:
+    from pulsar_lifecycle.plan.metrics import METRICS
+
+    queue, lease, paused, last = (document[key] for key in ("queue", "lease", "paused", "last_run"))
+    findings = document["findings"]
+    for finding in findings:
+        show.text(f"! {finding}", "bold red")
+    if not findings:
+        show.text("nothing needs you", "bold green")
+    show.facts(
+        [
+            ("cluster", document["cluster"]),
+            ("in flight", f"{show.counted(queue['in_flight'], 'intent')}, {_due(queue)}"),
+            ("dead letters", str(queue["dead"])),
+            ("effects", _effects(paused, document["enabled"])),
+            ("acting", since(lease) if lease else "nobody"),
+            ("last run", _last(last)),
+        ]
+    )
+    show.text("topics", "bold cyan")
+    parts = [part for topic in ("main", "retry", "dead_letters") for part in queue[topic]]
+    show.table(["partition", "waiting", "due", "not yet due", "subscription"], [_line(part) for part in parts], 2)
+    if not parts:
+        show.text("  none yet: the first apply makes them")
+    if queue["unseen"]:
+        show.text(f"  which of them are due could not be seen: {queue['unseen']}")
+    show.text("metrics, since the journal began", "bold cyan")
+    show.table(["count", "what"], [(document["metrics"][metric.name], metric.help) for metric in METRICS], 2)
+
+
+def _due(queue: dict[str, Any]) -> str:
+    parts = [*queue["main"], *queue["retry"]]
+    if not parts or any(part["due"] is None for part in parts if part["backlog"]):
+        return "due: not known"
+    some = "" if all(part["all_seen"] for part in parts) else " of those at the front"
+    return f"{sum(p['due'] or 0 for p in parts)} due, {sum(p['later'] or 0 for p in parts)} not yet{some}"
+
+
+def _effects(paused: dict[str, Any] | None, enabled: bool) -> str:
+    told = f"PAUSED {since(paused)}" if paused else "not paused"
+    return told if enabled else f"{told}; SWITCHED OFF: deletion.topicTwoPhaseDeletionEnabled is false"
+
+
+def _last(run: dict[str, Any] | None) -> str:
+    if run is None:
+        return "none yet"
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items())
+    ago = show.span(now_ms() - run["ended_at"])
+    return f"{run['run_id']}, {ago} ago: {outcomes}; {show.size(run['deleted_bytes'])} deleted"
+
+
+def _line(part: dict[str, Any]) -> tuple[Any, ...]:
+    name = part["topic"].rpartition("/")[2]
+    more = "" if part["all_seen"] else "+"
+    due, later = (None if part[key] is None else f"{part[key]}{more}" for key in ("due", "later"))
+    return name, part["backlog"], due, later, "there" if part["subscribed"] else "MISSING"
