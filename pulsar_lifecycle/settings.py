@@ -115,6 +115,8 @@ class BookKeeperSettings(_Section):
     gone_namespaces: tuple[str, ...] = ()
     """Namespaces that exist under no declared root and whose ledgers may nevertheless be judged."""
     read_timeout: Seconds = 10.0
+    gc_wait: Seconds = 900.0
+    """The longest time between two garbage collections of any bookie (``gcWaitTime``), and what one takes."""
     tls: Tls | None = None
 
     @field_validator("shared_with")
