@@ -203,22 +203,10 @@ class Lake:
 
     def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
         """Gather every offload UUID in an epoch's tables of topics (one per root) into one small file."""
-        found = OffloadUuids.collect(
-            column for table in tables for column in self._offload_uuid_columns(epoch_id, table)
-        )
+        parts = [part for table in tables for part in self.parts(epoch_id, table)]
+        named = self.batches(parts, ["offload_uuids"], pc.field("offload_uuids").is_valid())
+        found = OffloadUuids.collect(batch.column("offload_uuids") for batch in named)
         self._write(f"epochs/{epoch_id}/{OFFLOAD_UUIDS}", found.to_bytes())
-
-    def _offload_uuid_columns(self, epoch_id: str, table: str) -> Iterator[pa.Array]:
-        path = f"{self._root}/epochs/{epoch_id}/{table}"
-        try:
-            dataset = ds.dataset(path, format="parquet", filesystem=self._filesystem)
-            named = pc.field("offload_uuids").is_valid()
-            for batch in dataset.to_batches(columns=["offload_uuids"], filter=named):
-                yield batch.column(0)
-        except FileNotFoundError:
-            raise NotFound(f"{path}: epoch {epoch_id} has no table {table}") from None
-        except (OSError, pa.ArrowException) as error:
-            raise StoreError(f"{path}: cannot be read: {error}") from error
 
     def offload_uuids(self, epoch_id: str) -> OffloadUuids:
         """The offload UUIDs of a finished epoch. Raises NotFound for an epoch of an older version, CorruptFormat."""

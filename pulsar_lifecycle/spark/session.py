@@ -24,8 +24,7 @@ CONF = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "20000",
-    "spark.sql.shuffle.partitions": "16",  # what is shuffled is a row per parent, per topic at most: never the ledgers
-    "spark.sql.parquet.compression.codec": "zstd",  # less than half of snappy's bytes for the same CPU time
+    "spark.sql.shuffle.partitions": "16",  # what is shuffled are counts and samples for the pages: never the ledgers
     "spark.speculation": "false",  # a speculative copy of a deletion task would only repeat its work
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
