@@ -130,6 +130,10 @@ class FakeZooKeeper:
         del self._nodes[path], self._names[path], self._names[parent][name]
         self._child_changed(parent, self._next())
 
+    def issue_ledger_id(self) -> None:
+        """What BookKeeper's id generator leaves behind: a child that came and went."""
+        self._nodes["/ledgers/idgen"].cversion += 2
+
     def backup(self) -> dict[str, _ZNode]:
         """A copy of every z-node, as an operator's backup holds it."""
         return {path: replace(node) for path, node in self._nodes.items()}

@@ -114,6 +114,8 @@ class SimulatedCluster:
         ledger_id: int | None = None,
     ) -> int:
         """A ledger with a z-node and entries; ``tags`` None: not one of Pulsar's. Returns its id."""
+        if ledger_id is None:
+            self.zookeeper.issue_ledger_id()
         self._last_id = self._last_id + 1 if ledger_id is None else ledger_id
         custom = {"application": "pulsar", **tags} if tags is not None else {}
         closed = state is LedgerState.CLOSED

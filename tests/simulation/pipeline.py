@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import apply, control, inventory, references
+from pulsar_lifecycle.engine import apply, control, history, inventory, references
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.inventory import Brokers
@@ -25,7 +25,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans, tables
 from pulsar_lifecycle.plan import references as plan_references
-from pulsar_lifecycle.plan.coverage import Census, Epoch, prove
+from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, prove
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
@@ -103,16 +103,20 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     if shared:
         others = frozenset[str]().union(*(inventory.namespaces(root) for root in shared.values()))
         context = replace(context, namespaces=context.namespaces | others, shared_namespaces=others)
+    fingerprint = cluster_fingerprint(store, "/ledgers")
+    marks = history.read_marks(store, fingerprint, "/ledgers")
     epoch = Epoch(
         epoch_id=f"epoch-{started}",
         cluster="simulated",
-        fingerprint=cluster_fingerprint(store, "/ledgers"),
+        fingerprint=fingerprint,
         started_at=started,
         finished_at=cluster.clock.now_ms(),
         census=tuple(census(rows, name, root) for (name, root), rows in found.items()),
         max_ledger_id=pc.max(ledgers.column("ledger_id")).as_py() or -1,
         max_czxid=pc.max(ledgers.column("czxid")).as_py() or 0,
-        zxid=store.zxid(),
+        zxid=marks.zxid,
+        ids_issued=marks.ids_issued,
+        lease=marks.lease,
         shared_with=policy.shared_with,
         acknowledged=policy.acknowledged,
         reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
@@ -121,7 +125,9 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     tagged = pc.sum(pc.equal(ledgers.column("component"), "schema")).as_py() or 0
     last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
     deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
-    gaps = prove(epoch, [one.epoch for one in previous if one.epoch.covered], deleted, policy.max_shrinkage, tagged)
+    epochs = [one.epoch for one in previous]
+    epoch = replace(epoch, broken=broken_history(epoch, epochs))
+    gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
     return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors))
 

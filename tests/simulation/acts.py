@@ -1,0 +1,495 @@
+"""What happens to a cluster by itself: brokers at work, their operators, leaks, and the stages a schedule starts from.
+
+Belongs here: one function per act; it chooses its own target by the world's ``random`` and says what it did, or None if
+there was nothing to do it to. Not here: the model (``world.py``), faults of the control plane (``faults.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.model import Topic, encode_name
+from tests.simulation.cluster import deleted_copy
+from tests.simulation.world import COMPACTION, CURSORS, ELSEWHERE, HOUR, TOPICS, Cursor, ModelTopic, World
+
+WEST = "west"
+"""The declared cluster on the same BookKeeper, where there is one."""
+
+Act = Callable[[World], str | None]
+
+
+def _pick(world: World, wanted: Callable[[ModelTopic], bool] = lambda topic: True) -> ModelTopic | None:
+    here = [t for t in world.model.topics.values() if not t.away and _whole(world, t) and wanted(t)]
+    return world.random.choice(sorted(here, key=lambda t: str(t.name))) if here else None
+
+
+def _whole(world: World, topic: ModelTopic) -> bool:
+    """Whether no z-node of the topic is corrupted now: no broker could work with it."""
+    base = world.topic_path(topic.name)
+    return not any(path == base or path.startswith(f"{base}/") for path in world.corrupted)
+
+
+def create_topic(world: World) -> str | None:
+    free = [t for t in TOPICS if t not in world.model.topics]
+    if not free or len(world.model.topics) >= 5:
+        return None
+    topic = ModelTopic(world.random.choice(free))
+    world.model.topics[topic.name] = topic
+    world.store(topic)
+    if world.random.random() < 0.6 and not world.full():
+        world.load(topic)
+    return f"{topic.name} is created{' and loaded' if topic.loaded else ''}"
+
+
+def load(world: World) -> str | None:
+    topic = _pick(world, lambda t: not t.loaded)
+    if topic is None or world.full():
+        return None
+    world.load(topic)
+    return f"{topic.name} is loaded"
+
+
+def unload(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded)
+    if topic is None:
+        return None
+    graceful = world.random.random() < 0.8
+    world.unload(topic, graceful=graceful)
+    return f"{topic.name} is unloaded" if graceful else f"the broker of {topic.name} dies"
+
+
+def roll(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and not t.terminated and not t.shadow_of)
+    if topic is None or world.full():
+        return None
+    if topic.ledgers:
+        world.restate(topic.ledgers[-1], LedgerState.CLOSED)
+    topic.ledgers.append(world.make("data", topic.name, state=LedgerState.OPEN))
+    world.store(topic)
+    return f"{topic.name} rolls over to ledger {topic.ledgers[-1]}"
+
+
+def trim(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and len(t.ledgers) > 1)
+    if topic is None:
+        return None
+    count = world.random.randint(1, len(topic.ledgers) - 1)
+    gone, topic.ledgers = topic.ledgers[:count], topic.ledgers[count:]
+    world.store(topic)
+    for ledger in gone:
+        topic.offloaded.pop(ledger, None)
+        world.drop(ledger)
+    return f"{topic.name} trims {gone}"
+
+
+def offload(world: World) -> str | None:
+    topic = _pick(world, lambda t: len(t.ledgers) > 1)
+    if topic is None:
+        return None
+    ledger = world.random.choice(topic.ledgers[:-1])
+    complete = world.random.random() < 0.7
+    deleted = complete and world.random.random() < 0.6
+    topic.offloaded[ledger] = deleted_copy(complete=complete, bookkeeper_deleted=deleted)
+    world.store(topic)
+    return f"{topic.name} offloads {ledger}: complete {complete}, BookKeeper copy deleted {deleted}"
+
+
+def remember(world: World) -> str | None:
+    """A ledger whose compare-and-set into the topic is still pending: only the broker knows it."""
+    topic = _pick(world, lambda t: t.loaded and not t.memory)
+    if topic is None or world.full():
+        return None
+    kind = world.random.choice(["data", "data", "cursor"])
+    ledger = world.make(kind, topic.name, cursor="s" if kind == "cursor" else "")
+    topic.memory.add(ledger)
+    return f"the broker of {topic.name} has {ledger} in memory alone"
+
+
+def store_memory(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and bool(t.memory))
+    if topic is None:
+        return None
+    ledger = topic.memory.pop()
+    if world.model.ledgers[ledger].kind == "data" and world.random.random() < 0.7:
+        topic.ledgers.insert(max(0, len(topic.ledgers) - 1), ledger)
+        topic.ledgers.sort()
+        world.store(topic)
+        return f"{topic.name} lists {ledger} at last"
+    return f"the broker of {topic.name} forgets {ledger}"
+
+
+def move_cursor(world: World) -> str | None:
+    topic = _pick(world)
+    if topic is None or world.full():
+        return None
+    name = world.random.choice(CURSORS)
+    cursor = topic.cursors.setdefault(name, Cursor())
+    old = cursor.ledger
+    state = LedgerState.OPEN if topic.loaded else LedgerState.CLOSED
+    cursor.ledger = world.make("cursor", topic.name, cursor=name, state=state)
+    world.store_cursor(topic, name)
+    world.drop(old)
+    return f"cursor {name} of {topic.name} moves to {cursor.ledger}"
+
+
+def close_cursor(world: World) -> str | None:
+    topic = _pick(world, lambda t: bool(t.cursors))
+    if topic is None:
+        return None
+    name = world.random.choice(sorted(topic.cursors))
+    cursor = topic.cursors[name]
+    if world.random.random() < 0.5:
+        old, cursor.ledger, cursor.noted = cursor.ledger, -1, cursor.compacted
+        world.store_cursor(topic, name)
+        world.drop(old)
+        return f"cursor {name} of {topic.name} is closed"
+    del topic.cursors[name]
+    world.remove(f"{world.topic_path(topic.name)}/{encode_name(name)}")
+    for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
+        world.drop(ledger)
+    return f"cursor {name} of {topic.name} is deleted"
+
+
+def start_compaction(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and t.compacting is None)
+    if topic is None or world.full():
+        return None
+    if COMPACTION not in topic.cursors:
+        topic.cursors[COMPACTION] = Cursor()
+        world.store_cursor(topic, COMPACTION)
+    topic.compacting = world.make("compacted", topic.name)
+    return f"a compaction of {topic.name} writes {topic.compacting}"
+
+
+def end_compaction(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and t.compacting is not None)
+    if topic is None:
+        return None
+    cursor = topic.cursors.setdefault(COMPACTION, Cursor())
+    old, new = cursor.compacted, topic.compacting
+    topic.compacting, cursor.compacted = None, new
+    if cursor.ledger < 0 and not world.full() and world.random.random() < 0.7:
+        entries = [world.position_entry(), world.position_entry(new)]
+        cursor.ledger = world.make("cursor", topic.name, cursor=COMPACTION, state=LedgerState.OPEN, entries=entries)
+        world.store_cursor(topic, COMPACTION)
+    elif cursor.ledger >= 0 and world.model.ledgers[cursor.ledger].state is LedgerState.OPEN:
+        world.reader.payloads[cursor.ledger].append(world.position_entry(new))
+    else:
+        cursor.ledger, cursor.noted = -1, new
+        world.store_cursor(topic, COMPACTION)
+    world.drop(old)
+    return f"the compacted ledger of {topic.name} is {new} now, before it was {old}"
+
+
+def snapshot(world: World) -> str | None:
+    topic = _pick(world, lambda t: t.loaded and bool(t.ledgers) and not t.shadow_of)
+    if topic is None or world.full():
+        return None
+    name = world.random.choice(CURSORS[:2])
+    cursor = topic.cursors.get(name)
+    if cursor is None:
+        cursor = topic.cursors[name] = Cursor()
+        world.store_cursor(topic, name)
+    span = (topic.ledgers[0], topic.ledgers[-1])
+    if span in cursor.buckets or span in cursor.swallowed:
+        return None
+    ledger = world.make("bucket", topic.name, cursor=name, span=span)
+    if world.random.random() < 0.4:
+        cursor.swallowed[span] = ledger
+        return f"the snapshot {ledger} of {name} of {topic.name} is in the broker's memory alone"
+    cursor.buckets[span] = ledger
+    world.store_cursor(topic, name)
+    return f"snapshot {ledger} of {name} of {topic.name}"
+
+
+def merge_snapshots(world: World) -> str | None:
+    topic = _pick(world, lambda t: any(c.buckets for c in t.cursors.values()))
+    if topic is None:
+        return None
+    name = next(n for n, c in sorted(topic.cursors.items()) if c.buckets)
+    span, ledger = topic.cursors[name].buckets.popitem()
+    world.store_cursor(topic, name)
+    world.drop(ledger)
+    return f"snapshot {ledger} {span} of {topic.name} is done with"
+
+
+def begin_schema(world: World) -> str | None:
+    """A schema version: its ledger is there hours or days before the locator names it."""
+    topic = _pick(world)
+    if topic is None or world.full():
+        return None
+    schema_id = topic.name.schema_id
+    if any(path.startswith(f"/schemas/{schema_id}") for path in world.corrupted):
+        return None
+    if any(sid == schema_id for sid, _ in world.model.pending.values()):
+        return None
+    older = world.model.schemas.get(schema_id, [])
+    ledger = world.make("schema", topic.name.partitioned_parent, entries=[world.schema_entry(older)])
+    after = world.random.choice([0, HOUR // 60, HOUR, 30 * HOUR, 4 * 24 * HOUR, 6 * 24 * HOUR])
+    world.model.pending[ledger] = (schema_id, world.time.now_ms() + after)
+    if not after:
+        world.wait_ms(0)
+    return f"schema {schema_id} gets ledger {ledger}, named in {after // 60_000} minutes"
+
+
+def delete_schema(world: World) -> str | None:
+    ids = sorted(s for s in world.model.schemas if world.zookeeper.stat(f"/schemas/{s}") is not None)
+    pending = {sid for sid, _ in world.model.pending.values()}
+    ids = [s for s in ids if s not in pending and f"/schemas/{s}" not in world.corrupted]
+    if not ids:
+        return None
+    schema_id = world.random.choice(ids)
+    world.remove(f"/schemas/{schema_id}")
+    for ledger in world.model.schemas.pop(schema_id):
+        world.drop(ledger)
+    return f"schema {schema_id} is deleted"
+
+
+def delete_topic(world: World) -> str | None:
+    topic = _pick(world)
+    if topic is None:
+        return None
+    world.delete_topic(topic)
+    again = world.random.random() < 0.4 and not world.full()
+    if again:
+        world.model.topics[topic.name] = fresh = ModelTopic(topic.name)
+        world.store(fresh)
+        if world.random.random() < 0.6:
+            world.load(fresh)
+    return f"{topic.name} is deleted{' and created again' if again else ''}"
+
+
+def delete_namespace(world: World) -> str | None:
+    topic = _pick(world)
+    if topic is None:
+        return None
+    namespace = topic.name.namespace
+    inside = [t for t in world.model.topics.values() if t.name.namespace == namespace]
+    if any(t.away or not _whole(world, t) for t in inside):
+        return None
+    for one in inside:
+        world.delete_topic(one)
+    for path in (f"/admin/policies/{namespace}", f"/managed-ledgers/{namespace}"):
+        if world.zookeeper.stat(path) is not None:
+            world.remove(path)
+    return f"namespace {namespace} is deleted"
+
+
+def shadow(world: World) -> str | None:
+    topic = _pick(world, lambda t: bool(t.ledgers) and not t.shadow_of)
+    if topic is None:
+        return None
+    name = Topic(topic.name.namespace, f"shadow of {topic.name.local}")
+    if name in world.model.topics:
+        return None
+    made = ModelTopic(name, list(topic.ledgers), dict(topic.offloaded), shadow_of=str(topic.name))
+    world.model.topics[name] = made
+    world.store(made)
+    return f"{name} shadows {topic.name}"
+
+
+def rename(world: World) -> str | None:
+    """An operator moves a resting topic's z-nodes to another name: the ledgers' tags stay as they were."""
+    topic = _pick(world, lambda t: not t.loaded and not t.moved and not t.shadow_of and bool(t.ledgers))
+    if topic is None or any(t.moved for t in world.model.topics.values()):
+        return None
+    name = Topic(topic.name.namespace, f"moved {topic.name.local}")
+    old = topic.name
+    del world.model.topics[old]
+    topic.name, topic.moved = name, True
+    world.model.topics[name] = topic
+    world.store(topic)
+    for cursor in topic.cursors:
+        world.store_cursor(topic, cursor)
+    world.remove(world.topic_path(old))
+    return f"{old} is called {name} now"
+
+
+def go_away(world: World) -> str | None:
+    """An operator takes a resting topic's z-nodes away and restores them within twenty hours."""
+    topic = _pick(world, lambda t: not t.loaded and not t.moved and bool(t.ledgers))
+    if topic is None:
+        return None
+    topic.away = topic.moved = True
+    world.vanish(topic)
+    after = world.random.choice([HOUR, 5 * HOUR, 20 * HOUR])
+    world.model.returns.append((world.time.now_ms() + after, topic.name))
+    return f"{topic.name} is gone for {after // HOUR} hours"
+
+
+def leak(world: World) -> str | None:
+    """A ledger that nobody ever stored a reference to."""
+    if world.full():
+        return None
+    topic = world.random.choice(TOPICS)
+    kind = world.random.choice(["data", "data", "data", "cursor", "schema", "compacted", "bucket"])
+    cursor = world.random.choice(CURSORS[:2]) if kind in ("cursor", "bucket") else ""
+    span = (1, world.random.choice([1, 2, 30])) if kind == "bucket" else (0, 0)
+    state = world.random.choice([LedgerState.CLOSED] * 12 + [LedgerState.IN_RECOVERY, LedgerState.OPEN])
+    owner = topic.partitioned_parent if kind == "schema" else topic
+    entries = [world.schema_entry()] if kind == "schema" else [b"x" * 10]
+    ledger = world.make(kind, owner, cursor=cursor, span=span, state=state, entries=entries)
+    return f"{kind} ledger {ledger} of {owner} leaks ({state.name})"
+
+
+def foreign(world: World) -> str | None:
+    """Another application, or another Pulsar cluster that nobody declared, on the same BookKeeper."""
+    if world.full():
+        return None
+    kind = world.random.choice(["foreign", "data"])
+    ledger = world.make(kind, ELSEWHERE)
+    world.model.elsewhere[ledger] = "another system on the same BookKeeper needs it"
+    return f"another system writes {ledger}"
+
+
+def declared(world: World) -> str | None:
+    """A declared cluster on the same BookKeeper, some of its topics named as ours."""
+    if world.full() or WEST not in world.roots:
+        return None
+    other = world.roots[WEST]
+    topic = world.random.choice([TOPICS[0], TOPICS[4], ELSEWHERE])
+    ledger = world.make("data", topic)
+    mine = [i for i, why in world.model.elsewhere.items() if why == f"{topic} of another cluster"]
+    world.model.elsewhere[ledger] = f"{topic} of another cluster"
+    other.topic(topic, [*mine, ledger])
+    return f"{topic} of the other cluster writes {ledger}"
+
+
+def settle_recovery(world: World) -> str | None:
+    busy = [i for i in sorted(world.model.busy) if world.exists(i)]
+    if not busy:
+        return None
+    ledger = world.random.choice(busy)
+    world.model.busy.discard(ledger)
+    world.restate(ledger, LedgerState.CLOSED)
+    return f"ledger {ledger} is closed again"
+
+
+def recover(world: World) -> str | None:
+    """Somebody opens a leaked ledger for recovery: its z-node changes and it must be left alone."""
+    leaks = [i for i in world.leaks() if world.model.ledgers[i].state is LedgerState.CLOSED]
+    leaks = [i for i in leaks if world.path(i) not in world.corrupted and i not in world.model.busy]
+    if not leaks:
+        return None
+    ledger = world.random.choice(leaks)
+    world.model.busy.add(ledger)
+    world.restate(ledger, LedgerState.IN_RECOVERY)
+    return f"ledger {ledger} is opened for recovery"
+
+
+def replicate(world: World) -> str | None:
+    """Autorecovery gives a leaked ledger another bookie: only the version of its z-node changes."""
+    leaks = [i for i in world.leaks() if world.path(i) not in world.corrupted]
+    if not leaks:
+        return None
+    ledger = world.random.choice(leaks)
+    world.restate(ledger, world.model.ledgers[ledger].state)
+    return f"the z-node of {ledger} is written again"
+
+
+def broker_deletes(world: World) -> str | None:
+    """A broker that comes back deletes a leaked ledger itself, as one of another version would."""
+    leaks = world.leaks()
+    if not leaks:
+        return None
+    ledger = world.random.choice(leaks)
+    world.remove(world.path(ledger))
+    return f"a broker deletes {ledger}"
+
+
+def revive(world: World) -> str | None:
+    """An operator re-attaches a leaked ledger to its owner."""
+    live = world.live()
+    found: list[tuple[int, ModelTopic | None]] = []
+    for ledger in world.leaks():
+        made = world.model.ledgers[ledger]
+        topic = world.model.topics.get(made.topic)
+        if made.kind == "schema":
+            if made.topic.schema_id not in {sid for sid, _ in world.model.pending.values()}:
+                found.append((ledger, None))
+        elif topic and not topic.loaded and not topic.away and not topic.shadow_of and _whole(world, topic):
+            found.append((ledger, topic))
+    if not found:
+        return None
+    ledger, topic = world.random.choice(found)
+    made = world.model.ledgers[ledger]
+    assert ledger not in live
+    if made.kind == "schema":
+        schema_id = made.topic.schema_id
+        if f"/schemas/{schema_id}" in world.corrupted:
+            return None
+        world.model.schemas.setdefault(schema_id, []).insert(0, ledger)
+        world.schema(schema_id, world.model.schemas[schema_id])
+        return f"schema {schema_id} names {ledger} again"
+    assert topic is not None
+    if made.kind == "data":
+        topic.ledgers = sorted([*topic.ledgers, ledger])
+        world.store(topic)
+    elif made.kind == "compacted":
+        cursor = topic.cursors.setdefault(COMPACTION, Cursor())
+        cursor.compacted = cursor.noted = ledger
+        cursor.ledger = -1
+        world.store_cursor(topic, COMPACTION)
+    else:
+        cursor = topic.cursors.setdefault(made.cursor, Cursor())
+        if made.kind == "cursor":
+            cursor.ledger = ledger
+        else:
+            cursor.buckets[made.span] = ledger
+        world.store_cursor(topic, made.cursor)
+    return f"{made.topic} has {ledger} again"
+
+
+ACTS: Sequence[tuple[int, Act]] = (
+    (4, create_topic),
+    (5, load),
+    (5, unload),
+    (5, roll),
+    (6, trim),
+    (2, offload),
+    (3, remember),
+    (2, store_memory),
+    (4, move_cursor),
+    (2, close_cursor),
+    (3, start_compaction),
+    (2, end_compaction),
+    (4, snapshot),
+    (2, merge_snapshots),
+    (4, begin_schema),
+    (2, delete_schema),
+    (3, delete_topic),
+    (1, delete_namespace),
+    (2, shadow),
+    (2, rename),
+    (3, go_away),
+    (8, leak),
+    (1, foreign),
+    (2, declared),
+    (2, recover),
+    (3, settle_recovery),
+    (2, replicate),
+    (1, broker_deletes),
+    (5, revive),
+)
+"""Acts between two steps of the control plane, with their weights."""
+
+_NOT_MEANWHILE = (revive, rename, go_away, leak, delete_namespace, foreign, declared, shadow, create_topic)
+MEANWHILE: Sequence[tuple[int, Act]] = (
+    *((weight, act) for weight, act in ACTS if act not in _NOT_MEANWHILE),
+    (10, recover),
+    (10, replicate),
+    (5, broker_deletes),
+)
+"""Acts that may happen between any two calls of a running step. Re-attaching a ledger is not among them: no reader of
+metadata can exclude it, and no broker does it."""
+
+
+def happen(world: World, acts: Sequence[tuple[int, Act]]) -> str:
+    """One act by its weight; another if it has no target."""
+    for _ in range(5):
+        act = world.random.choices([a for _, a in acts], [w for w, _ in acts])[0]
+        done = act(world)
+        if done:
+            return done
+    return "nothing happens"

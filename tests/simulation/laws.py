@@ -1,0 +1,212 @@
+"""What must hold at every moment of a schedule, by the simulator's own truth: DESIGN's I1-I9, P11 and P13.
+
+Belongs here: judging each effect of the product as it happens, and each acknowledgement. Nothing here calls a rule of
+the product. Not here: liveness, which only the end of a schedule can judge (``simulator.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+
+from pulsar_lifecycle.engine.decision import DEAD_LETTERED, DELETED, FINAL, RETRYING
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
+from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
+from tests.simulation.ports import SimQueue, SimStore, Trace
+from tests.simulation.world import HOUR, World
+
+GRACE = 7 * 24 * HOUR
+CONFIRMED_AFTER = 24 * HOUR
+PAUSE = "/pulsar-lifecycle/pause"
+LEASE = "/pulsar-lifecycle/lease"
+
+
+class Violation(BaseException):
+    """An invariant does not hold; no product code may catch it."""
+
+
+class Laws:
+    """The judge of one schedule.
+
+    ``seen``: by epoch id, when it truly began, the ledgers that nobody needed all the while, and why it cannot have
+    read everything (empty if it can). ``namespaces`` and ``sources`` (of shadow topics) existed at the newest scan.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.holds: frozenset[str] = frozenset()
+        self.system_topics = False
+        self.seen: dict[str, tuple[int, frozenset[int], str]] = {}
+        self.sent: dict[str, set[int]] = defaultdict(set)
+        self.caps: dict[str, int] = {}
+        self.marked: set[tuple[int, int]] = set()
+        self.paused_at: dict[int, int] = {}
+        self.namespaces: set[str] = set()
+        self.sources: set[str] = set()
+        self.deleted = 0
+        world.zookeeper.on_delete = self.about_to_delete
+        world.zookeeper.on_write = self.about_to_write
+        world.journal.on_record = self.about_to_record
+        world.wire = self.wire
+
+    def wire(self, queue: SimQueue) -> None:
+        """Watch a session with the queue."""
+        queue.on_acknowledge = self.about_to_acknowledge
+        queue.on_sent = self.was_sent
+
+    # -------------------------------------------------------------------------------------------------------- deleting
+
+    def about_to_delete(self, store: SimStore, path: str, stat: Stat, data: bytes) -> None:
+        """Judge the deletion of a z-node by the product."""
+        if not path.startswith("/ledgers/"):
+            if not path.startswith("/pulsar-lifecycle/"):
+                raise Violation(f"I8: the product deletes {path}")
+            return
+        ledger = ledger_path.parse_ledger_path(path)
+        trace = store.trace
+        if trace is None:
+            raise Violation(f"I6: ledger {ledger} is deleted outside of a deletion run")
+        why = self._why_not(ledger, stat, data, trace)
+        if why:
+            raise Violation(f"ledger {ledger} is deleted by {trace.run_id}: {why}")
+        self.deleted += 1
+        trace.deleted.add(ledger)
+
+    def _why_not(self, ledger: int, stat: Stat, data: bytes, trace: Trace) -> str:
+        world = self.world
+        needed = world.live().get(ledger)
+        if needed:
+            return f"I1: {needed}"
+        made = world.model.ledgers.get(ledger)
+        if made is None or made.kind == "foreign":
+            return "I1: it is not Pulsar's"
+        if ledger in world.model.busy or made.state is not LedgerState.CLOSED:
+            return "I1: it is not closed"
+        return (
+            self._not_old_enough(ledger, stat, trace)
+            or self._owner_forbids(str(made.topic))
+            or self._not_archived(ledger, stat, data)
+            or self._not_ours_to_act(trace)
+        )
+
+    def _not_old_enough(self, ledger: int, stat: Stat, trace: Trace) -> str:
+        world = self.world
+        if (ledger, stat.czxid) in self.marked:
+            return ""
+        age = world.time.now_ms() - world.model.ledgers[ledger].born
+        if age < GRACE:
+            return f"it is {age / HOUR:.0f} hours old, younger than the grace period"
+        if not 0 < stat.ctime <= world.time.now_ms():
+            return f"its ctime {stat.ctime} says nothing of its age"
+        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded]
+        if not free or max(free) - min(free) < CONFIRMED_AFTER:
+            return f"no two scans a day apart found it unneeded: {sorted(free)}"
+        return ""
+
+    def _owner_forbids(self, topic: str) -> str:
+        world = self.world
+        namespace = topic.partition("://")[2].rpartition("/")[0]
+        paths = [f"/admin/policies/{namespace}", f"/managed-ledgers/{namespace}"]
+        known = any(world.zookeeper.stat(path) is not None for path in paths)
+        if not known and namespace not in self.namespaces:
+            return f"I1: its namespace {namespace} exists nowhere"
+        names = {topic, topic.rpartition("-partition-")[0], namespace, namespace.partition("/")[0]}
+        if self.holds & names:
+            return f"legal hold on {self.holds & names}"
+        local = topic.rpartition("/")[2]
+        if local.startswith("__transaction_log_") or (local.startswith("__") and not self.system_topics):
+            return "it is of a system topic"
+        if topic in {t.shadow_of for t in world.model.topics.values()} & self.sources:
+            return "it is of a shadow topic's source"
+        return ""
+
+    def _not_archived(self, ledger: int, stat: Stat, data: bytes) -> str:
+        for node in reversed(self.world.journal.nodes):
+            if (node.ledger_id, node.czxid, node.version) == (ledger, stat.czxid, stat.version):
+                return "" if node.data == data else "what is archived is not what is deleted"
+        return "it is not archived as it is now"
+
+    def _not_ours_to_act(self, trace: Trace) -> str:
+        world = self.world
+        lease = world.zookeeper.stat(LEASE)
+        if lease is None or lease.version != trace.guard[1]:
+            return f"its lease is lost: version {lease and lease.version}, taken at {trace.guard[1]}"
+        if world.zookeeper.stat(PAUSE) is not None:
+            began = self.paused_at.setdefault(id(trace), trace.transactions)
+            if trace.transactions > began:
+                return "paused"
+        spoiled = self.seen[trace.epoch_id][2] if trace.epoch_id in self.seen else "it has no scan"
+        if spoiled:
+            return f"I8: its evidence {trace.epoch_id} is not covered: {spoiled}"
+        if trace.latency_at_receive > 500:
+            return f"I9: ZooKeeper answers in {trace.latency_at_receive} ms"
+        allowed = trace.per_second * (world.time.now_ms() - trace.started) / 1000 + trace.batch
+        if len(trace.deleted) + 1 > allowed + 1:
+            return f"I9: {len(trace.deleted) + 1} deletions, the budget allows {allowed:.1f}"
+        return ""
+
+    # --------------------------------------------------------------------------------------------------------- writing
+
+    def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
+        """Judge a write of the product: its own z-nodes, and managed ledgers without holes."""
+        if path.startswith("/pulsar-lifecycle"):
+            return
+        if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
+            raise Violation(f"I8: the product writes {path}")
+        before = [item.ledger_id for item in managed_ledger.decode(old).ledgers]
+        after = [item.ledger_id for item in managed_ledger.decode(new).ledgers]
+        if not after or after != before[len(before) - len(after) :]:
+            raise Violation(f"I5: the product makes {after} of {before} in {path}")
+
+    # -------------------------------------------------------------------------------------------- journal, queue, caps
+
+    def about_to_record(self, rows: Sequence[JournalRow]) -> None:
+        """Judge what the journal is told."""
+        for row in rows:
+            if row.phase != "delete" or row.ledger_id < 0 or row.action != "delete-ledger":
+                continue
+            there = self.world.exists(row.ledger_id)
+            trace = self.world.trace
+            mine = trace is not None and row.ledger_id in trace.deleted
+            if row.outcome == DELETED and there:
+                raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
+            if mine and not there and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
+                raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")
+
+    def was_sent(self, sent: Sent) -> None:
+        """P13: however often a plan is applied, it sends no more than its cap."""
+        if sent.error or not sent.info.plan_id:
+            return
+        ledgers = self.sent[sent.info.plan_id]
+        ledgers.add(sent.info.ledger_id)
+        cap = self.caps.get(sent.info.plan_id)
+        if cap is not None and len(ledgers) > cap:
+            raise Violation(f"P13: plan {sent.info.plan_id} sent {len(ledgers)} intents, its cap is {cap}")
+
+    def about_to_acknowledge(self, messages: Sequence[Received]) -> None:
+        """I4: what is acknowledged has a final row, or a copy in the retry or dead-letter topic."""
+        rows = self._rows_by_message()
+        topics = self.world.deletion_topics
+        for message in messages:
+            outcomes = rows.get(message.message_id.hex(), set())
+            if outcomes & FINAL:
+                continue
+            times = str(reconsume_times(message.properties) + 1)
+            copies = [(raw, p) for _, _, raw, p in topics.waiting.values()] + list(topics.dead)
+            copied = any(raw == message.raw and p.get(RECONSUMETIMES) == times for raw, p in copies)
+            if not outcomes & {RETRYING, DEAD_LETTERED}:
+                raise Violation(
+                    f"I4: a message is acknowledged that the journal knows nothing of: {message.raw[:80]!r}"
+                )
+            if not copied and DEAD_LETTERED not in outcomes:
+                raise Violation(f"I4: a message is acknowledged and there is no copy to retry: {message.raw[:80]!r}")
+
+    def _rows_by_message(self) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for row in self.world.journal.rows:
+            if row.phase == "delete":
+                found[json.loads(row.detail)["message"]].add(row.outcome)
+        return found

@@ -1,0 +1,351 @@
+"""The control plane in a schedule: the driver's code of ``spark/runs.py`` over the simulator's ports, without Spark.
+
+Belongs here: what stands for the lake, for Spark's executors and for the adapters, and one method per thing an operator
+does. Not here: the scan's joins (``pipeline.py``), what goes wrong (``faults.py``), what must hold (``laws.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.engine.decision import Run, Tools
+from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark import runs
+from tests.fakes.deletion_queue import FakeDeadLetterQueue
+from tests.simulation import pipeline
+from tests.simulation.laws import Laws, Violation
+from tests.simulation.ports import Crash, Interceptor, Trace
+from tests.simulation.world import World
+
+IDLE_MS = 1_000
+
+
+class Lake:
+    """Epochs and plans in memory, as ``io.lake.Lake`` keeps them."""
+
+    location = "/simulated"
+
+    def __init__(self) -> None:
+        self.scans: list[pipeline.Scan] = []
+        self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+
+    def epochs(self, fingerprint: str = "") -> list[Epoch]:
+        return [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
+
+    def scan(self, epoch_id: str) -> pipeline.Scan:
+        found = next((s for s in self.scans if s.epoch.epoch_id == epoch_id), None)
+        if found is None:
+            raise NotFound(f"epoch {epoch_id} is not kept")
+        return found
+
+    def epoch(self, epoch_id: str) -> Epoch:
+        return self.scan(epoch_id).epoch
+
+    def referenced(self, epoch_id: str) -> Referenced:
+        return self.scan(epoch_id).refs
+
+    def context(self, epoch_id: str) -> orphans.Context:
+        return self.scan(epoch_id).context
+
+    def read_epoch_table(self, epoch_id: str, table: str, columns: list[str] | None = None) -> pa.Table:
+        return self.scan(epoch_id).findings.select(columns or [])
+
+    def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.kept_plans[summary.plan_id] = (summary, rows)
+        return summary.plan_id
+
+    def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        if plan_id not in self.kept_plans:
+            raise NotFound(f"plan {plan_id} is not kept")
+        return self.kept_plans[plan_id]
+
+
+class Operator:
+    """One control plane. Its methods return what to print; refusals are answers, not errors."""
+
+    def __init__(self, world: World, laws: Laws, random: Random, settings: Settings) -> None:
+        self.world = world
+        self.laws = laws
+        self.random = random
+        self.settings = settings
+        self.lake = Lake()
+        self.cluster: Any = SimpleNamespace(spark=None, settings=settings, settings_file="", lake=self.lake)
+        self.policy = pipeline.Policy(
+            shared_with=runs._roots(self.cluster),
+            holds=frozenset(settings.orphans.legal_holds),
+            system_topics=settings.orphans.system_topics,
+            acknowledged=settings.orphans.acknowledged_znodes,
+        )
+        laws.holds = self.policy.holds
+        laws.system_topics = self.policy.system_topics
+        self.runs = self.depth = 0
+        self.running: Run | None = None
+        self.spoiled: Callable[[], str] = lambda: ""
+        self.between: Callable[[Run, Trace], None] | None = None
+
+    # ------------------------------------------------------------------------------------------------------ read-only
+
+    def scan(self) -> str:
+        """One epoch; writes nothing."""
+        world = self.world
+        world.trace = None
+        before, began, spoiled = world.zookeeper.zxid, world.time.now_ms(), self.spoiled()
+        live, acts = set(world.live()), len(world.interceptor.fired)
+        namespaces = _namespaces(world)
+        sources = {t.shadow_of for t in world.model.topics.values() if not t.away}
+        found = pipeline.scan(world, self.policy, self.lake.scans)
+        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
+            raise Violation("I6: a scan wrote to the metadata store")
+        if len(world.interceptor.fired) == acts and spoiled and found.epoch.covered:
+            raise Violation(f"I8: {spoiled}, and the scan says that it read everything")
+        unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live())))
+        existing = frozenset(i for i in unneeded if world.exists(i))
+        if self.lake.scans and self.lake.scans[-1].epoch.epoch_id == found.epoch.epoch_id:
+            self.lake.scans.pop()
+        self.lake.scans.append(found)
+        self.laws.seen[found.epoch.epoch_id] = (
+            began,
+            existing,
+            "" if found.epoch.covered else "; ".join(found.epoch.gaps),
+        )
+        self.laws.namespaces, self.laws.sources = namespaces, sources
+        return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
+
+    def plan(self) -> str:
+        """A plan of the newest scan; the same scan gives the same rows and digest."""
+        if not self.lake.scans:
+            return "no scan yet"
+        world, zxid, acts = self.world, self.world.zookeeper.zxid, len(self.world.interceptor.fired)
+        with self._adapters():
+            summary, rows = runs.make_plan(self.cluster, self.lake.scans[-1].epoch)
+        if len(world.interceptor.fired) == acts and world.zookeeper.zxid != zxid:
+            raise Violation("I6: a plan wrote to the metadata store")
+        shuffled = rows.take(pa.array(self.random.sample(range(rows.num_rows), rows.num_rows), pa.int64()))
+        if plan_deletion.digest(shuffled, summary.to_json()) != summary.digest:
+            raise Violation("P11: the digest depends on the order of rows")
+        live_then = {i for i in rows.column("ledger_id").to_pylist() if i in world.live()}
+        return f"{summary.plan_id}: {rows.num_rows} ledgers, actionable {summary.actionable}" + (
+            f", of which brokers hold {sorted(live_then)}" if live_then else ""
+        )
+
+    # -------------------------------------------------------------------------------------------------------- effects
+
+    def apply(self, plan_id: str, limit: int = 0) -> str:
+        """Send a plan's intents."""
+        caps = self.settings.apply
+        self.laws.caps[plan_id] = min(caps.max_ledgers, limit or caps.max_ledgers, self.laws.caps.get(plan_id, 1 << 30))
+        if limit == 0:
+            self.laws.caps[plan_id] = caps.max_ledgers
+        summary = self.lake.kept_plans[plan_id][0]
+        order = Order(
+            plan_id,
+            summary.digest,
+            plan_deletion.Caps(caps.max_ledgers, caps.max_share, caps.max_bytes, caps.max_ledgers_per_topic),
+            limit,
+        )
+        self.world.trace = None
+        with self._adapters():
+            applied = runs.apply_plan(self.cluster, self._run_id("apply"), order, lambda line: None)
+        return str(applied)
+
+    def delete(self) -> str:
+        """One deletion run."""
+        run_id = self._run_id("delete")
+        with self._tracing(Trace(run_id)), self._adapters():
+            outcomes = runs.delete_pending(self.cluster, run_id)
+        return str(outcomes)
+
+    def direct(self, plan_id: str) -> str:
+        """Delete a plan's ledgers without the queue."""
+        caps = self.settings.apply
+        summary = self.lake.kept_plans[plan_id][0]
+        order = Order(
+            plan_id,
+            summary.digest,
+            plan_deletion.Caps(caps.max_ledgers, caps.max_share, caps.max_bytes, caps.max_ledgers_per_topic),
+        )
+        run_id = self._run_id("direct")
+        with self._tracing(Trace(run_id)), self._adapters():
+            outcomes = runs.apply_directly(self.cluster, run_id, order)
+        return str(outcomes)
+
+    def pause(self) -> str:
+        """Stop every effect."""
+        store = self.world.open_store()
+        control.pause(store, "simulated")
+        store.close()
+        return "paused"
+
+    def resume(self) -> str:
+        """Let effects go on."""
+        store = self.world.open_store()
+        control.resume(store)
+        store.close()
+        return "resumed"
+
+    def accept_restore(self) -> str:
+        """Set every earlier scan aside, as the command of that name does."""
+        self.lake.scans.clear()
+        return "earlier scans are set aside"
+
+    def redrive(self) -> str:
+        """Send dead letters again, afresh."""
+        topics = self.world.deletion_topics
+        topics.now_ms = self.world.time.now_ms()
+        queue = FakeDeadLetterQueue(topics)
+        letters = queue.take(100, 0)
+        queue.send_again(letters)
+        queue.acknowledge(letters)
+        queue.close()
+        return f"{len(letters)} dead letters are sent again"
+
+    # ------------------------------------------------------------------------------------------------- in place of
+
+    def _run_id(self, what: str) -> str:
+        self.runs += 1
+        return f"{what}-{self.runs}"
+
+    @contextmanager
+    def _tracing(self, trace: Trace) -> Iterator[None]:
+        was, self.world.trace = self.world.trace, trace
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.world.trace = was
+            self.depth -= 1
+
+    @contextmanager
+    def _adapters(self) -> Iterator[None]:
+        """The simulator's ports wherever ``spark/runs.py`` opens one of ours."""
+        world = self.world
+        admin = world.admin
+        stand_ins: dict[str, Any] = {
+            "KazooStore": lambda settings, read_only=False, **_: world.open_store(read_only=read_only),
+            "HttpBrokerAdmin": lambda *_, **__: admin,
+            "PulsarDeletionQueue": lambda *_, **__: world.open_queue(),
+            "FileJournal": lambda *_, **__: world.journal,
+            "SystemClock": lambda: world.clock,
+            "sent_ledgers": self._sent_ledgers,
+            "marked_ledgers": self._marked_ledgers,
+            "concurrency": lambda spark: 1,
+            "delete_from_queue": self._delete_from_queue,
+            "delete_directly": self._delete_directly,
+            "secrets": SimpleNamespace(token_hex=lambda n: f"{len(self.lake.kept_plans):04x}"),
+        }
+        kept = {name: getattr(runs, name) for name in stand_ins}
+        for name, value in stand_ins.items():
+            setattr(runs, name, value)
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                setattr(runs, name, value)
+
+    def _sent_ledgers(self, lake: str, plan_id: str) -> frozenset[int]:
+        rows = self.world.journal.rows
+        return frozenset(r.ledger_id for r in rows if r.outcome == "sent" and r.plan_id == plan_id)
+
+    def _marked_ledgers(self, lake: str, cluster: str) -> dict[int, tuple[int, int]]:
+        rows = self.world.journal.rows
+        settled = {
+            r.ledger_id
+            for r in rows
+            if r.phase == "delete" and r.action == "delete-ledger" and r.outcome in ("deleted", "gone")
+        }
+        found: dict[int, tuple[int, int]] = {}
+        for row in rows:
+            if row.phase == "mark" and row.outcome == "marked" and row.ledger_id not in settled:
+                found[row.ledger_id] = (json.loads(row.detail)["czxid"], row.at)
+        return found
+
+    def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
+        return self._work(run, lambda: self.world.open_queue())
+
+    def _delete_directly(
+        self, spark: Any, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
+    ) -> list[str]:
+        from pulsar_lifecycle.spark.deletion import PlanQueue
+
+        return self._work(run, lambda: PlanQueue(rows, plan_id, sent_at))
+
+    def _work(self, run: Run, open_queue: Callable[[], Any]) -> list[str]:
+        """What Spark's tasks do; a task whose executor is lost runs once more, while the driver goes on."""
+        world, trace = self.world, self.world.trace
+        assert trace is not None
+        trace.guard = run.guard
+        trace.epoch_id = self.lake.scans[-1].epoch.epoch_id
+        trace.batch, trace.per_second, trace.started = run.batch, run.deletes_per_second, world.time.now_ms()
+        if self.between and self.depth == 1:
+            self.between(run, trace)
+        was, self.running = self.running, run
+        try:
+            for _ in range(2):
+                try:
+                    return self.one_task(run, open_queue)
+                except ExecutorLost:
+                    world.interceptor.dead = None
+            return ["executors lost"]
+        finally:
+            self.running = was
+
+    def one_task(self, run: Run, open_queue: Callable[[], Any] | None = None) -> list[str]:
+        """One task from beginning to end."""
+        world = self.world
+        store, queue = world.open_store(), (open_queue or world.open_queue)()
+        outcomes: list[str] = []
+        try:
+            tools = Tools(store, world.reader, world.admin, queue, world.journal, world.clock)
+            for decision in work_off(run, tools, 1_000, IDLE_MS):
+                named = decision.message.info.ledger_id if decision.message.info else "?"
+                outcomes.append(f"{named} {decision.outcome}: {decision.reason}")
+        except LifecycleError as error:
+            outcomes.append(f"stopped: {type(error).__name__}: {error}")
+        finally:
+            queue.close()
+            if not world.interceptor.dead:
+                store.close()
+            else:
+                world.zookeeper.end_session(store._session)
+                if store in world.zookeeper.open:
+                    world.zookeeper.open.remove(store)
+        return outcomes
+
+
+class ExecutorLost(Crash):
+    """Kill -9 of an executor: its task runs again."""
+
+
+def _namespaces(world: World) -> set[str]:
+    found: set[str] = set()
+    for root in ("/admin/policies/", "/managed-ledgers/"):
+        for path in world.zookeeper._nodes:
+            if path.startswith(root):
+                parts = path[len(root) :].split("/")
+                found |= {"/".join(parts[:2]), "/".join(parts[:3])}
+    return found
+
+
+def new_interceptor(world: World) -> Interceptor:
+    """The switch of a new process."""
+    interceptor = Interceptor()
+    world.interceptor = interceptor
+    for port in (world.reader, world.admin, world.journal):
+        port.interceptor = interceptor
+    return interceptor

@@ -1,0 +1,404 @@
+"""The fakes with a switch in every port: what happens before and after each call is the simulator's choice.
+
+Belongs here: intercepting calls, sessions that lag behind, listings that skip, and the memory of who acted. Not here:
+which faults there are (``faults.py``), and what must hold (``laws.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import (
+    Archived,
+    Children,
+    Entry,
+    JournalRow,
+    Postponed,
+    Received,
+    Sent,
+    Stat,
+    TopicInternals,
+    Unread,
+)
+from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.clock import FakeClock
+from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
+from tests.fakes.journal import FakeJournal
+from tests.fakes.ledger_reader import FakeLedgerReader
+from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+
+T = TypeVar("T")
+
+
+class Crash(BaseException):
+    """Kill -9: no product code may catch it, and nothing of the process acts after it."""
+
+
+@dataclass
+class Injection:
+    """Something that happens at the ``nth`` call (from 0) whose name begins with one of ``calls``."""
+
+    name: str
+    calls: tuple[str, ...]
+    nth: int
+    when: str
+    act: Callable[[str], None]
+    times: int = 1
+    seen: int = 0
+
+    def due(self, call: str, when: str) -> bool:
+        """Count the call; whether it is one to act at."""
+        if when != self.when or not call.startswith(self.calls):
+            return False
+        self.seen += 1
+        return self.nth < self.seen <= self.nth + self.times
+
+
+@dataclass
+class Interceptor:
+    """What every port asks before and after each of its calls; ``dead`` is how its process was killed."""
+
+    injections: list[Injection] = field(default_factory=list)
+    fired: list[str] = field(default_factory=list)
+    dead: type[Crash] | None = None
+    quiet: bool = False
+    calls: int = 0
+
+    def before(self, call: str) -> None:
+        self.calls += 1
+        self._at(call, "before")
+
+    def after(self, call: str) -> None:
+        self._at(call, "after")
+
+    def _at(self, call: str, when: str) -> None:
+        if self.quiet:
+            return
+        if self.dead:
+            raise self.dead(call)
+        for injection in self.injections:
+            if injection.due(call, when):
+                self.fired.append(f"{injection.name} {when} {call}")
+                with self.hushed():
+                    injection.act(call)
+
+    @contextmanager
+    def hushed(self) -> Any:
+        """What an injection itself does is not intercepted."""
+        was, self.quiet = self.quiet, True
+        try:
+            yield
+        finally:
+            self.quiet = was
+
+
+def crash(interceptor: Interceptor, how: type[Crash] = Crash) -> Callable[[str], None]:
+    """End this process here."""
+
+    def act(call: str) -> None:
+        interceptor.dead = how
+        raise how(call)
+
+    return act
+
+
+@dataclass
+class Trace:
+    """What the simulator knows of one deletion run: its lease, its evidence, what it has done."""
+
+    run_id: str
+    guard: tuple[str, int] = ("", -1)
+    epoch_id: str = ""
+    earlier_id: str = ""
+    batch: int = 1
+    per_second: float = 1e9
+    started: int = 0
+    deleted: set[int] = field(default_factory=set)
+    transactions: int = 0
+    latency_at_receive: float = 0.0
+
+
+class SimZooKeeper(FakeZooKeeper):
+    """Tells ``on_delete`` and ``on_write`` what a session of the product is about to do."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(clock)
+        self.acting: SimStore | None = None
+        self.on_delete: Callable[[SimStore, str, Stat, bytes], None] = lambda store, path, stat, data: None
+        self.on_write: Callable[[SimStore, str, bytes, bytes], None] = lambda store, path, old, new: None
+        self.open: list[SimStore] = []
+        self.skipped: dict[str, str] = {}
+        self.latency = 1.0
+
+    def connect(self, interceptor: Interceptor, *, read_only: bool, trace: Trace | None, lagging: bool) -> SimStore:
+        """A session of the product."""
+        self.sessions += 1
+        store = SimStore(self, self.sessions, read_only)
+        store.interceptor, store.trace, store.lagging = interceptor, trace, lagging
+        self.open.append(store)
+        return store
+
+    def freeze(self) -> None:
+        """What changes from here on is seen by no lagging session before its next sync."""
+        stale: FakeZooKeeper | None = None
+        for store in self.open:
+            if store.lagging and store.frozen is None:
+                if stale is None:
+                    stale = FakeZooKeeper(self.clock)
+                    stale.restore(self.backup(), self.zxid)
+                    stale.unreadable = self.unreadable
+                store.frozen = stale
+
+    def delete(self, path: str, version: int) -> None:
+        if self.acting is not None:
+            stat = self.stat(path)
+            if stat is not None and version in (-1, stat.version):
+                self.on_delete(self.acting, path, stat, self.data(path))
+        super().delete(path, version)
+
+    def write(self, path: str, data: bytes, version: int) -> Stat:
+        if self.acting is not None and self.stat(path) is not None:
+            self.on_write(self.acting, path, self.data(path), data)
+        return super().write(path, data, version)
+
+    def create(self, path: str, data: bytes, owner: int) -> Stat:
+        if self.acting is not None:
+            self.on_write(self.acting, path, b"", data)
+        return super().create(path, data, owner)
+
+
+class SimStore(FakeStore):
+    """One session of the product; ``frozen`` is the past that it still sees."""
+
+    server: SimZooKeeper
+
+    def __init__(self, server: SimZooKeeper, session: int, read_only: bool) -> None:
+        super().__init__(server, session, read_only)
+        self.interceptor = Interceptor()
+        self.trace: Trace | None = None
+        self.lagging = False
+        self.frozen: FakeZooKeeper | None = None
+        self.effects = 0
+
+    def __enter__(self) -> SimStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self in self.server.open:
+            self.server.open.remove(self)
+        if not self.interceptor.dead:
+            super().close()
+
+    def sync(self, path: str = "/") -> None:
+        super().sync(path)
+        self.frozen = None
+
+    def zxid(self) -> int:
+        found = super().zxid()
+        self.frozen = None
+        return found
+
+    def latency_ms(self) -> float:
+        self.interceptor.before("store.latency_ms")
+        return self.server.latency
+
+    def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
+        found = super().children(paths)
+        if not self.server.skipped:
+            return found
+        return [self._skipping(one) if isinstance(one, Children) else one for one in found]
+
+    def _skipping(self, listing: Children) -> Children:
+        name = self.server.skipped.get(listing.path)
+        return Children(listing.path, tuple(n for n in listing.names if n != name), listing.num_children)
+
+    def _effect(self, name: str, paths: tuple[str, ...], act: Callable[[], T]) -> T:
+        def acting() -> T:
+            self.effects += 1
+            was, self.server.acting = self.server.acting, self
+            if name == "delete_many" and self.trace:
+                self.trace.transactions += 1
+            try:
+                return act()
+            finally:
+                self.server.acting = was
+                self.frozen = None
+
+        return super()._effect(name, paths, acting)
+
+    def _run(self, name: str, paths: tuple[str, ...], act: Callable[[], T]) -> T:
+        call = f"store.{name}"
+        self.interceptor.before(call)
+        if self.frozen is not None and name in ("read", "children", "scan"):
+            server, self.server = self.server, self.frozen  # pyright: ignore[reportAttributeAccessIssue]
+            try:
+                result = act()
+            finally:
+                self.server = server
+        else:
+            result = act()
+        self.interceptor.after(call)
+        return result
+
+
+class SimJournal(FakeJournal):
+    """``lost`` says whether the next store fails, and whether its object is durable all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interceptor = Interceptor()
+        self.on_record: Callable[[Sequence[JournalRow]], None] = lambda rows: None
+
+    def record(self, rows: Sequence[JournalRow]) -> str:
+        self.interceptor.before("journal.record")
+        self.on_record(rows)
+        where = super().record(rows)
+        self.interceptor.after("journal.record")
+        return where
+
+    def archive(self, nodes: Sequence[Archived]) -> str:
+        self.interceptor.before("journal.archive")
+        where = super().archive(nodes)
+        self.interceptor.after("journal.archive")
+        return where
+
+
+class SimReader(FakeLedgerReader):
+    """Bookies: ``down`` answers nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interceptor = Interceptor()
+
+    def last_entries(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[Entry | LifecycleError | None]:
+        self.interceptor.before("reader.last_entries")
+        return super().last_entries(ledgers)
+
+
+class SimAdmin(FakeBrokerAdmin):
+    """Brokers; ``memory`` says what the owner holds of a topic, ``denied`` topics are answered with an error."""
+
+    def __init__(self, brokers: Sequence[str]) -> None:
+        super().__init__(brokers)
+        self.interceptor = Interceptor()
+        self.denied: dict[str, LifecycleError] = {}
+        self.memory: Callable[[Topic], TopicInternals] = lambda topic: TopicInternals("", (), {}, {}, None, ())
+        self.compaction: Callable[[Topic], str] = lambda topic: "NOT_RUN"
+
+    def loaded_topics(self) -> dict[str, str]:
+        self.interceptor.before("admin.loaded_topics")
+        return super().loaded_topics()
+
+    def stats_interval_ms(self) -> int:
+        self.interceptor.before("admin.stats_interval_ms")
+        return super().stats_interval_ms()
+
+    def internal_stats(self, topic: Topic) -> TopicInternals:
+        self.interceptor.before("admin.internal_stats")
+        self._answer_for(topic)
+        return self.memory(topic)
+
+    def compaction_status(self, topic: Topic) -> str:
+        self.interceptor.before("admin.compaction_status")
+        self._answer_for(topic)
+        return self.compaction(topic)
+
+    def _answer_for(self, topic: Topic) -> None:
+        self._answer()
+        if str(topic) in self.denied:
+            raise self.denied[str(topic)]
+        self.touched.append(topic)
+
+
+class SimTopics(FakeDeletionTopics):
+    """The queue's topics; ``skew_ms`` is how far the sender's clock is off, which dates its messages."""
+
+    skew_ms = 0
+
+    def publish(
+        self,
+        raw: bytes,
+        properties: dict[str, str] | None = None,
+        deliver_after_ms: int = 0,
+        topic: Topic = DELETION_TOPIC,
+    ) -> bytes:
+        found = super().publish(raw, properties, deliver_after_ms, topic)
+        if topic != DLQ_TOPIC:
+            at, due, raw, kept = self.waiting[self.last]
+            self.waiting[self.last] = (at + self.skew_ms, due, raw, kept)
+        return found
+
+
+class SimQueue(FakeDeletionQueue):
+    """A session with the queue. Acknowledgements may get lost; a crash hands everything out again."""
+
+    topics: SimTopics
+
+    def __init__(self, topics: SimTopics, clock: FakeClock, interceptor: Interceptor, trace: Trace | None) -> None:
+        super().__init__(topics)
+        self.interceptor = interceptor
+        self.trace = trace
+        self.time = clock
+        self.latency: Callable[[], float] = lambda: 0.0
+        self.forgetful = False
+        self.on_acknowledge: Callable[[Sequence[Received]], None] = lambda messages: None
+        self.on_sent: Callable[[Sent], None] = lambda sent: None
+
+    def _send(self, info: PendingDeleteLedgerInfo, deliver_after_ms: int) -> Sent:
+        self.interceptor.before("queue.publish")
+        sent = super()._send(info, deliver_after_ms)
+        self.on_sent(sent)
+        self.interceptor.after("queue.publish")
+        return sent
+
+    def receive(self, limit: int, wait_ms: int) -> list[Received]:
+        self.interceptor.before("queue.receive")
+        self.topics.now_ms = self.time.now_ms()
+        found = super().receive(limit, wait_ms)
+        self.time.advance((self.topics.now_ms - self.time.now_ms()) / 1000)
+        if self.trace:
+            self.trace.latency_at_receive = self.latency()
+        self.interceptor.after("queue.receive")
+        return found
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        self.interceptor.before("queue.acknowledge")
+        self.on_acknowledge(messages)
+        if not self.forgetful:
+            super().acknowledge(messages)
+        self.interceptor.after("queue.acknowledge")
+
+    def _reconsume(self, message: Received, delay_ms: int, max_times: int) -> Postponed:
+        self.interceptor.before("queue.reconsume")
+        self.topics.now_ms = self.time.now_ms()
+        postponed = super()._reconsume(message, delay_ms, max_times)
+        self.interceptor.after("queue.reconsume")
+        return postponed
+
+
+class SimClock:
+    """The control plane's own clock, ``skew_ms`` off the true time."""
+
+    def __init__(self, time: FakeClock) -> None:
+        self.time = time
+        self.skew_ms = 0
+
+    def now_ms(self) -> int:
+        return self.time.now_ms() + self.skew_ms
+
+    def sleep(self, seconds: float) -> None:
+        self.time.sleep(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self.time.advance(seconds)

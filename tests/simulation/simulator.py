@@ -1,0 +1,348 @@
+"""A seed makes a schedule: a small cluster, then up to 60 steps of brokers, operators, time and faults, then peace.
+
+Belongs here: drawing the steps, running them one by one against the product's own code, and judging the end: once
+faults stop, everything planned goes and the queue empties. Not here: what a step does (``acts.py``, ``faults.py``,
+``operator.py``) and what must always hold (``laws.py``). A step has a seed of its own, so that a schedule with some
+steps left out is still the same schedule.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.settings import Settings
+from tests.simulation import acts, faults
+from tests.simulation.acts import WEST
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.laws import Laws, Violation
+from tests.simulation.operator import Operator, new_interceptor
+from tests.simulation.ports import Crash
+from tests.simulation.world import HOUR, World
+
+pa.set_cpu_count(1)
+pa.set_io_thread_count(1)
+
+DAY = 24 * HOUR
+ROUTINE = ("week", "scan", "day", "scan", "plan", "apply", "hour", "scan", "delete", "delete")
+KINDS = {"routine": 36, "world": 30, "time": 6, "queue": 9, "operator": 8, "unwell": 5, "heal": 7}
+EXTRAS = {
+    "delete": 3,
+    "scan": 1,
+    "apply": 2,
+    "old-plan": 2,
+    "direct": 2,
+    "pause": 1,
+    "resume": 1,
+    "redrive": 1,
+    "other-plan": 1,
+    "backup": 2,
+    "restore": 1,
+    "accept": 1,
+}
+FAULTY = 0.5
+"""Share of the control plane's steps that something happens to."""
+
+
+@dataclass
+class Result:
+    """How a schedule ended; ``violation`` is empty if every invariant held."""
+
+    seed: int
+    violation: str = ""
+    at_step: int = -1
+    steps: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    facts: Counter[str] = field(default_factory=Counter)
+
+
+def simulate(
+    seed: int, *, skip: Collection[int] = (), say: Callable[[str], None] = lambda line: None, most: int = 60
+) -> Result:
+    """Run one schedule; ``skip`` leaves out some of its steps."""
+    return _Schedule(seed, skip, say, most).run()
+
+
+def shrink(seed: int, most_runs: int = 150) -> list[int]:
+    """Steps that can be left out while the schedule still violates something."""
+    found = simulate(seed)
+    skip = set(range(found.at_step + 1, found.steps)) if found.at_step >= 0 else set[int]()
+    if not simulate(seed, skip=skip).violation:
+        skip = set()
+    runs, size = 0, max(1, found.steps // 4)
+    while size >= 1 and runs < most_runs:
+        for start in range(0, found.steps, size):
+            more = skip | set(range(start, min(start + size, found.steps)))
+            if more == skip:
+                continue
+            runs += 1
+            if simulate(seed, skip=more).violation:
+                skip = more
+        size //= 2
+    return sorted(skip)
+
+
+class _Schedule:
+    def __init__(self, seed: int, skip: Collection[int], say: Callable[[str], None], most: int) -> None:
+        random = Random(seed)
+        self.result = Result(seed)
+        self.say = say
+        self.skip = frozenset(skip)
+        self.begins = random.getrandbits(32)
+        count = random.randint(12, most)
+        kinds = random.choices(list(KINDS), list(KINDS.values()), k=count)
+        self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
+        self.result.steps = count
+        self.world = World(Random(self.begins))
+        self.laws = Laws(self.world)
+        self.operator = Operator(self.world, self.laws, Random(self.begins), _settings(Random(self.begins)))
+        if self.operator.policy.shared_with:
+            self.world.roots[WEST] = SimulatedCluster()
+        self.operator.spoiled = lambda: faults.spoiled(self.world)
+        self.routine = random.randrange(2) * 2
+
+    def run(self) -> Result:
+        """All steps, then peace."""
+        index = -1
+        try:
+            self.say(f"seed {self.result.seed}: {self._begin()}")
+            for index, (kind, seed) in enumerate(self.steps):
+                if index in self.skip:
+                    continue
+                random = Random(seed)
+                self.world.random = self.operator.random = random
+                self.say(f"{index:3} {kind}: {getattr(self, '_' + kind)(random)}")
+            index = len(self.steps)
+            self._peace()
+        except Violation as violation:
+            self._violated(index, str(violation))
+        except Exception as error:  # a bug is a finding as well
+            self.say(traceback.format_exc())
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self._violated(index, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
+        self.result.facts["deleted"] += self.laws.deleted
+        return self.result
+
+    def _violated(self, index: int, what: str) -> None:
+        self.result.violation, self.result.at_step = what, index
+        self.say(f"{index:3} VIOLATION: {what}")
+
+    def _count(self, code: str) -> None:
+        if code:
+            self.result.faults[code] += 1
+
+    def _begin(self) -> str:
+        return "; ".join(self._act() for _ in range(self.world.random.randint(4, 14)))
+
+    def _act(self) -> str:
+        done = acts.happen(self.world, acts.ACTS)
+        self._count(faults.code_of(done))
+        return done
+
+    # ----------------------------------------------------------------------------------------------------------- steps
+
+    def _world(self, random: Random) -> str:
+        return "; ".join(self._act() for _ in range(random.randint(1, 3)))
+
+    def _time(self, random: Random) -> str:
+        minutes = random.choice([1, 5, 30, 120, 600, 1500, 3000, 3 * 1440, 9 * 1440])
+        if minutes > 8 * 1440 and random.random() < 0.3:
+            self._count("F22")
+            minutes = 30 * 1440
+        self.world.wait_ms(minutes * 60_000)
+        return f"{minutes} minutes"
+
+    def _queue(self, random: Random) -> str:
+        return faults.disturb(random, self.world, self._count)
+
+    def _unwell(self, random: Random) -> str:
+        return faults.unwell(random, self.world, self._count)
+
+    def _heal(self, random: Random) -> str:
+        said = faults.heal(self.world)
+        if self.world.zookeeper.stat(control.PAUSE) is not None:
+            self.world.remove(control.PAUSE)
+            said += ", nothing is paused"
+        return said
+
+    def _routine(self, random: Random) -> str:
+        what = ROUTINE[self.routine % len(ROUTINE)]
+        self.routine += 1
+        waits = {"week": 8 * DAY, "day": 25 * HOUR, "hour": HOUR}
+        if what in waits:
+            self.world.wait_ms(waits[what])
+            return what
+        return self._control(random, what)
+
+    def _operator(self, random: Random) -> str:
+        what = random.choices(list(EXTRAS), list(EXTRAS.values()))[0]
+        return self._control(random, what)
+
+    def _control(self, random: Random, what: str) -> str:
+        operator, plans = self.operator, list(self.operator.lake.kept_plans)
+        if what in ("apply", "old-plan", "direct", "other-plan") and not plans:
+            return f"{what}: no plan yet"
+        if what == "apply":
+            limit = random.choice([0, 0, 0, 2])
+            return self._process(random, "apply", lambda: operator.apply(plans[-1], limit))
+        if what == "old-plan":
+            plan = random.choice(plans)
+            return self._process(random, what, lambda: operator.apply(plan))
+        if what == "direct":
+            return self._process(random, what, lambda: operator.direct(plans[-1]))
+        if what == "other-plan":
+            return self._other_plan(random, plans[-1])
+        if what == "backup":
+            self.world.take_backup()
+            return "a backup of the metadata store is taken"
+        if what == "restore":
+            if self.world.backup is None:
+                return "no backup to restore"
+            self._count("F9")
+            if random.random() < 0.5:  # a new election: the counter of transactions goes up, the rest back
+                nodes, model, payloads, last, _ = self.world.backup
+                later = ((self.world.zookeeper.zxid >> 32) + 1) << 32
+                self.world.backup = (nodes, model, payloads, last, later)
+            self.world.restore()
+            return "the metadata store is restored from its backup"
+        if what == "accept":
+            return operator.accept_restore() if self.world.restored else "nothing to accept"
+        return self._process(random, what, getattr(operator, what))
+
+    def _other_plan(self, random: Random, plan_id: str) -> str:
+        """A plan whose summary or rows are not what was looked at, or of another cluster."""
+        self._count("F20")
+        kept = self.operator.lake.kept_plans
+        summary, rows = kept[plan_id]
+        if random.random() < 0.5:
+            other = replace(summary, fingerprint="0" * 32)
+            other = replace(other, digest=plan_deletion.digest(rows, other.to_json()))
+        else:
+            other = replace(summary, actionable=True, cluster_ledgers=summary.cluster_ledgers + 1)
+        kept["other"] = (other, rows)
+        try:
+            self.operator.apply("other")
+        except LifecycleError as refused:
+            return f"another cluster's plan: {refused}"
+        finally:
+            del kept["other"]
+        raise Violation(f"P8: a plan of another cluster is applied: {other}")
+
+    def _process(self, random: Random, what: str, work: Callable[[], str]) -> str:
+        """One process of the control plane, to which something may happen."""
+        world, operator = self.world, self.operator
+        interceptor = new_interceptor(world)
+        operator.between = None
+        if random.random() < FAULTY and what not in ("pause", "resume", "redrive"):
+            interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
+            if random.random() < 0.15:
+                lost = faults.executor_lost(random, interceptor, self._count)
+                operator.between = lambda run, trace: interceptor.injections.append(lost)
+        try:
+            said = work()
+        except Crash as crash:
+            said = f"killed at {crash}"
+        except LifecycleError as error:
+            said = f"{type(error).__name__}: {error}"
+            if isinstance(error, Refused):
+                self.result.facts["refused"] += 1
+        finally:
+            new_interceptor(world)
+            for store in list(world.zookeeper.open):
+                world.zookeeper.end_session(store._session)
+            world.zookeeper.open.clear()
+            world.deletion_topics.held.clear()
+            world.trace = None
+        self.result.facts[what] += 1
+        return f"{what}: {said}" + "".join(f"\n        {line}" for line in interceptor.fired)
+
+    # ------------------------------------------------------------------------------------------------------------- end
+
+    def _peace(self) -> None:
+        """Faults stop, runs go on as scheduled: then what was planned goes, and the queue empties."""
+        world, operator = self.world, self.operator
+        self.say("peace: " + self._heal(Random(0)))
+        world.random = operator.random = Random(self.begins)
+        for act in (acts.settle_recovery,) * 4:
+            act(world)
+        if world.restored:
+            operator.accept_restore()
+        for number, (at, due, raw, properties) in list(world.deletion_topics.waiting.items()):
+            world.deletion_topics.waiting[number] = (at, min(due, world.time.now_ms() + DAY), raw, properties)
+        for wait, what in ((8 * DAY, "scan"), (25 * HOUR, "scan"), (0, "plan")):
+            world.wait_ms(wait)
+            self.say(f"peace: {self._calmly(getattr(operator, what))}")
+        if not operator.lake.kept_plans:
+            return
+        summary, rows = list(operator.lake.kept_plans.values())[-1]
+        if not summary.actionable:
+            self.result.facts["report-only at the end"] += 1
+            return
+        self.say(f"peace: {self._calmly(lambda: operator.apply(summary.plan_id))}")
+        topics = world.deletion_topics
+        for _ in range(13):
+            world.wait_ms(HOUR)
+            if topics.waiting:
+                self.say(f"peace: {self._calmly(operator.scan)}")
+                self.say(f"peace: {self._calmly(operator.delete)}")
+            else:
+                break
+        self._all_done(summary, rows.column("ledger_id").to_pylist())
+
+    def _calmly(self, work: Callable[[], str]) -> str:
+        new_interceptor(self.world)
+        self.operator.between = None
+        try:
+            return work()
+        except LifecycleError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self.world.zookeeper.open.clear()
+
+    def _all_done(self, summary: Any, planned: list[int]) -> None:
+        world = self.world
+        if world.deletion_topics.waiting:
+            left = [raw[:200] for _, _, raw, _ in world.deletion_topics.waiting.values()]
+            raise Violation(f"liveness: after all the queue still holds {left}")
+        live = world.live()
+        caps = self.operator.settings.apply.max_ledgers
+        stay = [i for i in planned if world.exists(i) and i not in live]
+        if stay and len(planned) <= caps:
+            rows = {r.ledger_id: (r.outcome, r.reason) for r in world.journal.rows if r.ledger_id in stay}
+            raise Violation(f"liveness: planned by {summary.plan_id} and still there: {rows or stay}")
+
+
+_BASE: dict[str, Any] = {
+    "cluster": "simulated",
+    "zookeeper": {"hosts": "simulated:2181", "session_timeout": 2},
+    "pulsar": {"admin_url": "http://simulated:8080", "service_url": "pulsar://simulated:6650"},
+    "lake": {"path": "/simulated"},
+}
+
+
+def _settings(random: Random) -> Settings:
+    holds = random.choice([[], [], [], ["acme/other"], ["persistent://acme/orders/placed"]])
+    return Settings.model_validate(
+        {
+            **_BASE,
+            "bookkeeper": {
+                "shared_with": random.choice([[]] * 16 + [[{"name": WEST, "hosts": "west:2181"}]] * 3 + [None])
+            },
+            "orphans": {"legal_holds": holds, "system_topics": random.random() < 0.2},
+            "apply": {"max_share": 1.0, "max_ledgers": random.choice([3, 100, 100])},
+            "deletion": {
+                "batch": random.choice([1, 2, 3, 5]),
+                "deletes_per_second": random.choice([1, 1000]),
+                "twoPhaseDeletionMaxRetryDeleteCount": random.choice([0, 2, 10]),
+            },
+        }
+    )

@@ -1,0 +1,460 @@
+"""What brokers and their operators do to a cluster, and the truth about which ledgers somebody needs.
+
+Belongs here: the model of every topic, cursor and schema as its broker has it, in metadata and in memory, and the acts
+that change it. Nothing here asks the product anything: ``live`` is the simulator's own ground truth. Not here: the
+control plane (``operator.py``), faults (``faults.py``), and what must hold (``laws.py``).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import TopicInternals
+from tests.fakes.clock import FakeClock
+from tests.fakes.metadata_store import FakeStore
+from tests.simulation.cluster import (
+    BROKER,
+    SimulatedCluster,
+    bucket_key,
+    bucket_tags,
+    compacted_tags,
+    cursor_tags,
+    data_tags,
+    schema_tags,
+)
+from tests.simulation.ports import (
+    Interceptor,
+    SimAdmin,
+    SimClock,
+    SimJournal,
+    SimQueue,
+    SimReader,
+    SimTopics,
+    SimZooKeeper,
+    Trace,
+)
+
+HOUR = 3_600_000
+MOST_LEDGERS = 40
+LISTING_LAG = 60_000
+
+TOPICS = [
+    Topic.parse(f"persistent://{name}")
+    for name in (
+        "acme/orders/placed",
+        "acme/orders/placed-partition-0",
+        "acme/orders/placed-partition-1",
+        "acme/orders/a+b c~%25*é",
+        "acme/other/placed",
+        "acme/dc1/orders/placed",
+        "acme/orders/__change_events",
+        "pulsar/system/__transaction_log_0",
+    )
+]
+ELSEWHERE = Topic.parse("persistent://foreign/app/t")
+CURSORS = ["s", "a+b c~%*é/x", "pulsar.dedup"]
+COMPACTION = "__compaction"
+
+
+@dataclass
+class Ledger:
+    """What a ledger was made for; ``born`` is the true time (ms)."""
+
+    kind: str
+    topic: Topic
+    born: int
+    cursor: str = ""
+    span: tuple[int, int] = (0, 0)
+    state: LedgerState = LedgerState.CLOSED
+
+
+@dataclass
+class Cursor:
+    """A subscription. ``compacted`` is what the broker takes for the compacted ledger, ``noted`` the z-node's copy."""
+
+    ledger: int = -1
+    compacted: int | None = None
+    noted: int | None = None
+    buckets: dict[tuple[int, int], int] = field(default_factory=dict)
+    swallowed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Snapshots whose key was never stored: only the broker's memory has them."""
+
+
+@dataclass
+class ModelTopic:
+    """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored."""
+
+    name: Topic
+    ledgers: list[int] = field(default_factory=list)
+    offloaded: dict[int, OffloadContext] = field(default_factory=dict)
+    cursors: dict[str, Cursor] = field(default_factory=dict)
+    loaded: bool = False
+    memory: set[int] = field(default_factory=set)
+    compacting: int | None = None
+    shadow_of: str = ""
+    terminated: bool = False
+    away: bool = False
+    moved: bool = False
+
+
+@dataclass
+class Model:
+    """Everything that a restore of the metadata store takes back."""
+
+    topics: dict[Topic, ModelTopic] = field(default_factory=dict)
+    ledgers: dict[int, Ledger] = field(default_factory=dict)
+    schemas: dict[str, list[int]] = field(default_factory=dict)
+    pending: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """Schema ledgers whose locator is not written yet: ledger -> (schema id, when it will be)."""
+    returns: list[tuple[int, Topic]] = field(default_factory=list)
+    listings: list[tuple[int, Topic]] = field(default_factory=list)
+    busy: set[int] = field(default_factory=set)
+    elsewhere: dict[int, str] = field(default_factory=dict)
+    """Ledgers that another system on the same BookKeeper needs."""
+
+
+class World(SimulatedCluster):
+    """A cluster with its model; every choice is ``random``'s."""
+
+    zookeeper: SimZooKeeper
+    clock: SimClock
+
+    def __init__(self, random: Random) -> None:
+        time = FakeClock()
+        super().__init__(SimZooKeeper(time))
+        self.random = random
+        self.time = time
+        self.clock = SimClock(time)  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.reader = SimReader()
+        self.admin = SimAdmin([BROKER])
+        self.admin.memory, self.admin.compaction = self._internals, self._compaction_status
+        self.journal = SimJournal()
+        self.deletion_topics = SimTopics()
+        self.model = Model()
+        self.interceptor = Interceptor()
+        self.trace: Trace | None = None
+        self.lagging = False
+        self.forgetful = False
+        self.corrupted: dict[str, bytes] = {}
+        self.roots: dict[str, SimulatedCluster] = {}
+        self.backup: tuple[dict, Model, dict, int, int] | None = None
+        self.restored = 0
+        self.wire: Callable[[SimQueue], None] = lambda queue: None
+        self.put(f"/loadbalance/brokers/{BROKER}", b"")
+        for topic in TOPICS:
+            self.put(f"/admin/policies/{topic.namespace}", b"{}")
+
+    # ------------------------------------------------------------------------------------------------ product's ports
+
+    def open_store(self, *, read_only: bool = False) -> FakeStore:
+        if not hasattr(self, "interceptor"):
+            return FakeStore(self.zookeeper, 0, False)  # the world's own hand: nothing watches it
+        return self.zookeeper.connect(self.interceptor, read_only=read_only, trace=self.trace, lagging=self.lagging)
+
+    def open_queue(self) -> SimQueue:
+        self.deletion_topics.now_ms = self.time.now_ms()
+        self.deletion_topics.skew_ms = self.clock.skew_ms
+        queue = SimQueue(self.deletion_topics, self.time, self.interceptor, self.trace)
+        queue.forgetful = self.forgetful
+        queue.latency = lambda: self.zookeeper.latency
+        self.wire(queue)
+        return queue
+
+    def _internals(self, topic: Topic) -> TopicInternals:
+        found = self.model.topics.get(topic)
+        if found is None or found.away:
+            raise NotFound(f"{topic}: no such topic")
+        if not found.loaded:
+            self.load(found)
+        compaction = found.cursors.get(COMPACTION)
+        compacted = compaction.compacted if compaction else None
+        return TopicInternals(
+            "LedgerOpened",
+            (*found.ledgers, *sorted(found.memory)),
+            {name: c.ledger for name, c in found.cursors.items() if c.ledger >= 0},
+            {COMPACTION: {"CompactedTopicLedger": compacted}} if compacted is not None else {},
+            compacted,
+            (),
+        )
+
+    def _compaction_status(self, topic: Topic) -> str:
+        found = self.model.topics.get(topic)
+        if found is None or found.away:
+            raise NotFound(f"{topic}: no such topic")
+        if not found.loaded:
+            self.load(found)
+        return "RUNNING" if found.compacting is not None else "SUCCESS"
+
+    # ---------------------------------------------------------------------------------------------------------- truth
+
+    def live(self) -> dict[int, str]:
+        """Every ledger that somebody needs, and who."""
+        found: dict[int, str] = dict(self.model.elsewhere)
+        for topic in self.model.topics.values():
+            self._live_of(topic, found)
+        for schema_id, versions in self.model.schemas.items():
+            found.update(dict.fromkeys(versions, f"schema {schema_id} has it"))
+        for ledger, (schema_id, _) in self.model.pending.items():
+            found[ledger] = f"schema {schema_id} is about to name it"
+        return {ledger: why for ledger, why in found.items() if self.exists(ledger)}
+
+    def _live_of(self, topic: ModelTopic, found: dict[int, str]) -> None:
+        for ledger in topic.ledgers:
+            context = topic.offloaded.get(ledger)
+            if not (context and context.complete and context.bookkeeper_deleted):
+                found[ledger] = f"{topic.name} lists it"
+        for name, cursor in topic.cursors.items():
+            for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
+                if ledger is not None and ledger >= 0:
+                    found[ledger] = f"cursor {name} of {topic.name} names it"
+            for (_, end), ledger in cursor.swallowed.items():
+                if topic.loaded and topic.ledgers and end >= min(topic.ledgers):
+                    found[ledger] = f"the broker of {topic.name} holds this snapshot in memory"
+        if topic.loaded:
+            for ledger in topic.memory:
+                found[ledger] = f"the broker of {topic.name} has it in memory alone"
+            if topic.compacting is not None:
+                found[topic.compacting] = f"a compaction of {topic.name} writes it"
+
+    def leaks(self) -> list[int]:
+        """Ledgers of the model that exist and that nobody needs, lowest first."""
+        live = self.live()
+        return [i for i in sorted(self.model.ledgers) if i not in live and self.exists(i)]
+
+    def message(self, ledger: int) -> PendingDeleteLedgerInfo:
+        """The intent that a two-phase broker would send about a ledger."""
+        made = self.model.ledgers[ledger]
+        component = {
+            "data": LedgerComponent.MANAGED_LEDGER,
+            "cursor": LedgerComponent.MANAGED_CURSOR,
+            "schema": LedgerComponent.SCHEMA_STORAGE,
+            "compacted": LedgerComponent.COMPACTED_LEDGER,
+            "bucket": LedgerComponent.DELAYED_INDEX_BUCKET,
+        }.get(made.kind, LedgerComponent.MANAGED_LEDGER)
+        return PendingDeleteLedgerInfo(
+            topic_name=str(made.topic),
+            component=component,
+            ledger_id=ledger,
+            cursor_name=made.cursor,
+            schema_id=made.topic.schema_id if made.kind == "schema" else "",
+            bucket_key=bucket_key(*made.span) if made.kind == "bucket" else "",
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- time
+
+    def wait_ms(self, wanted: int) -> None:
+        """Let true time pass; what is due meanwhile happens when it is due."""
+        end = self.time.now_ms() + wanted
+        while True:
+            model = self.model
+            dues = [(at, "schema", i) for i, (_, at) in model.pending.items()]
+            dues += [(at, "return", n) for n, (at, _) in enumerate(model.returns)]
+            dues += [(at, "listing", n) for n, (at, _) in enumerate(model.listings)]
+            dues = [due for due in dues if due[0] <= end]
+            if not dues:
+                break
+            at, what, which = min(dues)
+            self.time.advance(max(0, at - self.time.now_ms()) / 1000)
+            if what == "schema":
+                self._finish_schema(which)
+            elif what == "return":
+                self._come_back(model.returns.pop(which)[1])
+            else:
+                self._relist(model.listings.pop(which)[1])
+        self.time.advance(max(0, end - self.time.now_ms()) / 1000)
+
+    # --------------------------------------------------------------------------------------------------------- z-nodes
+
+    def put(self, path: str, data: bytes) -> None:
+        if path in getattr(self, "corrupted", {}):
+            self.corrupted[path] = data
+            return
+        super().put(path, data)
+
+    def remove(self, path: str) -> None:
+        self.corrupted.pop(path, None)
+        super().remove(path)
+
+    def make(self, kind: str, topic: Topic, **more) -> int:
+        """A ledger with the tags of its kind."""
+        entries = more.pop("entries", (b"x" * 10,))
+        made = Ledger(kind, topic, self.time.now_ms(), **more)
+        ledger = self.ledger(_tags(made), state=made.state, entries=entries)
+        self.model.ledgers[ledger] = made
+        return ledger
+
+    def restate(self, ledger: int, state: LedgerState) -> None:
+        """Rewrite a ledger's z-node with another state."""
+        if not self.exists(ledger):
+            return
+        made, last = self.model.ledgers[ledger], self._last_id
+        made.state = state
+        self.ledger(_tags(made), state=state, entries=self.reader.payloads[ledger], ledger_id=ledger)
+        self._last_id = last
+
+    def drop(self, ledger: int | None, leak: float = 0.6) -> None:
+        """A broker deletes a ledger that it dropped, or fails to and forgets it."""
+        if ledger is None or ledger < 0 or not self.exists(ledger):
+            return
+        shadowed = ledger in self.live()
+        if shadowed or self.random.random() < leak:
+            if self.random.random() < 0.9:
+                self.restate(ledger, LedgerState.CLOSED)
+        else:
+            self.remove(self.path(ledger))
+
+    def store(self, topic: ModelTopic) -> None:
+        """Write the topic's own z-node."""
+        self.topic(
+            topic.name,
+            topic.ledgers,
+            offloaded=topic.offloaded,
+            terminated=Position(topic.ledgers[-1], 0) if topic.terminated and topic.ledgers else None,
+            shadow_of=topic.shadow_of,
+        )
+
+    def store_cursor(self, topic: ModelTopic, name: str) -> None:
+        """Write a cursor's z-node."""
+        cursor = topic.cursors[name]
+        self.cursor(topic.name, name, ledger=cursor.ledger, compacted=cursor.noted, buckets=cursor.buckets)
+
+    def store_schema(self, schema_id: str) -> None:
+        """Write a locator that names the newest two versions; entries name what is older."""
+        self.schema(schema_id, self.model.schemas[schema_id][-2:])
+
+    def full(self) -> bool:
+        """Whether the cluster has as many ledgers as it may."""
+        return len(self.model.ledgers) >= MOST_LEDGERS
+
+    # ------------------------------------------------------------------------------------------------- load and unload
+
+    def load(self, topic: ModelTopic) -> None:
+        """A broker takes the topic: closes its last ledger, makes a new one, rewrites the z-node."""
+        if topic.ledgers:
+            self.restate(topic.ledgers[-1], LedgerState.CLOSED)
+        topic.loaded = True
+        for cursor in topic.cursors.values():
+            cursor.swallowed.clear()
+        if not topic.terminated and not topic.shadow_of:
+            topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN))
+        self.store(topic)
+        self._list(topic.name)
+
+    def unload(self, topic: ModelTopic, *, graceful: bool = True) -> None:
+        """A broker lets the topic go, or dies with it: what only its memory had is then a leak."""
+        if graceful and topic.ledgers and not topic.shadow_of:
+            self.restate(topic.ledgers[-1], LedgerState.CLOSED)
+            self.store(topic)
+        for ledger in (*sorted(topic.memory), topic.compacting):
+            if ledger is not None:
+                self.restate(ledger, LedgerState.CLOSED)
+        topic.loaded, topic.compacting = False, None
+        topic.memory.clear()
+        for cursor in topic.cursors.values():
+            cursor.swallowed.clear()
+        self._list(topic.name)
+
+    def _list(self, topic: Topic) -> None:
+        lag = self.random.choice([0, 0, LISTING_LAG // 2, LISTING_LAG])
+        if lag:
+            self.model.listings.append((self.time.now_ms() + lag, topic))
+        else:
+            self._relist(topic)
+
+    def _relist(self, topic: Topic) -> None:
+        found = self.model.topics.get(topic)
+        if found and found.loaded:
+            self.admin.loaded[str(topic)] = BROKER
+        else:
+            self.admin.loaded.pop(str(topic), None)
+
+    # ---------------------------------------------------------------------------------------------------- whole topics
+
+    def vanish(self, topic: ModelTopic) -> None:
+        """Remove the topic's z-nodes."""
+        if self.zookeeper.stat(self.topic_path(topic.name)) is not None:
+            self.remove(self.topic_path(topic.name))
+
+    def delete_topic(self, topic: ModelTopic) -> None:
+        """As a broker does it: z-nodes first, then each ledger, or not."""
+        if topic.loaded:
+            self.unload(topic)
+        self.vanish(topic)
+        del self.model.topics[topic.name]
+        self._relist(topic.name)
+        for ledger in topic.ledgers:
+            self.drop(ledger)
+        for cursor in topic.cursors.values():
+            for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
+                self.drop(ledger)
+
+    def _come_back(self, name: Topic) -> None:
+        topic = self.model.topics.get(name)
+        if topic is not None and topic.away:
+            topic.away = False
+            self.store(topic)
+            for cursor in topic.cursors:
+                self.store_cursor(topic, cursor)
+
+    def _finish_schema(self, ledger: int) -> None:
+        schema_id, _ = self.model.pending.pop(ledger)
+        self.model.schemas.setdefault(schema_id, []).append(ledger)
+        self.store_schema(schema_id)
+
+    # -------------------------------------------------------------------------------------------------- back in time
+
+    def take_backup(self) -> None:
+        """What a later restore goes back to."""
+        self.backup = (
+            self.zookeeper.backup(),
+            copy.deepcopy(self.model),
+            {i: list(entries) for i, entries in self.reader.payloads.items()},
+            self._last_id,
+            self.zookeeper.zxid,
+        )
+
+    def restore(self) -> None:
+        """The metadata store is restored from its backup and everything is started again: ids are issued anew."""
+        assert self.backup is not None
+        nodes, model, payloads, last, zxid = self.backup
+        self.corrupted.clear()
+        self.zookeeper.restore(nodes, zxid)
+        self.model = copy.deepcopy(model)
+        self.reader.payloads = {i: list(entries) for i, entries in payloads.items()}
+        self._last_id = last
+        self.restored += 1
+        for topic in self.model.topics.values():
+            topic.loaded, topic.compacting = False, None
+            topic.memory.clear()
+            for cursor in topic.cursors.values():
+                cursor.swallowed.clear()
+        for _, topic in self.model.listings:
+            self._relist(topic)
+        self.model.listings.clear()
+        self.admin.loaded.clear()
+        now = self.time.now_ms()
+        self.model.returns = [(max(at, now), topic) for at, topic in self.model.returns]
+        self.model.pending = {i: (sid, max(at, now)) for i, (sid, at) in self.model.pending.items()}
+
+
+def _tags(made: Ledger) -> Mapping[str, str] | None:
+    topic = made.topic
+    if made.kind == "foreign":
+        return None
+    if made.kind == "data":
+        return data_tags(topic)
+    if made.kind == "cursor":
+        return cursor_tags(topic, made.cursor)
+    if made.kind == "schema":
+        return schema_tags(topic.schema_id)
+    if made.kind == "compacted":
+        return compacted_tags(topic)
+    return bucket_tags(topic, made.cursor, *made.span)
