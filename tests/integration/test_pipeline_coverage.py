@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
-from pyspark.errors import PySparkException
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import ConfigError, Refused
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Finding
 from sandbox import plant, topics, znodes
@@ -157,7 +156,7 @@ def test_a_declared_cluster_that_is_not_there_ends_the_scan(
 ) -> None:
     root = {"name": "absent", "hosts": f"{sandbox.zookeeper}/absent"}
     pipeline = pipelines({"bookkeeper": {"shared_with": [root]}})
-    with pytest.raises(PySparkException, match=r"shared_with\.absent\.hosts: the chroot /absent does not exist"):
+    with pytest.raises(ConfigError, match=r"shared_with\.absent\.hosts: the chroot /absent does not exist"):
         pipeline.scan()
     assert pipeline.where.lake.epochs() == []
 
