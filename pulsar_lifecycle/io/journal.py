@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from pulsar_lifecycle.engine.decision import DELETE_OFFLOADED
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
+from pulsar_lifecycle.plan.reconciliation import STANDING, standing
 from pulsar_lifecycle.ports import Archived, JournalRow
 
 JOURNAL = "journal"
@@ -155,13 +156,21 @@ def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     """Marks of ledgers whose copy, in BookKeeper or the offloaded one, no deletion run found gone since."""
     mine = pc.field("cluster") == cluster
-    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark")).sort_by("at")
+    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark"))
+    marked = marked.select(["ledger_id", "topic", "detail", "at"]).sort_by("at")
     if not marked.num_rows:
         return []
     mine &= (pc.field("phase") == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED)
     settled = pa.concat_tables([_outcomes(lake, outcome, 0, mine) for outcome in ("deleted", "gone")])
     ids = settled.column("ledger_id").combine_chunks()
     return marked.filter(pc.invert(pc.is_in(marked.column("ledger_id"), ids))).to_pylist()
+
+
+def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
+    """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> reason, the last one."""
+    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
+    rows = _outcomes(lake, "dead-lettered", since, mine).sort_by("at")
+    return {(row["ledger_id"], row["action"]): row["reason"] for row in rows.to_pylist()}
 
 
 MARKED = "marked"
@@ -256,6 +265,12 @@ def rows_of_phase(lake: str, phase: str) -> pa.Table:
     return _read(lake, JOURNAL, JOURNAL_SCHEMA, {"phase": phase})
 
 
+def intents_standing(lake: str, cluster: str) -> pa.Table:
+    """What became of every intent of a cluster; ``plan.reconciliation.standing``."""
+    condition = (pc.field("cluster") == cluster) & pc.field("phase").isin(["send", "redrive", "delete"])
+    return standing(_scan(lake, JOURNAL, JOURNAL_SCHEMA, condition, STANDING))
+
+
 def _read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str | None]) -> pa.Table:
     condition = None
     for name, value in wanted.items():
@@ -265,13 +280,15 @@ def _read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str |
     return _scan(lake, kind, schema, condition).sort_by("at")
 
 
-def _scan(lake: str, kind: str, schema: pa.Schema, condition: pc.Expression | None) -> pa.Table:
-    """Rows that match; a condition on ``date`` spares the objects of other days."""
+def _scan(
+    lake: str, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: list[str] | None = None
+) -> pa.Table:
+    """Rows that match, with all columns or some; a condition on ``date`` spares the objects of other days."""
     where = f"{lake}/{kind}"
     try:
         filesystem, path = pafs.FileSystem.from_uri(where)
         if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
-            return schema.empty_table()
+            return schema.empty_table().select(columns or schema.names)
         days = ds.partitioning(pa.schema([pa.field("date", pa.string())]), flavor="hive")
         found = ds.dataset(
             path,
@@ -280,7 +297,7 @@ def _scan(lake: str, kind: str, schema: pa.Schema, condition: pc.Expression | No
             filesystem=filesystem,
             partitioning=days,
         )
-        return found.to_table(columns=schema.names, filter=condition)
+        return found.to_table(columns=columns or schema.names, filter=condition)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(f"{where}: cannot be read: {error}") from error
 

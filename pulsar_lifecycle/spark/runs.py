@@ -34,8 +34,13 @@ from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 
 
-def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
-    """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster."""
+def make_plan(
+    cluster: Cluster, epoch: Epoch, kind: str = "orphans", only: Callable[[pa.Table], pa.Table] = lambda rows: rows
+) -> tuple[PlanSummary, pa.Table]:
+    """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster.
+
+    ``only`` may leave rows out; ``kind`` begins the plan's id.
+    """
     settings = cluster.settings
     now = SystemClock().now_ms()
     gaps = list(epoch.gaps)
@@ -50,10 +55,10 @@ def make_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
         gaps.append(f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet")
-    rows = plan_deletion.confirm(found, _findings(cluster, earlier) if earlier else found)
+    rows = only(plan_deletion.confirm(found, _findings(cluster, earlier) if earlier else found))
     ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
     summary = PlanSummary(
-        plan_id=f"orphans-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        plan_id=f"{kind}-{epoch.epoch_id}-{secrets.token_hex(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,

@@ -1,0 +1,76 @@
+"""Deriving intents again for some namespaces: after a rollback of brokers or a restore of ZooKeeper.
+
+Belongs here: choosing rows for a plan like any other, and applying it. Not here: the rules (``plan/deletion.py``,
+``plan/reconciliation.py``), making and applying plans (``runs.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine.apply import Applied, Order
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.journal import intents_standing
+from pulsar_lifecycle.io.queue import pending
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, to_send
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.scan import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """``standings`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run."""
+
+    standings: list[Standing]
+    backlog: int
+    summary: PlanSummary
+    rows: pa.Table
+    applied: Applied | None
+
+
+def reconcile(
+    cluster: Cluster,
+    run_id: str,
+    namespaces: Collection[str],
+    *,
+    apply: bool,
+    resend: bool,
+    progress: Callable[[str], None],
+) -> Reconciled:
+    """Plan the confirmed orphans of some namespaces (none: of all), and send their intents if ``apply``.
+
+    It looks at the newest scan. What the journal says is in flight is left out, unless ``resend`` or the queue is empty:
+    then those messages are lost. A deletion run finds a ledger whose intent was sent twice gone. Raises Refused, Paused,
+    NotFound; with ``apply`` also for a report-only plan or one that exceeds the caps of the settings.
+    """
+    settings = cluster.settings
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        epoch = runs.newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+        backlog = pending(admin)
+    intents = intents_standing(settings.lake.path, settings.cluster)
+    confirmed = list[pa.Table]()
+
+    def chosen(rows: pa.Table) -> pa.Table:
+        if namespaces:
+            rows = rows.filter(pc.is_in(rows.column("namespace"), pa.array(sorted(namespaces), pa.string())))
+        confirmed.append(rows)
+        return rows if resend or not backlog else to_send(rows, intents)
+
+    summary, rows = runs.make_plan(cluster, epoch, "reconcile", chosen)
+    standings = by_namespace(intents, confirmed[0], namespaces or None)
+    applied = None
+    if apply and not summary.actionable:
+        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
+    if apply and summary.ledgers:
+        order = Order(summary.plan_id, summary.digest, Caps(**settings.apply.model_dump()))
+        applied = runs.apply_plan(cluster, run_id, order, progress)
+    return Reconciled(standings, backlog, summary, rows, applied)
