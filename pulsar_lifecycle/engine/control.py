@@ -1,8 +1,8 @@
 """Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' lease, owed unloads, the sandbox marker.
 
-Belongs here: who may act now, and what a run must settle that was cut short. The lease is a persistent z-node whose version is the fencing token (every deletion
-transaction checks it) and an ephemeral child that shows its holder to be alive. A holder that lost its session keeps a
-token that stops working as soon as another controller takes over.
+Belongs here: who may act now, and what a run must settle that was cut short. The lease is a persistent z-node whose
+version is the fencing token (every deletion transaction checks it) and an ephemeral child that shows its holder to be
+alive. A holder that lost its session keeps a token that stops working as soon as another controller takes over.
 """
 
 from __future__ import annotations
@@ -145,16 +145,19 @@ class OwedUnload:
         return f"{UNLOAD_OWED}/{encode_name(self.topic.managed_ledger)}"
 
 
-def owe_unload(store: MetadataStore, owed: OwedUnload) -> None:
-    """Make sure that whoever comes next knows of it. Returns only when the z-node is known to be there."""
+def owe_unload(store: MetadataStore, owed: OwedUnload) -> bool:
+    """Make sure that whoever comes next knows of it; whether nothing was owed to this topic before, as far as known.
+
+    Returns only when the z-node is known to be there.
+    """
     data = json.dumps({"loaded": owed.loaded, "since": owed.since}).encode()
     for _ in range(3):
         try:
             store.create(owed.path, data, parents=True)
-            return
+            return True
         except Conflict:
             store.write(owed.path, data, -1)
-            return
+            return False
         except OutcomeUnknown:
             continue
     raise OutcomeUnknown(f"{owed.path}: whether it was written is not known")

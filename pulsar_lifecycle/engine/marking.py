@@ -1,0 +1,401 @@
+"""Phase one for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
+
+Belongs here: the order of the steps for one topic, and for a run. The rule is ``plan/trimming.py``; phase two
+(``deletion.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
+(``topic_deletion.py``). Source: PIP-186, "The first phase".
+
+Order: judge, send, judge again, journal ``marked``, note the owed unload, one compare-and-set, unload, journal
+``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still listed is kept
+by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost, or whose
+outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.engine import control, inventory, standing
+from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.decision import REFUSED, Tools, action_of
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
+from pulsar_lifecycle.errors import (
+    Conflict,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Paused,
+    Refused,
+)
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import orphans, trimming
+from pulsar_lifecycle.plan.trimming import Copy, Verdict
+from pulsar_lifecycle.ports import JournalRow, Node, Sent
+
+REMOVED = "removed"
+"""Its topic lists it no more."""
+LEFT = "left"
+"""Its message was sent, or was to be sent, and its topic lists it still."""
+LEFT_TO_BROKER = "left-to-broker"
+"""Its topic is loaded, and the policy does not let us write its z-node."""
+FAILED = "failed"
+"""A server did not do its part; run again."""
+GOES = "goes"
+"""What a dry run says of a ledger that would be removed."""
+MARKED = "marked"
+"""Journal outcome before the effect; ``io.journal.marked_ledgers`` reads it."""
+
+ATTEMPTS = 5
+"""How often a topic whose z-node keeps changing is judged from the start."""
+
+_STOPPING = (Paused, LeaseLost, Overloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    """What a run of the first phase knows.
+
+    ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
+    loaded topics.
+    """
+
+    run_id: str
+    cluster: str
+    ledgers_root: str
+    now: int
+    brokers: Brokers
+    context: orphans.Context
+    deliver_after_ms: int
+    loaded_topics: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrimOrder:
+    """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive)."""
+
+    topic: Topic
+    ledgers: frozenset[int] = frozenset()
+    up_to: int = -1
+
+    def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
+        """Ledger ids; those that the topic does not list are among them if they were named."""
+        return self.ledgers | {item.ledger_id for item in info.ledgers if item.ledger_id <= self.up_to}
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole."""
+
+    topic: str
+    ledger_id: int
+    outcome: str
+    reason: str
+    bytes: int = 0
+    component: str = ""
+
+
+def trim_topics(run: Marking, tools: Tools, permit: Permit, orders: Sequence[TrimOrder]) -> list[Marked]:
+    """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
+
+    An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
+    """
+    owing = settle_unloads(tools, permit, wait=False)
+    outcomes: list[Marked] = []
+    by_topic = _merged(orders)
+    for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
+        if topic not in owing:
+            outcomes += guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
+    owing = settle_unloads(tools, permit, wait=True)
+    return outcomes + [Marked(str(topic), -1, FAILED, f"it is owed an unload: {why}") for topic, why in owing.items()]
+
+
+def plan_trim(run: Marking, tools: Tools, order: TrimOrder) -> list[Marked]:
+    """What :func:`trim_topics` would do with one topic; writes nothing."""
+
+    def look() -> list[Marked]:
+        view = _look(run, tools, order)
+        loaded = _loaded(run, tools, view)
+        goes = (LEFT_TO_BROKER, _left_to_broker(loaded)) if loaded and not run.loaded_topics else (GOES, loaded)
+        return [view.marked(v.ledger_id, *(goes if v.goes else (REFUSED, v.reason))) for v in view.verdicts]
+
+    return guarded(order.topic, look)
+
+
+def guarded(topic: Topic, work: Callable[[], list[Marked]]) -> list[Marked]:
+    """``work`` about one topic; an error that concerns it alone becomes its outcome."""
+    try:
+        return work()
+    except _STOPPING:
+        raise
+    except Refused as refusal:
+        return [Marked(str(topic), -1, REFUSED, str(refusal))]
+    except LifecycleError as error:
+        return [Marked(str(topic), -1, FAILED, str(error))]
+
+
+def _merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
+    merged: dict[Topic, TrimOrder] = {}
+    for order in orders:
+        known = merged.get(order.topic, order)
+        merged[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, max(known.up_to, order.up_to))
+    return merged
+
+
+# ------------------------------------------------------------------------------------------------------------- looking
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A topic at one moment, and what may leave it."""
+
+    topic: Topic
+    node: Node
+    info: ManagedLedgerInfo
+    copies: Mapping[int, Copy]
+    verdicts: Sequence[Verdict]
+
+    @property
+    def goes(self) -> list[int]:
+        return [v.ledger_id for v in self.verdicts if v.goes]
+
+    def marked(self, ledger_id: int, outcome: str, reason: str) -> Marked:
+        size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
+        copy = self.copies.get(ledger_id)
+        length = (copy.length if copy else 0) if size is None else size
+        return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
+
+
+def _look(run: Marking, tools: Tools, order: TrimOrder) -> _View:
+    """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
+    topic = order.topic
+    tools.store.sync("/")
+    node, info = standing.topic_node(tools.store, topic)
+    positions = standing.positions(tools, run.ledgers_root, standing.cursors(tools.store, node.path))
+    asked = order.asked(info)
+    rows = standing.ledger_rows(
+        tools.store, sorted(asked & {item.ledger_id for item in info.ledgers}), run.ledgers_root
+    )
+    copies = {i: trimming.copy_of(i, row, topic) for i, row in rows.items()}
+    reason = trimming.topic_rule(topic, standing.shadow_source(tools.store, topic, info), run.context)
+    verdicts = trimming.judge(info, positions, copies, asked, run.context, reason)
+    return _View(topic, node, info, copies, verdicts)
+
+
+def _loaded(run: Marking, tools: Tools, view: _View) -> str:
+    """Why the topic counts as loaded; empty if it is unloaded."""
+    last = max((item.ledger_id for item in view.info.ledgers), default=None)
+    state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
+    broker = run.brokers.loaded.get(str(view.topic))
+    found, why = inventory.load_state(view.info, view.node.stat.mtime, state, broker, run.brokers, run.now)
+    return why if found == "loaded" else ""
+
+
+def _left_to_broker(why: str) -> str:
+    return f"its topic counts as loaded ({why}), and trimming.loaded_topics is not set"
+
+
+# ------------------------------------------------------------------------------------------------------------- effects
+
+
+class _Trim:
+    """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
+
+    def __init__(self, run: Marking, tools: Tools, permit: Permit, order: TrimOrder) -> None:
+        self._run, self._tools, self._permit, self._order = run, tools, permit, order
+        self._sent: dict[tuple[int, LedgerType], Sent] = {}
+        self._marked: dict[int, Marked] = {}
+        self._czxids: dict[int, int] = {}
+        self._outcomes: dict[int, Marked] = {}
+        self._owed: OwedUnload | None = None
+        self._newly_owed = False
+        self._written = False
+        self._unknown: int | None = None
+        """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
+
+    def run(self) -> list[Marked]:
+        try:
+            for _ in range(ATTEMPTS):
+                if self._attempt():
+                    break
+            else:
+                self._leave_rest(f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again")
+        except LifecycleError as error:
+            self._settle(sure=False)
+            if not self._marked or isinstance(error, _STOPPING) or not isinstance(error, Refused):
+                raise
+            self._leave_rest(str(error))
+        owing = self._settle(sure=True)
+        self._journal_outcomes(owing)
+        return [self._outcomes[i] for i in sorted(self._outcomes)]
+
+    def _attempt(self) -> bool:
+        """Judge from the start and act; False when the z-node changed under us."""
+        tools = self._tools
+        self._permit.check(tools.store)
+        view = _look(self._run, tools, self._order)
+        if self._account_for_lost_write(view):
+            return True
+        for v in view.verdicts:
+            if not v.goes and v.ledger_id not in self._outcomes:
+                outcome = LEFT if v.ledger_id in self._marked else REFUSED
+                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, outcome, v.reason)
+        if not view.goes:
+            return True
+        loaded = _loaded(self._run, tools, view)
+        stays = _left_to_broker(loaded) if loaded and not self._run.loaded_topics else ""
+        if loaded and self._permit.unloads.exhausted:
+            stays = stays or "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
+        if stays:
+            for ledger_id in view.goes:
+                outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER
+                self._outcomes[ledger_id] = view.marked(ledger_id, outcome, stays)
+            return True
+        leaving = self._send(view)
+        return self._remove(view, leaving, bool(loaded)) if leaving else True
+
+    def _account_for_lost_write(self, view: _View) -> bool:
+        """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""
+        self._outcomes.clear()
+        if self._unknown is not None:
+            self._written = self._written or view.node.stat.version != self._unknown
+            self._unknown = None
+        listed = {item.ledger_id for item in view.info.ledgers}
+        gone = {i: one for i, one in self._marked.items() if i not in listed}
+        self._outcomes |= {i: replace(one, reason="its topic does not list it any more") for i, one in gone.items()}
+        if not gone or len(gone) < len(self._marked):
+            return False
+        self._outcomes |= {
+            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.reason or "its turn comes with the next run")
+            for v in view.verdicts
+            if v.ledger_id not in gone
+        }
+        return True
+
+    def _send(self, view: _View) -> list[int]:
+        """Send what was not acknowledged yet; returns the ids that may leave now, a prefix of those that go."""
+        now = self._tools.clock.now_ms()
+        by_id = {item.ledger_id: item for item in view.info.ledgers}
+        messages = {i: trimming.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
+        todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
+        for sent in self._tools.queue.send(todo, self._run.deliver_after_ms) if todo else ():
+            self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
+        leaving = trimming.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
+        for ledger_id in view.goes:
+            copy = view.copies.get(ledger_id)
+            self._czxids[ledger_id] = copy.row["czxid"] if copy and copy.row else -1
+        for ledger_id in view.goes[len(leaving) :]:
+            error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
+            why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"
+            self._outcomes[ledger_id] = view.marked(ledger_id, LEFT, why)
+        return leaving
+
+    def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
+        sent = self._sent.get((message.ledger_id, message.ledger_type))
+        return sent is not None and not sent.error and sent.info.czxid == message.czxid
+
+    def _remove(self, view: _View, leaving: Sequence[int], loaded: bool) -> bool:
+        """Everything from the second look to the compare-and-set; False when the topic must be judged again."""
+        store = self._tools.store
+        if loaded:
+            self._permit.unloads.wait()
+        again = _look(self._run, self._tools, self._order)
+        if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
+            return False
+        removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
+        self._journal(MARKED, [removed[i] for i in leaving if i not in self._marked])
+        self._marked |= removed
+        self._permit.check(store)
+        self._owe(loaded)
+        kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
+        data = managed_ledger.encode(replace(view.info, ledgers=kept))
+        try:
+            store.write(view.node.path, data, view.node.stat.version)
+        except OutcomeUnknown:
+            self._unknown = view.node.stat.version
+            return False  # what is there now decides
+        except (Conflict, NotFound):
+            return False
+        self._written = True
+        self._outcomes |= removed
+        return True
+
+    def _owe(self, loaded: bool) -> None:
+        if self._owed is not None and self._owed.loaded == loaded:
+            return
+        owed = OwedUnload(self._order.topic, loaded, self._tools.clock.now_ms())
+        created = control.owe_unload(self._tools.store, owed)
+        self._newly_owed = created if self._owed is None else self._newly_owed
+        self._owed = owed
+
+    def _settle(self, *, sure: bool) -> str:
+        """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
+
+        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays owed.
+        """
+        owed = self._owed
+        if owed is None:
+            return ""
+        if not self._written and self._unknown is None:
+            if sure and self._newly_owed:
+                control.settle_unload(self._tools.store, owed)
+            return ""
+        if not owed.loaded:
+            return ""  # at its end the run looks whether some broker loaded it meanwhile
+        failure = self._permit.unloads.unload(self._tools, owed.topic)
+        if sure and not failure:
+            control.settle_unload(self._tools.store, owed)
+        return failure
+
+    def _leave_rest(self, reason: str) -> None:
+        """Whatever was marked and is not known to have left."""
+        for ledger_id, one in self._marked.items():
+            self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, reason=reason))
+        if not self._marked:
+            self._outcomes[-1] = Marked(str(self._order.topic), -1, FAILED, reason)
+
+    def _journal_outcomes(self, owing: str) -> None:
+        suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+        after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == LEFT]
+        self._journal("", [replace(one, reason=one.reason + suffix) for one in after])
+
+    def _journal(self, outcome: str, marked: Sequence[Marked]) -> None:
+        """One row per ledger, with ``outcome`` or its own."""
+        now = self._tools.clock.now_ms()
+        self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
+
+    def _row(self, one: Marked, now: int) -> JournalRow:
+        sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
+        kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
+        detail = {
+            "czxid": self._czxids.get(one.ledger_id, -1),
+            "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
+        }
+        return journal_row(self._run, one, kind, detail, now)
+
+
+def journal_row(run: Marking, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
+    """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
+    return JournalRow(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        plan_id="",
+        ledger_id=one.ledger_id,
+        component=one.component,
+        topic=one.topic,
+        action=action_of(kind),
+        phase="mark",
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.bytes,
+        checksum="",
+        detail=json.dumps(detail, sort_keys=True),
+        at=now,
+    )

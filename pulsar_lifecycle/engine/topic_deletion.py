@@ -1,0 +1,123 @@
+"""Phase one for a whole topic: a message for each of its ledgers, then the broker's own DELETE.
+
+Belongs here: which ledgers a topic names, and the order of sending, journalling and deleting. The broker deletes the
+ledgers itself; the messages catch those that it fails to. If it refuses the topic, or if it cannot be known whether it
+went, the messages find their ledgers in use and are kept. Not here: schema ledgers, which other partitions and the
+messages that consumers hold may need: the orphan scan finds those that no locator and no entry index names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pulsar_lifecycle.engine import standing
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.marking import (
+    FAILED,
+    GOES,
+    LEFT,
+    MARKED,
+    REMOVED,
+    Marked,
+    Marking,
+    guarded,
+    journal_row,
+)
+from pulsar_lifecycle.engine.unloads import Permit
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.ports import Node
+
+_Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
+"""A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
+
+
+def plan_topic_deletion(run: Marking, tools: Tools, topic: Topic) -> list[Marked]:
+    """What :func:`delete_topic` would send messages for; writes nothing."""
+
+    def look() -> list[Marked]:
+        _, named = _named(run, tools, topic)
+        return [
+            *_marked(topic, named, GOES, "its topic is to be deleted"),
+            Marked(str(topic), -1, GOES, "the broker is to be asked to delete it"),
+        ]
+
+    return guarded(topic, look)
+
+
+def delete_topic(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+    """Send a message for every ledger that a topic names, then let its broker delete it.
+
+    The row of ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
+    """
+    return guarded(topic, lambda: _delete(run, tools, permit, topic, force))
+
+
+def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+    permit.check(tools.store)
+    node, named = _named(run, tools, topic)
+    todo = [message for _, messages in named.values() for message in messages]
+    sent = tools.queue.send(todo, run.deliver_after_ms) if todo else []
+    unsent = next((one for one in sent if one.error), None)
+    if unsent:
+        reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
+        return _journalled(run, tools, topic, named, LEFT, f"{reason}: {unsent.error}")
+    _journalled(run, tools, topic, named, MARKED, "its topic is about to be deleted")
+    permit.check(tools.store)
+    failure = "its z-node is there"
+    try:
+        tools.admin.delete_topic(topic, force)
+    except LifecycleError as error:
+        failure = str(error)
+    tools.store.sync("/")
+    after = tools.store.read([node.path])[0]
+    if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+        return _journalled(run, tools, topic, named, REMOVED, "its topic is deleted")
+    reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
+    return _journalled(run, tools, topic, named, LEFT, reason)
+
+
+def _named(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+    """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
+    tools.store.sync("/")
+    node, info = standing.topic_node(tools.store, topic)
+    reason = trimming.topic_rule(topic, standing.shadow_source(tools.store, topic, info), run.context)
+    if reason:
+        raise Refused(reason)
+    cursors = standing.cursors(tools.store, node.path)
+    listed = {item.ledger_id: item for item in info.ledgers}
+    ids = sorted(listed.keys() | standing.named_by_cursors(tools, run.ledgers_root, node.path, cursors))
+    now = tools.clock.now_ms()
+    named: dict[int, _Named] = {}
+    for ledger_id, row in standing.ledger_rows(tools.store, ids, run.ledgers_root).items():
+        own = trimming.tagged_message(topic, row, now) if row else None
+        messages = [own] if own else []
+        if ledger_id in listed:
+            messages += trimming.data_messages(topic, listed[ledger_id], None, now)
+        if messages:
+            named[ledger_id] = row, messages
+    return node, named
+
+
+def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[Marked]:
+    return [
+        Marked(str(topic), i, outcome, reason, (row or {}).get("length") or 0, messages[0].component.value)
+        for i, (row, messages) in named.items()
+    ]
+
+
+def _journalled(
+    run: Marking, tools: Tools, topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
+) -> list[Marked]:
+    """Journal one row per ledger; returns them and one for the topic."""
+    now = tools.clock.now_ms()
+    marked = _marked(topic, named, outcome, reason)
+    rows = [
+        journal_row(run, one, messages[0].ledger_type, {"czxid": row["czxid"] if row else -1}, now)
+        for one, (row, messages) in zip(marked, named.values(), strict=True)
+    ]
+    tools.journal.record(rows)
+    return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reason)]

@@ -1,0 +1,156 @@
+"""Unloads that follow our own writes of topics' z-nodes: their budget, and settling those that are owed.
+
+Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
+(``control.py``) and the writes that ask for it (``marking.py``). Source: DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import zlib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Clock, MetadataStore, Node
+
+ATTEMPTS = 3
+"""How often one unload is tried in a run."""
+
+WATCHED_FOR = 2
+"""Statistics intervals after which no broker may list a topic that was written as unloaded."""
+
+BUNDLES_ROOT = "/admin/local-policies"
+"""Bundle boundaries by namespace (LocalPolicies); a topic's place is the CRC-32 of its full name."""
+
+
+class Unloads:
+    """A run's budget of unloads: ``per_second``, and ``limit`` in all."""
+
+    def __init__(self, per_second: float, limit: int, clock: Clock) -> None:
+        self._rate = RateBudget(per_second, clock)
+        self._clock = clock
+        self._left = limit
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the run may unload no more."""
+        return self._left <= 0
+
+    def wait(self) -> None:
+        """Wait until the next unload may follow at once."""
+        self._rate.take(0)
+
+    def unload(self, tools: Tools, topic: Topic) -> str:
+        """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
+
+        Repeating it is harmless, so an unknown outcome is simply tried again. A topic that is gone owes nothing.
+        """
+        if self.exhausted:
+            return "this run's budget of unloads is used up (trimming.max_unloads)"
+        self._left -= 1
+        error = ""
+        for attempt in range(ATTEMPTS):
+            self._rate.take(1)
+            try:
+                tools.admin.unload(topic)
+            except NotFound:
+                return ""
+            except LifecycleError as failure:
+                error = str(failure)
+                if attempt + 1 < ATTEMPTS:
+                    self._clock.sleep(2.0**attempt)
+            else:
+                return ""
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """What lets a run act: the lease's fencing z-node, and its unloads."""
+
+    guard: tuple[str, int]
+    unloads: Unloads
+
+    def check(self, store: MetadataStore) -> None:
+        """Raise Paused or LeaseLost."""
+        control.check_not_paused(store)
+        control.check_lease(store, self.guard)
+
+
+def settle_unloads(tools: Tools, permit: Permit, *, wait: bool) -> dict[Topic, str]:
+    """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
+
+    A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
+    its write; without, that is left to the next run. Returns what could not be settled, and why.
+    """
+    permit.check(tools.store)
+    owing: dict[Topic, str] = {}
+    watched: list[OwedUnload] = []
+    for owed in control.owed_unloads(tools.store):
+        if owed.loaded:
+            _unload(tools, permit, owed, owing)
+        else:
+            watched.append(owed)
+    for last in (False, True) if wait else (True,):
+        if not watched:
+            break
+        try:
+            brokers = inventory.hear(tools.store, tools.admin)
+        except LifecycleError as error:
+            return owing | {owed.topic: f"the brokers were not heard: {error}" for owed in watched}
+        watched, left = _look_after(tools, permit, watched, brokers, owing)
+        if watched and not last:
+            tools.clock.sleep(left / 1000)
+            permit.check(tools.store)
+    return owing
+
+
+def _unload(tools: Tools, permit: Permit, owed: OwedUnload, owing: dict[Topic, str]) -> None:
+    if failure := permit.unloads.unload(tools, owed.topic):
+        owing[owed.topic] = failure
+    else:
+        control.settle_unload(tools.store, owed)
+
+
+def _look_after(
+    tools: Tools, permit: Permit, watched: Sequence[OwedUnload], brokers: Brokers, owing: dict[Topic, str]
+) -> tuple[list[OwedUnload], int]:
+    """Unload what is listed now and settle what was not for long enough; the rest, and how long (ms) it needs yet."""
+    later: list[OwedUnload] = []
+    longest = 0
+    for owed in watched:
+        since = min(owed.since, tools.clock.now_ms())  # another machine's clock may be ahead
+        left = since + WATCHED_FOR * brokers.stats_interval - tools.clock.now_ms()
+        if str(owed.topic) in brokers.loaded:
+            _unload(tools, permit, owed, owing)
+        elif left <= 0:
+            control.settle_unload(tools.store, owed)
+        else:
+            later.append(owed)
+            longest = max(longest, left)
+    return later, longest
+
+
+def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
+    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
+    namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
+    boundaries: dict[str, list[int]] = {}
+    for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
+        try:
+            document = json.loads(node.data) if isinstance(node, Node) else {}
+            boundaries[namespace] = [int(bound, 16) for bound in document["bundles"]["boundaries"]]
+        except (ValueError, KeyError, TypeError):
+            boundaries[namespace] = []
+    found: dict[Topic, str] = {}
+    for topic in topics:
+        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
+        found[topic] = f"{topic.namespace}/{place}"
+    return found
