@@ -5,13 +5,15 @@ Belongs here: the values that deciding (``deletion.py``, ``owners.py``) and acti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+from uuid import UUID
 
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import (
     BrokerAdmin,
@@ -21,6 +23,7 @@ from pulsar_lifecycle.ports import (
     LedgerReader,
     MetadataStore,
     Node,
+    ObjectStore,
     Received,
 )
 
@@ -48,6 +51,42 @@ def action_of(ledger_type: LedgerType) -> str:
     return DELETE_LEDGER if ledger_type is LedgerType.LEDGER else DELETE_OFFLOADED
 
 
+class NamedUuids(Protocol):
+    """The offload attempts that the metadata of one epoch names; may be read only when it is asked."""
+
+    def named(self, uuids: Iterable[UUID]) -> set[UUID]:
+        """Those of ``uuids`` that any LedgerInfo of any root names. Raises NotFound where the epoch has no list."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadEvidence:
+    """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the two epochs of Evidence.
+
+    ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
+    what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
+    id -> (full topic name, when in ms).
+    """
+
+    now: NamedUuids = field(default_factory=OffloadUuids)
+    earlier: NamedUuids = field(default_factory=OffloadUuids)
+    undecoded: int = 0
+    marked: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPolicy:
+    """What the operator says of the object store.
+
+    ``cluster``: the name that objects of this cluster carry. ``exclusive``: no other cluster of that name ever wrote
+    into these buckets.
+    """
+
+    buckets: frozenset[str]
+    cluster: str
+    exclusive: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What a deletion run knows of the whole cluster: two covered epochs and the owners' rules.
@@ -67,6 +106,7 @@ class Evidence:
     earlier_czxid: int
     context: orphans.Context
     marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    offloads: OffloadEvidence = field(default_factory=OffloadEvidence)
 
     def marked_at(self, ledger_id: int, czxid: int) -> int | None:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
@@ -84,6 +124,7 @@ class Tools:
     queue: DeletionQueue
     journal: Journal
     clock: Clock
+    objects: ObjectStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +150,7 @@ class Run:
     bytes_per_second: float
     slow_above_ms: float
     stop_above_ms: float
+    offload: OffloadPolicy | None = None
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine import control, inventory, offloaded
 from pulsar_lifecycle.engine.decision import (
     DEAD_LETTERED,
     DELETE_LEDGER,
@@ -81,7 +81,7 @@ def mind_latency(run: Run, tools: Tools) -> None:
 
 
 class Budgets:
-    """One worker's share of the cluster-wide budgets: z-node deletions and deleted bytes per second."""
+    """One worker's share of the cluster-wide budgets: deletions (a ledger, a pair of objects) and bytes per second."""
 
     def __init__(self, run: Run, tools: Tools) -> None:
         self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
@@ -106,7 +106,12 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
     decide(run, tools, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
     twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
-    stopped = _delete(run, tools, doomed, budgets) if doomed else None
+    ledgers = {path: d for path, d in doomed.items() if d.info.ledger_type is LedgerType.LEDGER}
+    copies = [d for d in doomed.values() if d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
+    if doomed:
+        budgets.take(doomed.values())
+    stopped = _delete(run, tools, ledgers) if ledgers else None
+    stopped = _delete_copies(run, tools, copies, stopped) if copies else stopped
     for twin in twins:
         first = doomed[twin.path]
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
@@ -120,13 +125,12 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
     return decisions
 
 
-def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision], budgets: Budgets) -> LifecycleError | None:
+def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> LifecycleError | None:
     """Archive, delete and confirm; every doomed ledger has its outcome then. Returns what stops the run, if anything.
 
     What stops a run is no message's fault: then what was not deleted waits, and no retry of it is counted.
     """
     control.check_not_paused(tools.store)
-    budgets.take(doomed.values())
     _archive(run, tools, doomed.values())
     outcomes: dict[str, str] = {}
     stopped: LifecycleError | None = None
@@ -144,6 +148,31 @@ def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision], budgets: Bud
         for d in doomed.values():
             d.settle(WAITING, f"whether it was deleted is not known: {error}")
     return stopped
+
+
+def _delete_copies(
+    run: Run, tools: Tools, copies: Sequence[Decision], stopped: LifecycleError | None
+) -> LifecycleError | None:
+    """As :func:`_delete`, for offloaded copies; no archive can hold them, so the journal says what they were, before.
+
+    The ledgers of the batch are done by then: what goes wrong here is returned, never raised.
+    """
+    try:
+        if stopped:
+            raise stopped
+        control.check_not_paused(tools.store)
+        now = tools.clock.now_ms()
+        tools.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
+    except LifecycleError as error:
+        for d in copies:
+            d.settle(WAITING, f"the run was stopped: {error}")
+        return error
+    return offloaded.delete(run, tools, copies)
+
+
+ARCHIVE = "archive"
+DELETING = "deleting"
+"""Phase and outcome of the journal row that names objects about to be deleted; the message's own row follows it."""
 
 
 def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
@@ -168,11 +197,12 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
     for d in decisions:
         if d.message.info is None:
             d.settle(REFUSED, d.message.problem)
-        elif d.info.ledger_type is LedgerType.OFFLOAD_LEDGER:
-            d.settle(WAITING, "deleting offloaded copies is not switched on")
         elif d.message.publish_time >= evidence.started_at:
             d.settle(WAITING, "no covered scan has started since it was sent")
-    live = [d for d in decisions if not d.outcome]
+    offloaded.decide(
+        run, tools, [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
+    )
+    live = [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.LEDGER]
     if not live:
         return
     tools.store.sync("/")
@@ -327,6 +357,8 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
         detail["reconsume_times"] = times
+    if "objects" in d.extra:
+        detail["objects"] = d.extra["objects"]
     if d.outcome == REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
     return JournalRow(

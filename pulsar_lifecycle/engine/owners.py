@@ -36,13 +36,13 @@ def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
     for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
         try:
-            _look_at_topic(run, tools, topic, _readable(node), group)
+            _look_at_topic(run, tools, topic, readable(node), group)
         except LifecycleError as error:
             for d in group:
                 d.settle(RETRYING, f"its owner could not be asked: {error}")
 
 
-def _first_sent(run: Run, d: Decision) -> int:
+def first_sent(run: Run, d: Decision) -> int:
     """When the intent was first sent (ms): each retry is a message of its own, published anew."""
     published = d.message.publish_time
     claimed = d.info.sent_at
@@ -51,7 +51,7 @@ def _first_sent(run: Run, d: Decision) -> int:
     return published - reconsume_times(d.message.properties) * run.retry_delay_ms
 
 
-def _readable(node: Node | Unread | None) -> Node | None:
+def readable(node: Node | Unread | None) -> Node | None:
     """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
     if isinstance(node, Unread):
         raise CorruptFormat(node.path, 0, "a readable z-node")
@@ -61,11 +61,11 @@ def _readable(node: Node | Unread | None) -> Node | None:
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id for item in info.ledgers}
-    unsure, memory = _memory_of(run, tools, topic, node, info)
+    unsure, memory = memory_of(run, tools, topic, node, info)
     pending: list[Decision] = []
     for d in group:
         if d.info.ledger_id in listed:
-            fresh = tools.clock.now_ms() - _first_sent(run, d) < RACE_WINDOW_MS
+            fresh = tools.clock.now_ms() - first_sent(run, d) < RACE_WINDOW_MS
             d.settle(RETRYING if fresh else KEPT, "still in use: its topic's z-node lists it")
         elif unsure:
             d.settle(RETRYING, unsure)
@@ -84,7 +84,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
     _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])
 
 
-def _memory_of(
+def memory_of(
     run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, set[int]]:
     """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds.
@@ -105,7 +105,7 @@ def _memory_of(
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
+    node = readable(tools.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
@@ -116,7 +116,7 @@ def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
 
 
 def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
+    node = readable(tools.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
@@ -135,7 +135,7 @@ def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path:
 
 def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
     path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
-    node = _readable(tools.store.read([path])[0])
+    node = readable(tools.store.read([path])[0])
     if node is None:
         return
     versions = inventory.schema_versions(node.data)

@@ -1,0 +1,310 @@
+"""``Offload-Ledger`` messages: which offloaded copies may go, and their deletion.
+
+Belongs here: the rule for the data and index object of one offload attempt, and deleting the pair. Not here: the order
+of a batch, its journal and its acknowledgements (``deletion.py``). docs/two-phase-deletion.md has the rule in words.
+
+Nothing brings an object back, so everything must agree: no LedgerInfo names the attempt's UUID, in a covered scan and
+in the owner's z-node as it is now; the object itself says that it is of this cluster and this topic; and either our own
+first phase took the ledger off its topic's list, or two scans a day apart agree on an object older than both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.decision import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING, Decision, Run, Tools
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, first_sent, memory_of, readable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
+from pulsar_lifecycle.formats import ledger_path, managed_ledger, offload_object
+from pulsar_lifecycle.formats.deletion_message import OffloadContext
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
+
+CLOCK_SKEW_MS = 300_000
+"""How far the object store's clock may be from the brokers' and the metadata store's."""
+
+
+def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
+    """Settle every message that must not lead to a deletion now; those left without outcome may go.
+
+    The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
+    """
+    for d in copies:
+        _look_at_message(run, tools, d)
+    _look_at_scans(run, tools, _open(copies))
+    if not _open(copies):
+        return
+    tools.store.sync("/")
+    _look_at_owners(run, tools, _open(copies))
+    _look_for_another_copy(run, tools, _open(copies))
+    _look_at_objects(run, tools, _open(copies))
+
+
+def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError | None:
+    """Delete the objects of decided messages, and give each its outcome by what is there afterwards.
+
+    Returns what stops the run, if anything. Repeating it is harmless.
+    """
+    try:
+        tools.store.sync("/")
+        control.check_lease(tools.store, run.guard)
+    except LifecycleError as error:
+        for d in doomed:
+            d.settle(WAITING, f"the run was stopped: {error}")
+        return error
+    for bucket, group in _by_bucket(doomed):
+        keys = [key for d in group for key in _keys(d)]
+        problems: dict[str, str] = {}
+        markers: set[str] = set()
+        try:
+            for one in _objects(tools).delete_many(bucket, keys):
+                problems[one.key] = one.error
+                if one.marker:
+                    markers.add(one.key)
+        except LifecycleError as error:
+            problems = dict.fromkeys(keys, str(error))
+        for d, pair in _heads(tools, bucket, group):
+            _confirm(d, pair, problems, not markers.isdisjoint(_keys(d)))
+    return None
+
+
+def _confirm(
+    d: Decision, pair: Sequence[ObjectHead | LifecycleError | None], problems: Mapping[str, str], marker: bool
+) -> None:
+    error = next((one for one in pair if isinstance(one, LifecycleError)), None)
+    left = [one.key for one in pair if isinstance(one, ObjectHead)]
+    if error:
+        d.settle(RETRYING, f"whether it was deleted is not known: {error}")
+    elif left:
+        why = next((problems[key] for key in left if problems.get(key)), "")
+        d.settle(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")
+    else:
+        kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
+        d.settle(DELETED, f"nothing refers to it{kept}")
+
+
+# ------------------------------------------------------------------------------------------------- the rule, in order
+
+
+def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
+    """What can be said without asking anybody."""
+    context, bucket = _context(d), _bucket(d)
+    topic = Topic.parse(d.info.topic_name)
+    namespace, owner = orphans.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
+    d.path = f"s3://{bucket}/{_keys(d)[0]}"
+    if context.driver_name.lower() not in offload_object.S3_DRIVERS:
+        d.settle(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
+    elif tools.objects is None or run.offload is None:
+        d.settle(WAITING, "object_store is not set: nothing can be said of offloaded copies")
+    elif not bucket:
+        d.settle(REFUSED, "the message names no bucket")
+    elif bucket not in run.offload.buckets:
+        d.settle(REFUSED, "the message names a bucket that is not one of object_store.buckets")
+    elif not owner:
+        d.settle(REFUSED, f"the message says {d.info.topic_name}, which no topic can be called")
+    elif rule := orphans.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
+        d.settle(KEPT, f"{rule[0]}: {rule[1]}")
+    elif run.evidence.offloads.undecoded:
+        d.settle(WAITING, "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy")
+
+
+def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """The newest scan's word on every attempt, and the earlier one's on those that are not of our own first phase."""
+    if not live or run.offload is None:
+        return
+    evidence = run.evidence
+    foreign = [d for d in live if _marked_at(run, d) is None]
+    try:
+        now = evidence.offloads.now.named(_uuid(d) for d in live)
+        earlier = evidence.offloads.earlier.named(_uuid(d) for d in foreign) if foreign else set[UUID]()
+    except LifecycleError as error:
+        for d in live:
+            d.settle(WAITING, f"the scans' offload UUIDs cannot be read, run the job scan again: {error}")
+        return
+    for d in live:
+        marked_at = _marked_at(run, d)
+        if _uuid(d) in now:
+            _in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
+        elif marked_at is not None:
+            if marked_at >= evidence.started_at:
+                d.settle(WAITING, "no covered scan has started since its ledger left its topic")
+        elif not run.offload.exclusive:
+            d.settle(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
+        elif _uuid(d) in earlier:
+            d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
+
+
+def _look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """The z-node of each owner as it is now, and the broker that holds it."""
+    by_topic: dict[str, list[Decision]] = {}
+    for d in live:
+        by_topic.setdefault(d.info.topic_name, []).append(d)
+    topics = [Topic.parse(name) for name in by_topic]
+    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
+    for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
+        try:
+            _look_at_topic(run, tools, topic, readable(node), group)
+        except LifecycleError as error:
+            for d in group:
+                d.settle(RETRYING, f"its owner could not be asked: {error}")
+
+
+def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+    info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
+    named = managed_ledger.offload_uuids(info)
+    listed = {item.ledger_id: item for item in info.ledgers}
+    unsure, memory = "", set[int]()
+    if any(d.info.ledger_id not in listed for d in group):
+        unsure, memory = memory_of(run, tools, topic, node, info)
+    for d in group:
+        item = listed.get(d.info.ledger_id)
+        if _uuid(d) in named:
+            _in_use(run, tools, d, "its topic's z-node names its UUID")
+        elif item is not None and _marked_at(run, d) is not None:
+            _in_use(run, tools, d, "its topic's z-node lists the ledger")
+        elif item is None and unsure:
+            d.settle(RETRYING, unsure)
+        elif item is None and d.info.ledger_id in memory:
+            d.settle(RETRYING, "still in use: its broker holds it in memory")
+        else:
+            d.extra["listed"] = item
+
+
+def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
+
+    A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
+    """
+    refs = run.evidence.refs
+    asked = [
+        d
+        for d in live
+        if d.extra.get("listed") or d.info.ledger_id in refs.needed or d.info.ledger_id in refs.offloaded
+    ]
+    paths = [ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root) for d in asked]
+    for d, node in zip(asked, tools.store.read(paths), strict=True):
+        item: LedgerInfo | None = d.extra.get("listed")
+        offload = item.offload if item else None
+        in_bookkeeper = isinstance(node, Node) and not (offload and offload.bookkeeper_deleted)
+        if not in_bookkeeper and not (offload and offload.complete):
+            d.settle(KEPT, "some topic lists its ledger, and no other copy of it is known")
+
+
+def _look_at_objects(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """What the bucket says of both objects: where they come from, and when."""
+    for bucket, group in _by_bucket(live):
+        for d, pair in _heads(tools, bucket, group):
+            error = next((one for one in pair if isinstance(one, LifecycleError)), None)
+            found = [one for one in pair if isinstance(one, ObjectHead)]
+            if isinstance(error, (AccessDenied, NotFound, Refused)):
+                d.settle(WAITING, f"object_store may not look at it: {error}")
+            elif error:
+                d.settle(RETRYING, f"its objects could not be looked at: {error}")
+            elif not found:
+                d.settle(GONE, "neither of its objects exists any more")
+            else:
+                _judge(run, d, found)
+
+
+def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
+    evidence = run.evidence
+    newest = max(one.last_modified for one in found)
+    d.length = sum(one.size for one in found)
+    d.checksum = found[0].etag
+    d.extra["objects"] = [
+        {"bucket": _bucket(d), "key": h.key, "size": h.size, "etag": h.etag, "last_modified": h.last_modified}
+        for h in found
+    ]
+    why = next((why for one in found if (why := _not_ours(run, d, one))), "")
+    if why:
+        d.settle(KEPT, why)
+    elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
+        d.settle(KEPT, "younger than the message: another attempt's")
+    elif _marked_at(run, d) is not None:
+        return
+    elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
+        d.settle(KEPT, "not confirmed: younger than the earlier of two scans")
+    elif run.now - newest < evidence.context.grace:
+        d.settle(KEPT, f"{Finding.TOO_YOUNG}: younger than the grace period")
+
+
+def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
+    """Why an object's own metadata does not make it the message's; empty if it does."""
+    assert run.offload is not None
+    cluster = head.metadata.get(offload_object.CLUSTER_NAME, "")
+    name = head.metadata.get(offload_object.MANAGED_LEDGER_NAME, "")
+    if not cluster or not name:
+        return "of unknown origin: the object's metadata lacks its cluster or its topic"
+    if cluster != run.offload.cluster:
+        return f"the object is of cluster {cluster}, this is {run.offload.cluster} (object_store.pulsar_cluster)"
+    if name != Topic.parse(d.info.topic_name).managed_ledger:
+        return f"the message says {d.info.topic_name}, the object is of {name}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------ a message
+
+
+def _in_use(run: Run, tools: Tools, d: Decision, why: str) -> None:
+    """A first phase may still be under way while the message is young."""
+    fresh = tools.clock.now_ms() - first_sent(run, d) < RACE_WINDOW_MS
+    d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
+
+
+def _marked_at(run: Run, d: Decision) -> int | None:
+    """When (ms) our own first phase took this ledger off this topic's list; None if it did not."""
+    topic, at = run.evidence.offloads.marked.get(d.info.ledger_id, ("", 0))
+    return at if topic == d.info.topic_name else None
+
+
+def _context(d: Decision) -> OffloadContext:
+    assert d.info.offload_context is not None
+    return d.info.offload_context
+
+
+def _bucket(d: Decision) -> str:
+    return _context(d).metadata.get("bucket", "")
+
+
+def _uuid(d: Decision) -> UUID:
+    return offload_object.uuid_of(_context(d).msb, _context(d).lsb)
+
+
+def _keys(d: Decision) -> tuple[str, str]:
+    uuid, ledger_id = _uuid(d), d.info.ledger_id
+    return offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)
+
+
+def _open(copies: Sequence[Decision]) -> list[Decision]:
+    return [d for d in copies if not d.outcome]
+
+
+def _by_bucket(copies: Iterable[Decision]) -> list[tuple[str, list[Decision]]]:
+    groups: dict[str, list[Decision]] = {}
+    for d in copies:
+        groups.setdefault(_bucket(d), []).append(d)
+    return list(groups.items())
+
+
+def _objects(tools: Tools) -> ObjectStore:
+    assert tools.objects is not None
+    return tools.objects
+
+
+def _heads(
+    tools: Tools, bucket: str, group: Sequence[Decision]
+) -> list[tuple[Decision, list[ObjectHead | LifecycleError | None]]]:
+    """What the bucket says of each message's two objects; what it would raise stands in their places."""
+    keys = [key for d in group for key in _keys(d)]
+    found: list[ObjectHead | LifecycleError | None]
+    try:
+        found = _objects(tools).head_many(bucket, keys)
+    except LifecycleError as error:
+        found = [error] * len(keys)
+    return [(d, found[2 * n : 2 * n + 2]) for n, d in enumerate(group)]
