@@ -1,0 +1,973 @@
+"""Phase one over the fakes: who leaves a topic's list, what is refused, and every kind of interruption."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from pulsar_lifecycle.engine import control, marking, topic_deletion
+from pulsar_lifecycle.engine.decision import DELETED, REFUSED, Tools
+from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
+from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT, LEFT_TO_BROKER, MARKED, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.unloads import Permit, Unloads
+from pulsar_lifecycle.errors import LeaseLost, NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, decode_deletion_message
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.plan.orphans import Context
+from tests.fakes.metadata_store import Operation
+from tests.simulation.cluster import SimulatedCluster, bucket_tags, compacted_tags, cursor_tags, data_tags
+from tests.simulation.pipeline import delete, scan
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+OTHER = Topic.parse("persistent://acme/orders/other")
+PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
+MINUTE = 60_000
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+
+
+class Scene:
+    """A topic of five ledgers that was left alone for an hour; its cursor stands in the fourth."""
+
+    def __init__(self) -> None:
+        self.cluster = SimulatedCluster()
+        self.path = self.cluster.topic_path(TOPIC)
+        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(5)]
+        self.cluster.topic(TOPIC, self.ids)
+        self.cursor("s", Position(self.ids[3], 0))
+        self.cluster.wait(1)
+        self.queue = self.cluster.open_queue()
+        self.store = self.cluster.open_store()
+
+    def cursor(self, name: str, position: Position | None, ledger: int = -1) -> None:
+        info = cursor_format.ManagedCursorInfo(ledger, position)
+        self.cluster.put(f"{self.path}/{encode_name(name)}", cursor_format.encode(info))
+
+    def load(self) -> None:
+        """A broker has the topic, its last ledger open."""
+        self.ids.append(self.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
+        self.cluster.topic(TOPIC, self.ids)
+        self.cluster.load(TOPIC)
+
+    @property
+    def listed(self) -> list[int]:
+        data = self.cluster.zookeeper.data(self.path)
+        return [item.ledger_id for item in managed_ledger.decode(data).ledgers]
+
+    @property
+    def sent(self) -> list[tuple[int, LedgerType]]:
+        raws = [raw for _, _, raw, _ in self.cluster.deletion_topics.waiting.values()]
+        return [(i.ledger_id, i.ledger_type) for i in map(decode_deletion_message, raws)]
+
+    @property
+    def rows(self) -> dict[str, list[int]]:
+        """Ledgers by outcome, as the journal has them."""
+        found: dict[str, list[int]] = {}
+        for row in self.cluster.journal.rows:
+            assert row.phase == "mark"
+            found.setdefault(row.outcome, []).append(row.ledger_id)
+        return found
+
+    @property
+    def owed(self) -> list[control.OwedUnload]:
+        return control.owed_unloads(self.cluster.open_store())
+
+    def tools(self) -> Tools:
+        cluster = self.cluster
+        return Tools(self.store, cluster.reader, cluster.admin, self.queue, cluster.journal, cluster.clock)
+
+    def run(self, loaded_topics: bool = False) -> marking.Marking:
+        cluster = self.cluster
+        brokers = Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
+        now = cluster.clock.now_ms()
+        return marking.Marking("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics)
+
+    def act(self, work: Callable[[marking.Marking, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
+        """One run with its lease and a session of its own; what became of each ledger."""
+        limit = policy.pop("limit", 500)
+        tools = policy.pop("tools", None) or self.tools()
+        lease = control.take_lease(self.store, "run", self.cluster.clock, 0)
+        try:
+            permit = Permit(lease.guard, Unloads(5, limit, self.cluster.clock))
+            outcomes = work(self.run(**policy), tools, permit)
+        finally:
+            control.release_lease(self.store, lease)
+        return {one.ledger_id: one for one in outcomes}
+
+    def trim(self, upto: int = 2, **policy: Any) -> dict[int, Marked]:
+        """Trim every ledger up to the one at an index."""
+        order = TrimOrder(TOPIC, up_to=self.ids[upto])
+        return self.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]), **policy)
+
+    def delete_topic(self, force: bool = False, **policy: Any) -> dict[int, Marked]:
+        return self.act(lambda *given: topic_deletion.delete_topic(*given, TOPIC, force), **policy)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def outcomes(found: Mapping[int, Marked]) -> dict[int, str]:
+    return {i: one.outcome for i, one in found.items()}
+
+
+def on_write(scene: Scene, act: Callable[[], None], when: str = "before", times: int = 1) -> None:
+    """Do something at the moments our compare-and-set reaches the topic's z-node."""
+    left = [times]
+
+    def hook(operation: Operation) -> None:
+        if operation == Operation("write", (scene.path,)) and left[0]:
+            left[0] -= 1
+            act()
+
+    setattr(scene.store, when, hook)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+# ---------------------------------------------------------------------------------------------------------- the effect
+
+
+def test_exactly_the_ledgers_asked_for_leave_an_unloaded_topic(scene: Scene) -> None:
+    found = scene.trim()
+    gone, left = scene.ids[:3], scene.ids[3:]
+    assert outcomes(found) == dict.fromkeys(gone, REMOVED)
+    assert scene.listed == left
+    assert scene.sent == [(i, LedgerType.LEDGER) for i in gone]
+    assert scene.rows == {MARKED: gone, REMOVED: gone}
+    assert scene.cluster.ledger_ids() >= set(scene.ids)  # nothing is deleted by the first phase
+    assert scene.owed == []
+    stats = [scene.cluster.zookeeper.stat(scene.cluster.path(i)) for i in gone]
+    rows = [json.loads(row.detail)["czxid"] for row in scene.cluster.journal.rows if row.outcome == MARKED]
+    assert rows == [stat.czxid for stat in stats if stat]
+    assert {(row.action, row.bytes, row.component) for row in scene.cluster.journal.rows} == {
+        ("delete-ledger", 10, "Managed-Ledger")
+    }
+
+
+def test_the_order_of_the_steps(scene: Scene) -> None:
+    scene.load()
+    steps: list[str] = []
+    tools = recording(scene, steps.append)
+    scene.trim(loaded_topics=True, tools=tools)
+    assert [s for s in steps if not s.endswith("lease")] == [
+        "send",
+        "record marked",
+        f"create {control.OwedUnload(TOPIC, True, 0).path}",
+        f"write {scene.path}",
+        "unload",
+        f"delete {control.OwedUnload(TOPIC, True, 0).path}",
+        "record removed",
+    ]
+
+
+def test_nothing_else_in_the_z_node_changes(scene: Scene) -> None:
+    unknown = b"\xf2\x01\x03abc"  # field 30 of a later version
+    before = scene.cluster.zookeeper.data(scene.path)
+    scene.cluster.put(scene.path, before + unknown)
+    scene.cluster.wait(1)
+    scene.trim()
+    after = scene.cluster.zookeeper.data(scene.path)
+    assert after.endswith(unknown)
+    first = before.index(managed_ledger.encode(managed_ledger.decode(before))[:1])
+    assert first == 0
+    assert before.endswith(after.removesuffix(unknown))  # the ledgers that stayed, byte by byte
+
+
+def test_a_run_without_orders_only_settles(scene: Scene) -> None:
+    assert scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [])) == {}
+
+
+def test_two_orders_for_one_topic_are_one(scene: Scene) -> None:
+    orders = [TrimOrder(TOPIC, frozenset({i})) for i in scene.ids[:2]]
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders))
+    assert outcomes(found) == dict.fromkeys(scene.ids[:2], REMOVED)
+    assert scene.cluster.zookeeper.stat(scene.path).version == 1  # type: ignore[union-attr]
+
+
+def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
+    uuid = UUID(int=9)
+    offload = OffloadContext(uuid, True, False, 1, "aws-s3", {"bucket": "b"})
+    first, second, *_ = scene.ids
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={first: offload, second: replace(offload, bookkeeper_deleted=True)})
+    scene.cluster.remove(scene.cluster.path(second))
+    scene.cluster.wait(1)
+    assert outcomes(scene.trim()) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert scene.sent == [
+        (first, LedgerType.LEDGER),
+        (first, LedgerType.OFFLOAD_LEDGER),
+        (second, LedgerType.OFFLOAD_LEDGER),
+        (scene.ids[2], LedgerType.LEDGER),
+    ]
+    actions = {row.ledger_id: row.action for row in scene.cluster.journal.rows}
+    assert actions[second] == "delete-offload-ledger"
+
+
+@pytest.mark.parametrize("refused", [0, 1, 2])
+def test_what_was_not_acknowledged_stays_and_so_does_what_comes_after(scene: Scene, refused: int) -> None:
+    scene.queue.refused = {scene.ids[refused]}
+    found = scene.trim()
+    assert scene.listed == scene.ids[refused:]
+    assert outcomes(found) == {i: REMOVED if i < scene.ids[refused] else LEFT for i in scene.ids[:3]}
+    assert scene.rows.get(REMOVED, []) == scene.ids[:refused]
+    assert scene.rows[LEFT] == scene.ids[refused:3]
+    scene.queue.refused = set()
+    scene.cluster.wait(1)
+    assert set(outcomes(scene.trim()).values()) == {REMOVED}
+    assert scene.listed == scene.ids[3:]
+
+
+def test_one_copy_without_receipt_holds_the_ledger(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[1]: offload})
+    scene.cluster.wait(1)
+    send = scene.queue._send
+    scene.queue._send = lambda info, after: (  # type: ignore[method-assign]
+        replace(send(info, after), error="timed out") if info.offload_context else send(info, after)
+    )
+    scene.trim()
+    assert scene.listed == scene.ids[1:]
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(scene: Scene, **policy: Any) -> str:
+    """Why the whole topic was refused; proves that nothing was written or sent."""
+    version = scene.cluster.zookeeper.stat(scene.path)
+    (one,) = scene.trim(**policy).values()
+    assert (one.ledger_id, one.outcome) == (-1, REFUSED)
+    assert scene.cluster.zookeeper.stat(scene.path) == version
+    assert scene.sent == []
+    assert scene.cluster.journal.rows == []
+    return one.reason
+
+
+def test_a_topic_that_is_not_there(scene: Scene) -> None:
+    scene.cluster.remove(scene.path)
+    assert "does not exist" in refused(scene)
+
+
+@pytest.mark.parametrize("below", ["", "/s"])
+def test_a_z_node_that_cannot_be_read(scene: Scene, below: str) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.path + below)
+    assert "no permission" in refused(scene)
+
+
+@pytest.mark.parametrize("below", ["", "/s"])
+def test_a_z_node_that_cannot_be_decoded(scene: Scene, below: str) -> None:
+    scene.cluster.put(scene.path + below, b"\xff\xff")
+    assert scene.path + below in refused(scene)
+
+
+def test_a_cursor_without_a_position(scene: Scene) -> None:
+    scene.cursor("a+b", None)
+    assert "cursor a+b" in refused(scene)
+
+
+def test_a_cursor_ledger_that_is_gone(scene: Scene) -> None:
+    scene.cursor("a+b", Position(99, 0), ledger=77)
+    assert "cursor a+b: its cursor ledger 77" in refused(scene)
+
+
+@pytest.mark.parametrize("entry", [b"\xff", b"{chunked}"])
+def test_a_cursor_ledger_whose_last_entry_is_none(scene: Scene, entry: bytes) -> None:
+    scene.cursor("s", Position(99, 0), ledger=scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[entry]))
+    assert "cursor s: its cursor ledger" in refused(scene)
+
+
+def test_a_bookie_that_does_not_answer(scene: Scene) -> None:
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"))
+    scene.cluster.reader.failures[ledger] = Unavailable("no bookie")
+    scene.cursor("s", Position(99, 0), ledger=ledger)
+    assert "no bookie" in refused(scene)
+
+
+def entry(position: Position) -> bytes:
+    return cursor_format.encode_position(cursor_format.PositionInfo(position))
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.CLOSED])
+def test_the_last_entry_of_the_cursor_ledger_is_the_truth(scene: Scene, state: LedgerState) -> None:
+    entries = [entry(Position(99, 0)), entry(Position(scene.ids[1], 7))]
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=entries, state=state)
+    scene.cursor("s", Position(99, 0), ledger=ledger)
+    found = scene.trim()
+    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: REFUSED, scene.ids[2]: REFUSED}
+    assert "cursor s stands at" in found[scene.ids[1]].reason
+    assert scene.listed == scene.ids[1:]
+
+
+def test_a_cursor_ledger_without_entries_leaves_the_z_nodes_position(scene: Scene) -> None:
+    ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[], state=LedgerState.OPEN)
+    scene.cursor("s", Position(scene.ids[1], 0), ledger=ledger)
+    assert outcomes(scene.trim())[scene.ids[1]] == REFUSED
+    assert scene.listed == scene.ids[1:]
+
+
+def test_every_durable_cursor_counts(scene: Scene) -> None:
+    scene.cursor("pulsar.dedup", Position(scene.ids[0], 0))
+    assert set(outcomes(scene.trim()).values()) == {REFUSED}
+    assert scene.listed == scene.ids
+
+
+def test_a_shadow_topic(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, scene.ids, shadow_of="persistent://acme/orders/source")
+    scene.cluster.wait(1)
+    found = scene.trim()
+    assert {one.reason.partition(" of ")[0] for one in found.values()} == {"shadow topic"}
+    assert scene.listed == scene.ids
+
+
+@pytest.mark.parametrize("data", [json.dumps({"properties": {SHADOW_SOURCE: "x"}}), f"broken {SHADOW_SOURCE}"])
+def test_a_partition_of_a_shadow_topic(scene: Scene, data: str) -> None:
+    scene.cluster.put(PARENT, data.encode())
+    assert {one.reason.partition(" of ")[0] for one in scene.trim().values()} == {"shadow topic"}
+    assert scene.listed == scene.ids
+
+
+def test_a_partitioned_topic_that_cannot_be_read(scene: Scene) -> None:
+    scene.cluster.put(PARENT, b"{}")
+    scene.cluster.zookeeper.unreadable.add(PARENT)
+    assert PARENT in refused(scene)
+
+
+def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
+    scene.cluster.remove(scene.cluster.path(scene.ids[1]))
+    found = scene.trim()
+    assert "dangling" in found[scene.ids[1]].reason
+    assert scene.listed == scene.ids[1:]
+
+
+def test_a_ledger_whose_z_node_cannot_be_read(scene: Scene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
+    assert "no permission" in scene.trim()[scene.ids[0]].reason
+    assert scene.listed == scene.ids
+
+
+def test_the_last_ledger_and_more(scene: Scene) -> None:
+    scene.cluster.remove(f"{scene.path}/s")
+    found = scene.trim(upto=4)
+    assert found[scene.ids[4]].reason == "the last ledger of its topic"
+    assert scene.listed == scene.ids[4:]
+
+
+# -------------------------------------------------------------------------------------------------------- loaded topics
+
+
+def test_a_loaded_topic_is_left_to_its_broker(scene: Scene) -> None:
+    scene.load()
+    found = scene.trim()
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], LEFT_TO_BROKER)
+    assert "trimming.loaded_topics" in found[scene.ids[0]].reason
+    assert scene.listed == scene.ids
+    assert scene.sent == []
+    assert scene.cluster.admin.touched == []
+
+
+@pytest.mark.parametrize("why", ["written", "silent", "open"])
+def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
+    if why == "written":
+        scene.cluster.topic(TOPIC, scene.ids)
+    elif why == "open":
+        scene.ids.append(scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
+        scene.cluster.topic(TOPIC, scene.ids)
+        scene.cluster.wait(1)
+    work = marking.trim_topics
+    silent = Brokers({}, MINUTE, "no answer")
+
+    def trim(run: marking.Marking, tools: Tools, permit: Permit) -> list[Marked]:
+        run = replace(run, brokers=silent) if why == "silent" else run
+        return work(run, tools, permit, [TrimOrder(TOPIC, up_to=scene.ids[2])])
+
+    assert set(outcomes(scene.act(trim)).values()) == {LEFT_TO_BROKER}
+    assert scene.listed == scene.ids
+
+
+def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: Scene) -> None:
+    scene.load()
+    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert scene.listed == scene.ids[3:]
+    assert scene.cluster.admin.touched == [TOPIC]
+    assert scene.owed == []
+
+
+def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(scene: Scene) -> None:
+    scene.load()
+    asked: list[Topic] = []
+
+    def fails(topic: Topic) -> None:
+        asked.append(topic)
+        raise OutcomeUnknown("500")
+
+    scene.cluster.admin.on_unload = fails
+    found = scene.trim(loaded_topics=True)
+    assert len(asked) == 6  # three at once, three at the end of the run
+    assert found[-1].outcome == FAILED
+    assert "owed an unload: 500" in found[-1].reason
+    assert scene.listed == scene.ids[3:]
+    assert [(o.topic, o.loaded) for o in scene.owed] == [(TOPIC, True)]
+    assert "500" in scene.cluster.journal.rows[-1].reason
+
+    assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == FAILED  # not written again before that
+    assert scene.listed == scene.ids[3:]
+
+    scene.cluster.admin.on_unload = lambda topic: None
+    assert -1 not in scene.trim(loaded_topics=True)
+    assert scene.owed == []
+
+
+def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
+    scene.load()
+    failures = iter([Unavailable("503"), None])
+
+    def now_and_then(topic: Topic) -> None:
+        if error := next(failures):
+            raise error
+
+    scene.cluster.admin.on_unload = now_and_then
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert scene.owed == []
+
+
+def test_no_write_without_an_unload_left(scene: Scene) -> None:
+    scene.load()
+    found = scene.trim(loaded_topics=True, limit=0)
+    assert set(outcomes(found).values()) == {LEFT_TO_BROKER}
+    assert "max_unloads" in found[scene.ids[0]].reason
+    assert scene.listed == scene.ids
+
+
+def test_unloads_keep_their_pace(scene: Scene) -> None:
+    unloads = Unloads(5, 100, scene.cluster.clock)
+    scene.cluster.load(TOPIC)
+    for _ in range(11):
+        assert unloads.unload(scene.tools(), TOPIC) == ""
+    assert sum(scene.cluster.clock.slept) == pytest.approx(2.0)
+
+
+def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
+    assert Unloads(5, 1, scene.cluster.clock).unload(scene.tools(), OTHER) == ""
+
+
+# ---------------------------------------------------------------------------------- an unloaded topic meets a broker
+
+
+def test_a_topic_that_a_broker_loaded_meanwhile_is_unloaded_at_once(scene: Scene) -> None:
+    on_write(scene, lambda: scene.cluster.load(TOPIC), "after")
+    assert set(outcomes(scene.trim()).values()) == {REMOVED}
+    assert scene.cluster.admin.touched == [TOPIC]
+    assert scene.owed == []
+    assert scene.cluster.clock.slept == []
+
+
+def test_a_topic_that_turns_up_two_intervals_later_is_unloaded(scene: Scene) -> None:
+    sleep = scene.cluster.clock.sleep
+
+    def listed_late(seconds: float) -> None:
+        sleep(seconds)
+        scene.cluster.load(TOPIC)
+
+    scene.cluster.clock.sleep = listed_late  # type: ignore[method-assign]
+    scene.trim()
+    assert scene.cluster.clock.slept == [120.0]
+    assert scene.cluster.admin.touched == [TOPIC]
+    assert scene.owed == []
+
+
+def test_a_topic_that_nobody_loads_is_not_touched(scene: Scene) -> None:
+    scene.trim()
+    assert scene.cluster.admin.touched == []
+    assert sum(scene.cluster.clock.slept) == 120.0
+
+
+def test_brokers_that_do_not_answer_leave_it_owed(scene: Scene) -> None:
+    on_write(scene, lambda: setattr(scene.cluster.admin, "failure", Unavailable("down")), "after")
+    found = scene.trim()
+    assert found[-1].outcome == FAILED
+    assert "not heard: down" in found[-1].reason
+    assert [o.loaded for o in scene.owed] == [False]
+    scene.cluster.admin.failure = None
+    scene.cluster.load(TOPIC)
+    scene.trim()
+    assert scene.owed == []
+    assert scene.cluster.admin.touched == [TOPIC]
+
+
+# -------------------------------------------------------------------------------------------- lost and unknown writes
+
+
+def broker_rolls_over(scene: Scene) -> None:
+    scene.ids.append(scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(scene.path))
+    kept = [item.ledger_id for item in info.ledgers]
+    scene.cluster.topic(TOPIC, [*kept, scene.ids[-1]])
+
+
+def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
+    on_write(scene, lambda: broker_rolls_over(scene))
+    assert set(outcomes(scene.trim()).values()) == {LEFT}
+    assert scene.listed == scene.ids
+    assert scene.rows[LEFT] == scene.ids[:3]
+    assert scene.owed == []
+    assert scene.cluster.admin.touched == []
+
+
+def test_a_loaded_topic_that_was_written_meanwhile_is_judged_again(scene: Scene) -> None:
+    scene.load()
+    on_write(scene, lambda: broker_rolls_over(scene))
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert scene.listed == scene.ids[3:]
+    assert len(scene.sent) == 3  # no message twice
+    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
+
+
+def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
+    scene.load()
+    on_write(scene, lambda: broker_rolls_over(scene), times=99)
+    found = scene.trim(loaded_topics=True)
+    assert set(outcomes(found).values()) == {LEFT}
+    assert scene.listed == scene.ids
+    assert scene.owed == []
+
+
+def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
+    scene.load()
+    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids[3:]))
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert scene.owed == []
+    assert scene.cluster.admin.touched == []  # the write that was lost needs no unload
+
+
+def test_a_broker_that_trimmed_some_of_them(scene: Scene) -> None:
+    scene.load()
+    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids[1:]))
+    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert scene.listed == scene.ids[3:]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_write_without_answer_is_judged_by_what_is_there(scene: Scene, when: str, loaded: bool) -> None:
+    if loaded:
+        scene.load()
+    on_write(scene, raising(OutcomeUnknown("connection lost")), when)
+    assert set(outcomes(scene.trim(loaded_topics=loaded)).values()) == {REMOVED}
+    assert scene.listed == scene.ids[3:]
+    assert len(scene.sent) == 3
+    assert scene.cluster.admin.touched == [TOPIC] * loaded
+    assert scene.owed == []
+    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
+
+
+def test_a_write_that_went_through_before_a_broker_wrote_too(scene: Scene) -> None:
+    """Its answer got lost, and a broker that loaded the new list added a ledger: unload all the same."""
+    scene.load()
+
+    def rolled_over() -> None:
+        broker_rolls_over(scene)
+        raise OutcomeUnknown("connection lost")
+
+    on_write(scene, rolled_over, "after")
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert scene.listed == scene.ids[3:]
+    assert scene.cluster.admin.touched == [TOPIC]
+
+
+def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
+    on_write(scene, lambda: scene.cluster.remove(scene.path))
+    found = scene.trim()
+    assert set(outcomes(found).values()) == {LEFT}
+    assert "does not exist" in found[scene.ids[0]].reason
+    assert scene.rows[LEFT] == scene.ids[:3]
+
+
+class Sending:
+    """A queue that lets something happen while it sends."""
+
+    def __init__(self, queue: Any, act: Callable[[], None]) -> None:
+        self._queue, self._act = queue, act
+
+    def send(self, *given: Any) -> Any:
+        sent = self._queue.send(*given)
+        self._act()
+        self._act = lambda: None
+        return sent
+
+
+@pytest.mark.parametrize("name", ["s", "new"])
+def test_a_cursor_that_moves_back_or_turns_up_while_we_send(scene: Scene, name: str) -> None:
+    queue = Sending(scene.queue, lambda: scene.cursor(name, Position(scene.ids[1], 0)))
+    found = scene.trim(tools=replace(scene.tools(), queue=queue))
+    assert scene.listed == scene.ids[1:]
+    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: REFUSED, scene.ids[2]: REFUSED}
+    assert scene.rows[REMOVED] == scene.ids[:1]
+
+
+@pytest.mark.parametrize("stop", ["pause", "lease"])
+def test_pause_and_a_lost_lease_stop_before_the_write(scene: Scene, stop: str) -> None:
+    def act() -> None:
+        if stop == "pause":
+            control.pause(scene.cluster.open_store(), "why")
+        else:
+            scene.cluster.open_store().write(control.LEASE, b"{}", -1)
+
+    queue = Sending(scene.queue, act)
+    with pytest.raises(Paused if stop == "pause" else LeaseLost):
+        scene.trim(tools=replace(scene.tools(), queue=queue))
+    assert scene.listed == scene.ids
+
+
+def test_a_journal_that_fails_stops_before_the_write(scene: Scene) -> None:
+    scene.cluster.journal.failure = StoreError("disk full")
+    assert scene.trim()[-1].outcome == FAILED
+    assert scene.listed == scene.ids
+
+
+def test_an_error_of_one_topic_leaves_the_others(scene: Scene) -> None:
+    ids = [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)]
+    scene.cluster.topic(OTHER, ids)
+    scene.cluster.wait(1)
+    scene.cluster.zookeeper.unreadable.add(scene.path)
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders))
+    assert outcomes(found) == {-1: REFUSED, ids[0]: REMOVED}
+
+
+# ------------------------------------------------------------------------------------------------------ killed anywhere
+
+
+class KilledError(BaseException):
+    """kill -9."""
+
+
+@dataclass
+class Steps:
+    """Every effect that leaves the process, before and after; the run is killed at one of them."""
+
+    kill_at: int = -1
+    seen: list[str] = field(default_factory=list)
+
+    def __call__(self, step: str) -> None:
+        self.seen.append(step)
+        if len(self.seen) - 1 == self.kill_at:
+            raise KilledError(step)
+
+
+class Recorded:
+    """A port whose effects are steps."""
+
+    def __init__(self, port: Any, step: Callable[[str], None], both: bool, **names: Callable[..., str]) -> None:
+        self._port, self._step, self._both, self._names = port, step, both, names
+
+    def __getattr__(self, name: str) -> Any:
+        inner = getattr(self._port, name)
+        if name not in self._names:
+            return inner
+
+        def act(*given: Any, **more: Any) -> Any:
+            said = self._names[name](*given)
+            self._step(said)
+            result = inner(*given, **more)
+            if self._both:
+                self._step(f"{said}, done")
+            return result
+
+        return act
+
+
+def recording(scene: Scene, step: Callable[[str], None], both: bool = False) -> Tools:
+    """The scene's ports with their effects as steps."""
+    tools = scene.tools()
+    store = Recorded(
+        tools.store,
+        step,
+        both,
+        create=lambda path, *_: f"create {path}",
+        write=lambda path, *_: f"write {path}",
+        delete=lambda path, *_: f"delete {path}",
+    )
+    return replace(
+        tools,
+        store=store,
+        queue=Recorded(tools.queue, step, both, send=lambda *_: "send"),
+        journal=Recorded(tools.journal, step, both, record=lambda rows: f"record {rows[0].outcome if rows else ''}"),
+        admin=Recorded(tools.admin, step, both, unload=lambda *_: "unload", delete_topic=lambda *_: "delete topic"),
+    )
+
+
+def killed_at_every_step(make: Callable[[], Scene], work: Callable[[Scene, Tools], Any]) -> Iterator[tuple[Scene, str]]:
+    """The scene after a run that was killed at one of its steps, for each of them."""
+    whole = Steps()
+    scene = make()
+    work(scene, recording(scene, whole, both=True))
+    for number, step in enumerate(whole.seen):
+        scene = make()
+        with pytest.raises(KilledError):
+            work(scene, recording(scene, Steps(number), both=True))
+        scene.store.close()
+        scene.queue.close()
+        scene.store, scene.queue = scene.cluster.open_store(), scene.cluster.open_queue()
+        yield scene, step
+
+
+@dataclass
+class StaleBroker:
+    """A broker that has read a topic's list and does not know of our writes until it is unloaded."""
+
+    scene: Scene
+    read: int = 0
+
+    def __post_init__(self) -> None:
+        self.scene.cluster.admin.on_unload = lambda topic: self.load()
+        self.load()
+
+    def load(self) -> None:
+        self.read = self.version
+
+    @property
+    def version(self) -> int:
+        stat = self.scene.cluster.zookeeper.stat(self.scene.path)
+        assert stat
+        return stat.version
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_killed_at_every_step_a_rerun_ends_well(loaded: bool) -> None:
+    brokers: list[StaleBroker] = []
+
+    def make() -> Scene:
+        scene = Scene()
+        if loaded:
+            scene.load()
+        brokers.append(StaleBroker(scene))
+        return scene
+
+    steps: list[str] = []
+    for scene, step in killed_at_every_step(make, lambda s, tools: s.trim(loaded_topics=loaded, tools=tools)):
+        steps.append(step)
+        assert scene.listed in (scene.ids, scene.ids[3:]), step
+        if scene.listed == scene.ids[3:]:
+            assert {i for i, _ in scene.sent} == set(scene.ids[:3]), step
+            assert scene.rows[MARKED] == scene.ids[:3], step
+            fresh = not loaded or brokers[-1].read == brokers[-1].version
+            assert fresh or scene.owed, step
+        scene.cluster.wait(1)
+        again = scene.trim(loaded_topics=loaded)
+        assert set(outcomes(again).values()) <= {REMOVED}, step
+        assert scene.listed == scene.ids[3:], step
+        assert scene.owed == [], step
+        assert not loaded or brokers[-1].read == brokers[-1].version, step
+        assert scene.cluster.ledger_ids() >= set(scene.ids), step
+    assert len(steps) > 10
+
+
+# ------------------------------------------------------------------------------------------------------------- dry runs
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loaded: bool) -> None:
+    if loaded:
+        scene.load()
+    before = scene.cluster.zookeeper.zxid
+    scene.store = scene.cluster.open_store(read_only=True)
+    order = TrimOrder(TOPIC, frozenset({77}), scene.ids[3])
+    found = {one.ledger_id: one for one in marking.plan_trim(scene.run(), scene.tools(), order)}
+    goes = LEFT_TO_BROKER if loaded else GOES
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: REFUSED}
+    planned = topic_deletion.plan_topic_deletion(scene.run(), scene.tools(), TOPIC)
+    assert {one.outcome for one in planned} == {GOES}
+    assert {one.ledger_id for one in planned} == {*scene.ids, -1}
+    assert (scene.cluster.zookeeper.zxid, scene.sent, scene.cluster.journal.rows) == (before, [], [])
+    assert scene.cluster.admin.touched == []
+
+
+# --------------------------------------------------------------------------------------------------------- whole topics
+
+
+@dataclass
+class Everything:
+    """A topic with a ledger of every component that goes with it."""
+
+    scene: Scene
+    cursor: int = 0
+    compacted: int = 0
+    bucket: int = 0
+    compaction: int = 0
+
+    def __post_init__(self) -> None:
+        cluster = self.scene.cluster
+        self.cursor = cluster.ledger(cursor_tags(TOPIC, "a+b"), entries=[entry(Position(1, 0))])
+        self.compacted = cluster.ledger(compacted_tags(TOPIC))
+        self.bucket = cluster.ledger(bucket_tags(TOPIC, "a+b", 1, 2))
+        position = cluster.position_entry(self.compacted)
+        self.compaction = cluster.ledger(cursor_tags(TOPIC, "__compaction"), entries=[position])
+        cluster.cursor(TOPIC, "a+b", ledger=self.cursor, buckets={(1, 2): self.bucket})
+        cluster.cursor(TOPIC, "__compaction", ledger=self.compaction)
+        cluster.admin.topics[TOPIC] = {}
+        cluster.admin.on_delete = lambda topic: cluster.remove(cluster.topic_path(topic))
+
+    @property
+    def components(self) -> dict[int, LedgerComponent]:
+        return {
+            **dict.fromkeys(self.scene.ids, LedgerComponent.MANAGED_LEDGER),
+            self.cursor: LedgerComponent.MANAGED_CURSOR,
+            self.compaction: LedgerComponent.MANAGED_CURSOR,
+            self.compacted: LedgerComponent.COMPACTED_LEDGER,
+            self.bucket: LedgerComponent.DELAYED_INDEX_BUCKET,
+        }
+
+
+@pytest.fixture
+def everything(scene: Scene) -> Everything:
+    return Everything(scene)
+
+
+def test_a_whole_topic_sends_for_every_ledger_then_goes(everything: Everything) -> None:
+    scene = everything.scene
+    found = scene.delete_topic()
+    assert outcomes(found) == dict.fromkeys([*everything.components, -1], REMOVED)
+    raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
+    assert {i.ledger_id: i.component for i in map(decode_deletion_message, raws)} == everything.components
+    assert scene.cluster.zookeeper.stat(scene.path) is None
+    assert set(scene.rows[MARKED]) == set(scene.rows[REMOVED]) == set(everything.components)
+
+
+def test_a_topic_that_the_broker_refuses_stays_and_says_why(everything: Everything) -> None:
+    scene = everything.scene
+    scene.cluster.admin.connected.add(TOPIC)
+    found = scene.delete_topic()
+    assert found[-1].outcome == FAILED
+    assert "connected clients" in found[-1].reason
+    assert "kept" in found[-1].reason
+    assert set(scene.rows[LEFT]) == set(everything.components)
+    assert outcomes(scene.delete_topic(force=True))[-1] == REMOVED
+
+
+def test_a_topic_without_every_receipt_is_not_deleted(everything: Everything) -> None:
+    scene = everything.scene
+    scene.queue.refused = {everything.bucket}
+    assert str(everything.bucket) in scene.delete_topic()[-1].reason
+    assert scene.listed == scene.ids
+    assert MARKED not in scene.rows
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_deletion_without_answer_is_judged_by_what_is_there(everything: Everything, done: bool) -> None:
+    scene = everything.scene
+
+    def lost(topic: Topic) -> None:
+        if done:
+            scene.cluster.remove(scene.path)
+        raise OutcomeUnknown("timed out")
+
+    scene.cluster.admin.on_delete = lost
+    assert outcomes(scene.delete_topic())[-1] == (REMOVED if done else FAILED)
+
+
+def test_a_topic_that_a_producer_created_again_at_once(everything: Everything) -> None:
+    scene = everything.scene
+
+    def again(topic: Topic) -> None:
+        scene.cluster.remove(scene.path)
+        scene.cluster.topic(TOPIC, [])
+
+    scene.cluster.admin.on_delete = again
+    assert outcomes(scene.delete_topic())[-1] == REMOVED
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        replace(CONTEXT, holds=frozenset({"acme"})),
+        replace(CONTEXT, shadow_sources=frozenset({str(TOPIC)})),
+        replace(CONTEXT, namespaces=frozenset()),
+    ],
+)
+def test_a_whole_topic_is_refused_by_the_same_names(everything: Everything, context: Context) -> None:
+    scene = everything.scene
+    found = scene.act(
+        lambda run, tools, permit: topic_deletion.delete_topic(
+            replace(run, context=context), tools, permit, TOPIC, False
+        )
+    )
+    assert outcomes(found) == {-1: REFUSED}
+    assert scene.sent == []
+
+
+def test_a_topic_with_a_compaction_that_cannot_be_read_is_refused(everything: Everything) -> None:
+    scene = everything.scene
+    scene.cluster.reader.failures[everything.compaction] = NotFound("gone")
+    assert "compacted" in scene.delete_topic()[-1].reason
+    assert scene.listed == scene.ids
+
+
+def test_another_topics_ledger_on_the_list_gets_no_message(everything: Everything) -> None:
+    scene = everything.scene
+    foreign = scene.cluster.ledger(data_tags(OTHER))
+    scene.cluster.topic(TOPIC, [*scene.ids, foreign])
+    assert foreign not in scene.delete_topic()
+    assert foreign not in {i for i, _ in scene.sent}
+
+
+def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
+    def make() -> Scene:
+        return Everything(Scene()).scene
+
+    steps: list[str] = []
+    for scene, step in killed_at_every_step(make, lambda s, tools: s.delete_topic(tools=tools)):
+        steps.append(step)
+        assert not [row for row in scene.cluster.journal.rows if row.outcome == LEFT], step
+        if scene.cluster.zookeeper.stat(scene.path):
+            assert outcomes(scene.delete_topic())[-1] == REMOVED, step
+        assert scene.cluster.zookeeper.stat(scene.path) is None, step
+        assert {i for i, _ in scene.sent} >= set(scene.ids), step
+    assert steps == [
+        "send",
+        "send, done",
+        "record marked",
+        "record marked, done",
+        "delete topic",
+        "delete topic, done",
+        "record removed",
+        "record removed, done",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ phase two
+
+
+def test_what_phase_one_removed_phase_two_deletes_without_the_grace_period(scene: Scene) -> None:
+    before = scan(scene.cluster)
+    scene.trim()
+    marked = {row.ledger_id: (json.loads(row.detail)["czxid"], row.at) for row in scene.cluster.journal.rows}
+    scene.cluster.clock.advance(700)
+    now = scan(scene.cluster, previous=[before])
+    decisions = delete(scene.cluster, now, before, marked=marked)
+    assert [(d.info.ledger_id, d.outcome) for d in decisions] == [(i, DELETED) for i in scene.ids[:3]]
+    assert scene.cluster.ledger_ids() >= set(scene.ids[3:])
+
+
+def test_what_phase_one_left_phase_two_keeps(scene: Scene) -> None:
+    before = scan(scene.cluster)
+    on_write(scene, lambda: broker_rolls_over(scene))
+    scene.trim()
+    marked = {row.ledger_id: (json.loads(row.detail)["czxid"], row.at) for row in scene.cluster.journal.rows}
+    scene.cluster.wait(2)
+    now = scan(scene.cluster, previous=[before])
+    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before, marked=marked)}
+    assert scene.cluster.ledger_ids() >= set(scene.ids)
