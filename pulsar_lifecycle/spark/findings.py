@@ -205,7 +205,7 @@ def build_findings(cluster: Cluster, epoch_id: str) -> None:
     missing = refs.needed - _listed(lake.batches(ledgers, ["ledger_id"]))
     # Mostly there are none missing, and no need to go through the references.
     pieces = [*ledgers, *(cluster.parts(epoch_id, "references") if missing else ())]
-    judging = _Judging(
+    judging = Judging(
         cluster.settings,
         lake,
         refs,
@@ -233,7 +233,7 @@ def _outside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
 
 
 @dataclass(frozen=True)
-class _Judging:
+class Judging:
     """The findings of one file, of ledgers or of references; runs in a task."""
 
     settings: Settings
@@ -263,18 +263,16 @@ class _Judging:
     def _with_owner_facts(self, pending: pa.Table) -> pa.Table:
         owners = pc.unique(pending.column("topic"))
         theirs = pc.field("error").is_null() & pc.field("topic").isin(owners)
-        topics = self._facts(self.topics, ["topic", "load_state", "compaction", "first_ledger_id"], theirs)
-        cursors = self._facts(self.cursors, ["topic", "cursor"], theirs)
+        topics = self._read(self.topics, ["topic", "load_state", "compaction", "first_ledger_id"], theirs)
+        cursors = self._read(self.cursors, ["topic", "cursor"], theirs)
         topics = topics.append_column("topic_exists", pa.repeat(True, topics.num_rows))
         cursors = cursors.append_column("cursor_exists", pa.repeat(True, cursors.num_rows))
         joined = pending.join(topics, "topic", join_type="left outer")
         joined = joined.join(cursors, ["topic", "cursor"], join_type="left outer")
         return joined.select(orphans.OWNER_FACTS.names)
 
-    def _facts(self, parts: Sequence[str], columns: list[str], where: pc.Expression) -> pa.Table:
-        schema = pa.schema(
-            [tables.TOPICS.field(c) if c != "cursor" else tables.MANAGED_CURSORS.field(c) for c in columns]
-        )
+    def _read(self, parts: Sequence[str], columns: list[str], where: pc.Expression) -> pa.Table:
+        schema = pa.schema([orphans.OWNER_FACTS.field(column) for column in columns])
         batches = self.lake.batches(parts, [*columns, "error"], where)
         return pa.Table.from_batches([batch.select(columns) for batch in batches], schema)
 
@@ -298,9 +296,8 @@ class _Judging:
             seen |= found.keys()
 
 
-_JUDGED = [
-    name for name in tables.BOOKKEEPER_LEDGERS.names if name not in ("parent", "listed", "ensemble_size", "ack_quorum")
-]
+_UNJUDGED = ("parent", "listed", "ensemble_size", "ack_quorum")
+_JUDGED = [name for name in tables.BOOKKEEPER_LEDGERS.names if name not in _UNJUDGED]
 """The columns that a judgement is made of: the census is done."""
 
 
