@@ -25,6 +25,7 @@ from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import intents
@@ -116,7 +117,10 @@ class _Worker:
                 )
             else:
                 queue = PlanQueue(pa.Table.from_batches(given), *self.direct)
-            tools = Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock())
+            objects = (
+                opened.enter_context(closing(S3ObjectStore(settings.object_store))) if settings.object_store else None
+            )
+            tools = Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), objects)
             try:
                 limit = max(1, settings.deletion.max_messages // self.tasks)
                 for decision in work_off(self.run, tools, limit, int(settings.deletion.idle_timeout * 1000)):

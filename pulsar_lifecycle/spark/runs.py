@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import control, history, inventory
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
-from pulsar_lifecycle.engine.decision import Evidence, Run
+from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, sent_ledgers
+from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, marked_offloads, sent_ledgers
+from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
@@ -278,6 +279,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
                 earlier_czxid=earlier.max_czxid,
                 context=context,
                 marked=marked_ledgers(settings.lake.path, settings.cluster),
+                offloads=_offload_evidence(cluster, epoch, earlier),
             ),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
@@ -286,6 +288,25 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             bytes_per_second=settings.deletion.bytes_per_second / max(1, concurrency(cluster.spark)),
             slow_above_ms=settings.zookeeper.slow_above * 1000,
             stop_above_ms=settings.zookeeper.stop_above * 1000,
+            offload=_offload_policy(settings),
         )
     finally:
         control.release_lease(store, lease)
+
+
+def _offload_evidence(cluster: Cluster, epoch: Epoch, earlier: Epoch) -> OffloadEvidence:
+    """What the two epochs say of offloaded copies; their lists are read by the worker that needs them."""
+    topics = [c for e in (epoch, earlier) for c in e.census if c.table == "managed_ledgers"]
+    return OffloadEvidence(
+        now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
+        earlier=OffloadUuidsOf(cluster.lake.location, earlier.epoch_id),
+        undecoded=sum(len(c.corrupt) for c in topics),
+        marked=marked_offloads(cluster.settings.lake.path, cluster.settings.cluster),
+    )
+
+
+def _offload_policy(settings: Settings) -> OffloadPolicy | None:
+    declared = settings.object_store
+    return declared and OffloadPolicy(
+        frozenset(declared.buckets), declared.pulsar_cluster or settings.cluster, declared.exclusive
+    )
