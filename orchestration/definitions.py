@@ -8,13 +8,14 @@ from typing import Any
 
 import dagster as dg
 
+from assets.dead_letters import dead_letters_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.metastore import metastore_assets
 from assets.references import references_asset
-from orchestration.jobs import apply_plan_job, delete_pending_job, scan_job
-from orchestration.schedules import queue_sensor, scan_schedule
+from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
+from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from resources.lifecycle import LifecycleResource
 
@@ -35,10 +36,11 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             references_asset(cluster),
             findings_assets(cluster),
             *deletion_assets(cluster),
+            dead_letters_asset(cluster),
         ],
-        jobs=[scan, apply_plan_job, delete_pending],
+        jobs=[scan, apply_plan_job, delete_pending, redrive_job],
         schedules=[scan_schedule(scan)],
-        sensors=[queue_sensor(delete_pending)],
+        sensors=[*queue_sensors(delete_pending), dead_letter_sensor(cluster)],
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
     )
 

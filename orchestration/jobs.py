@@ -1,17 +1,23 @@
 """Jobs: ``scan`` looks and plans, ``apply_plan`` sends intents, ``delete_pending`` scans again and deletes.
 
+``redrive_dead_letters`` gives dead letters another life in the queue.
+
 Spark jobs run in one process: a JVM per step would cost more than the step.
 """
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
 
+from assets import dead_letters
 from assets.deletion import outcomes_shown
 from assets.names import FINDINGS, METASTORE, key
 from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.engine.redrive import Wanted, chosen
 from pulsar_lifecycle.plan.deletion import Caps
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import STOPPED
+from pulsar_lifecycle.spark.redrive import redrive_now
 from resources.lifecycle import LifecycleResource
 
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS)
@@ -87,3 +93,62 @@ def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecyc
 def apply_plan_job() -> None:
     """One op."""
     send_intents_op()
+
+
+class RedriveConfig(dg.Config):
+    """Which dead letters, and how many at most; empty lists and text want all. Without ``dry_run = false``, nothing."""
+
+    ledger_ids: list[int] = Field(default=[])
+    topics: list[str] = Field(default=[])
+    namespaces: list[str] = Field(default=[])
+    reason: str = ""
+    max_messages: int = Field(default=1_000, gt=0)
+    dry_run: bool = True
+
+    def wanted(self) -> Wanted:
+        """The library's form of it."""
+        return Wanted(
+            frozenset(self.ledger_ids), frozenset(self.topics), frozenset(self.namespaces), self.reason.strip()
+        )
+
+
+@dg.op(
+    name="redrive",
+    description="Send dead letters to the deletion topic again, as they were sent first; a dry run unless told so.",
+)
+def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
+    """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
+    settings = lifecycle.settings()
+    if config.dry_run:
+        with dead_letters.open_reader(settings) as (_, reader):
+            picture = dead_letters.take_picture(reader, settings)
+        some = chosen(picture.letters, config.wanted(), config.max_messages)
+        context.add_output_metadata(
+            {**picture.shown(), "would send": len(some), "would be sent": dead_letters.sample(some)}
+        )
+        context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
+        return
+    done = redrive_now(settings, context.run_id, config.wanted(), config.max_messages, context.log.info)
+    context.add_output_metadata(
+        {
+            "sent": done.sent,
+            "failed": done.failed,
+            "looked at": done.looked,
+            "unparseable, left": done.unparseable,
+            "sent again": dead_letters.sample(done.sample),
+        }
+    )
+    if done.failed:
+        raise dg.Failure(
+            f"{done.failed} dead letters could not be sent, the first: {done.first_error}; they are where they were"
+        )
+
+
+@dg.job(
+    name="redrive_dead_letters",
+    executor_def=dg.in_process_executor,
+    description="Give dead letters another life in the deletion queue, chosen by ledger, topic, namespace or reason.",
+)
+def redrive_job() -> None:
+    """One op."""
+    redrive_op()

@@ -1,0 +1,174 @@
+"""Dead letters: the intents that no retry could help, and the check that fails while there are any.
+
+Source of truth: the dead-letter topic behind subscription `ledger-deletion`, and the journal for the reasons. Nothing
+here takes a message; job `redrive_dead_letters` does.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from assets.names import key
+from pulsar_lifecycle.engine.redrive import DeadLetters, Letter, Reasons, letters_of, look
+from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import dead_letter_reasons
+from pulsar_lifecycle.io.queue import DLQ_TOPIC, PulsarQueueReader
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import BrokerAdmin, QueueReader
+from pulsar_lifecycle.settings import Settings
+from resources.lifecycle import LifecycleResource
+
+NAME = "dead_letters"
+CHECK = "no_dead_letters"
+LOOKED_AT = 2_000
+"""Messages of every partition that are looked at for tables and sample; all are counted."""
+
+COLUMNS = {
+    "ledger_id": "int",
+    "copy": "string",
+    "component": "string",
+    "topic": "string",
+    "retries": "int",
+    "since": "string",
+    "reason": "string",
+    "message": "string",
+}
+
+
+@contextmanager
+def open_reader(settings: Settings) -> Iterator[tuple[BrokerAdmin, QueueReader]]:
+    """The admin API and a reader of the queue's topics."""
+    with (
+        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+        closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
+    ):
+        yield admin, reader
+
+
+def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
+    """``dead_letters`` with its check ``no_dead_letters``."""
+    asset_key = key(cluster, NAME)
+
+    @dg.asset(
+        key=asset_key,
+        group_name="deletion",
+        description="Intents given up after the last retry, why, and since when. Nothing deletes them; once the cause "
+        "is mended, job `redrive_dead_letters` sends them to the deletion topic again.",
+        deps=[key(cluster, "ledger_deletion_dlq_topic")],
+        check_specs=[
+            dg.AssetCheckSpec(
+                CHECK, asset=asset_key, description="Fails while there are dead letters, or while they may get lost."
+            )
+        ],
+        kinds={"pulsar"},
+    )
+    def dead_letters(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        settings = lifecycle.settings()
+        with open_reader(settings) as (_, reader):
+            picture = take_picture(reader, settings)
+        verdict = picture.verdict()
+        return dg.MaterializeResult(
+            metadata=picture.shown(),
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=CHECK,
+                    passed=verdict.passed,
+                    severity=verdict.severity,
+                    description=verdict.text,
+                )
+            ],
+        )
+
+    return dead_letters
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What check ``no_dead_letters`` says."""
+
+    passed: bool
+    severity: dg.AssetCheckSeverity
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """The dead letters at one moment, with their reasons; ``letters`` are those looked at."""
+
+    found: DeadLetters
+    letters: Sequence[Letter]
+    at: int
+
+    def shown(self) -> dict[str, Any]:
+        """As metadata of the asset."""
+        oldest = self.found.oldest
+        counted = len(self.letters)
+        return {
+            "dagster/row_count": self.found.count,
+            "oldest": _since(oldest) if oldest is not None else "none",
+            "age of the oldest (h)": round((self.at - oldest) / 3_600_000, 1) if oldest is not None else 0,
+            "by reason": dg.MetadataValue.md(_counted("reason", (letter.reason for letter in self.letters))),
+            "by topic": dg.MetadataValue.md(_counted("topic", (letter.topic or "unknown" for letter in self.letters))),
+            "sample": sample(self.letters),
+            "looked at": f"{counted} of {self.found.count}" if counted < self.found.count else "all",
+            "without subscription": ", ".join(map(str, self.found.unsubscribed)) or "none",
+        }
+
+    def verdict(self, mended: Sequence[Topic] = ()) -> Verdict:
+        """A dead letter costs disk and nobody's data: a warning. A topic that may lose some: an error."""
+        unsafe = [*self.found.unsubscribed, *mended]
+        if unsafe:
+            text = f"{', '.join(map(str, unsafe))} had no durable subscription of ours: messages may be lost"
+            return Verdict(False, dg.AssetCheckSeverity.ERROR, text)
+        if self.found.count:
+            text = f"{self.found.count} dead letters: mend the cause, then run the job redrive_dead_letters"
+            return Verdict(False, dg.AssetCheckSeverity.WARN, text)
+        return Verdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")
+
+
+def take_picture(reader: QueueReader, settings: Settings) -> Picture:
+    """Look at the dead-letter topic now."""
+    found = look(reader, DLQ_TOPIC, LOOKED_AT)
+    return Picture(found, letters_of(found.messages, reasons_of(found, settings)), SystemClock().now_ms())
+
+
+def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:
+    """The journal's reasons for what was found: a letter is journalled after it was sent, by another clock."""
+    if found.oldest is None:
+        return {}
+    return dead_letter_reasons(settings.lake.path, settings.cluster, found.oldest - 3_600_000)
+
+
+def sample(letters: Sequence[Letter]) -> dg.MetadataValue:
+    """A bounded table of dead letters."""
+    return show.table([_row(letter) for letter in letters[: show.SAMPLE]], COLUMNS)
+
+
+def _row(letter: Letter) -> dict[str, Any]:
+    message, info = letter.message, letter.message.info
+    return {
+        "ledger_id": info.ledger_id if info else -1,
+        "copy": info.ledger_type.value if info else "",
+        "component": info.component.value if info else "",
+        "topic": letter.topic,
+        "retries": max(0, reconsume_times(message.properties) - 1),
+        "since": _since(message.publish_time),
+        "reason": letter.reason,
+        "message": message.raw[:200].decode(errors="replace") if info is None else message.message_id.hex(),
+    }
+
+
+def _counted(name: str, values: Iterable[str]) -> str:
+    return show.markdown([name, "dead letters"], Counter(values).most_common(show.SAMPLE))
+
+
+def _since(at: int) -> str:
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds")

@@ -1,0 +1,59 @@
+"""A redrive of dead letters as a whole: opening the ports, taking the lease, working. It needs no Spark.
+
+Not here: what is sent again, and in which order of steps (``engine/redrive.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.redrive import Redriven, Wanted, redrive
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal, dead_letter_reasons
+from pulsar_lifecycle.io.queue import PulsarDeadLetterQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.settings import Settings
+
+SAMPLE = 50
+"""Letters sent again that the result shows."""
+
+
+def redrive_now(
+    settings: Settings, run_id: str, wanted: Wanted, max_messages: int, progress: Callable[[str], None]
+) -> Redriven:
+    """Send what is wanted again, under the lease. Raises Refused, Paused, LeaseLost."""
+    if not settings.deletion.topicTwoPhaseDeletionEnabled:
+        raise Refused("deletion.topicTwoPhaseDeletionEnabled is false")
+    clock = SystemClock()
+    with (
+        KazooStore(settings.zookeeper) as store,
+        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+        closing(
+            PulsarDeadLetterQueue(settings.pulsar, admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
+        ) as letters,
+    ):
+        control.check_not_paused(store)
+        holder = f"{settings.cluster} redrive {run_id}"
+        lease = control.take_lease(store, holder, clock, settings.zookeeper.session_timeout + 5)
+        try:
+            return redrive(
+                run_id,
+                settings.cluster,
+                wanted,
+                max_messages,
+                dead_letter_reasons(settings.lake.path, settings.cluster, 0),
+                store=store,
+                lease=lease,
+                letters=letters,
+                journal=FileJournal(settings.lake.path),
+                clock=clock,
+                wait_ms=int(settings.deletion.idle_timeout * 1000),
+                progress=progress,
+                sample=SAMPLE,
+            )
+        finally:
+            control.release_lease(store, lease)
