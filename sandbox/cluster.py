@@ -33,6 +33,9 @@ DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 MARKER = "/pulsar-lifecycle/sandbox"
 """The z-node by which the product knows a sandbox and permits short grace periods; nothing else ever writes it."""
 
+BUCKET = "tiered-storage"
+"""The bucket of the sandbox's S3 server that its settings name; to S3Proxy a bucket is a folder."""
+
 _READY_TIMEOUT = 120.0
 _STOP_TIMEOUT = 20.0
 
@@ -271,13 +274,17 @@ class Cluster:
                 client.create(MARKER, json.dumps({"cluster": CLUSTER}).encode(), makepath=True)
 
     def _write_files(self, state: State) -> None:
-        for folder in ("logs", "conf", "lake"):
+        for folder in ("logs", "conf", "lake", f"s3proxy/{BUCKET}"):
             (self.data / folder).mkdir(parents=True, exist_ok=True)
         credentials = self.data / "s3-credentials.json"
         if not credentials.exists():
             credentials.touch(mode=0o600)
             keys = {"access_key": "sandbox", "secret_key": secrets.token_urlsafe(24)}
             credentials.write_text(json.dumps(keys) + "\n")
+        for name, value in json.loads(credentials.read_text()).items():  # as the product's settings want them
+            secret = self.data / f"s3-{name.replace('_', '-')}"
+            secret.touch(mode=0o600)
+            secret.write_text(value)
         broker = state.of_kind("broker")[0]
         self.config.write_text(
             Template((CONF / "lifecycle.toml").read_text()).substitute(
@@ -286,6 +293,9 @@ class Cluster:
                 admin_url=broker.http,
                 service_url=state.as_json()["service_url"],
                 lake=self.data / "lake",
+                s3=f"http://{state.servers['s3proxy'].address}",
+                data=self.data,
+                bucket=BUCKET,
             )
         )
 
