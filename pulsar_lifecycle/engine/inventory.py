@@ -451,7 +451,10 @@ def read_topics(
     ledgers_root: str,
     wanted: pa.Schema = tables.TOPICS,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of ``tables.TOPICS``. ``compaction`` is asked only of loaded topics that have a ``__compaction`` cursor."""
+    """Rows of ``tables.TOPICS``. ``compaction`` is asked only of loaded topics that have a ``__compaction`` cursor.
+
+    Loaded means listed by a broker, with an open last ledger: the list lags, and asking about any other loads it.
+    """
     for rows in _rows(store, units, wanted):
         if isinstance(rows, pa.RecordBatch):
             yield rows
@@ -468,7 +471,7 @@ def read_topics(
             topic = columns["topic"][index]
             broker = brokers.loaded.get(topic or "")
             state, reason = load_state(info, rows.nodes[index][MTIME], states[index], broker, brokers, now)
-            ask = info is not None and rows.nodes[index][PATH] in compacted
+            ask = info is not None and rows.nodes[index][PATH] in compacted and states[index] == "OPEN"
             policy = policies.get(columns["namespace"][index] or "", {})
             retention = policy.get("retention_policies") or {}
             found.append(

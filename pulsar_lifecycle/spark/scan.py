@@ -124,7 +124,7 @@ def build_references(cluster: Cluster, epoch_id: str) -> None:
 
 
 def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> list[str]:
-    """Topics with a ``__compaction`` cursor whose brokers must be asked."""
+    """Topics with a ``__compaction`` cursor whose brokers must be asked; asking about any but a loaded one loads it."""
     cursors = cluster.lake.batches(
         cluster.parts(epoch_id, "managed_cursors"),
         ["cursor", "managed_ledger"],
@@ -132,7 +132,9 @@ def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> list[str]:
     )
     compacted = {owner for batch in cursors for owner in batch.column("managed_ledger").to_pylist()}
     topics = cluster.lake.batches(
-        cluster.parts(epoch_id, "topics"), ["topic", "managed_ledger", "broker"], pc.field("broker").is_valid()
+        cluster.parts(epoch_id, "topics"),
+        ["topic", "managed_ledger"],
+        pc.field("broker").is_valid() & (pc.field("last_ledger_state") == "OPEN"),
     )
     return [row["topic"] for batch in topics for row in batch.to_pylist() if row["managed_ledger"] in compacted]
 

@@ -27,6 +27,7 @@ from pulsar_lifecycle.plan import orphans, tables
 from pulsar_lifecycle.plan import references as plan_references
 from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, prove
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from tests.simulation.cluster import SimulatedCluster
@@ -59,6 +60,7 @@ class Scan:
     refs: Referenced
     context: orphans.Context
     findings: pa.Table
+    offload_uuids: OffloadUuids = field(default_factory=OffloadUuids)
 
     def finding(self, ledger_id: int) -> str | None:
         """What a ledger was found to be; None for one in use."""
@@ -103,7 +105,10 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     if shared:
         others = frozenset[str]().union(*(inventory.namespaces(root) for root in shared.values()))
         context = replace(context, namespaces=context.namespaces | others, shared_namespaces=others)
-    fingerprint = cluster_fingerprint(store, "/ledgers")
+    try:
+        fingerprint = cluster_fingerprint(store, "/ledgers")
+    except LifecycleError as error:
+        fingerprint, errors = "", [*errors, str(error)]
     marks = history.read_marks(store, fingerprint, "/ledgers")
     epoch = Epoch(
         epoch_id=f"epoch-{started}",
@@ -129,7 +134,8 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
     gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
-    return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors))
+    named = OffloadUuids.collect(rows.column("offload_uuids") for (t, _), rows in found.items() if t == "managed_ledgers")
+    return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors), named)
 
 
 def census(rows: pa.Table, table: str, root: str = "") -> Census:
@@ -344,7 +350,11 @@ def _references(
     ]
     with_cursor = {r["managed_ledger"] for r in compaction}
     known = topics.to_pylist() if topics is not None else []
-    loaded = [r["topic"] for r in known if r["broker"] and r["managed_ledger"] in with_cursor]
+    loaded = [
+        r["topic"]
+        for r in known
+        if r["broker"] and r["last_ledger_state"] == "OPEN" and r["managed_ledger"] in with_cursor
+    ]
     open_cursors = [
         (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
     ]

@@ -195,9 +195,9 @@ class SimStore(FakeStore):
         self.close()
 
     def close(self) -> None:
-        if self in self.server.open:
-            self.server.open.remove(self)
-        if not self.interceptor.dead:
+        if not self.interceptor.dead:  # the session of a killed process ends by itself, later
+            if self in self.server.open:
+                self.server.open.remove(self)
             super().close()
 
     def sync(self, path: str = "/") -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.decision import DEAD_LETTERED
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.settings import Settings
@@ -318,7 +319,9 @@ class _Schedule:
         stay = [i for i in planned if world.exists(i) and i not in live]
         if stay and len(planned) <= caps:
             rows = {r.ledger_id: (r.outcome, r.reason) for r in world.journal.rows if r.ledger_id in stay}
-            raise Violation(f"liveness: planned by {summary.plan_id} and still there: {rows or stay}")
+            undone = [i for i in stay if rows.get(i, ("",))[0] != DEAD_LETTERED]
+            if undone:
+                raise Violation(f"liveness: planned by {summary.plan_id} and still there: {undone}: {rows}")
 
 
 _BASE: dict[str, Any] = {

@@ -360,7 +360,10 @@ class World(SimulatedCluster):
         topic.memory.clear()
         for cursor in topic.cursors.values():
             cursor.swallowed.clear()
-        self._list(topic.name)
+        if graceful:
+            self._list(topic.name)
+        else:  # a broker that died lists nothing
+            self._relist(topic.name)
 
     def _list(self, topic: Topic) -> None:
         lag = self.random.choice([0, 0, LISTING_LAG // 2, LISTING_LAG])

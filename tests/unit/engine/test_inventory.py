@@ -10,6 +10,7 @@ import pytest
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Finding
@@ -156,3 +157,14 @@ def test_every_offload_attempt_is_in_the_table_of_topics(cluster: SimulatedClust
     }
     assert rows[str(V1)] is None
     assert set(rows[str(V2)]) == {str(done), str(begun), str(segment)}
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.CLOSED])
+def test_a_topic_that_is_listed_and_being_unloaded_is_not_asked_about(
+    cluster: SimulatedCluster, state: LedgerState
+) -> None:
+    cluster.topic(V2, [cluster.ledger(data_tags(V2), state=state)])
+    cluster.cursor(V2, "__compaction")
+    cluster.load(V2)
+    assert scan(cluster).epoch.gaps == ()
+    assert set(cluster.admin.touched) == ({V2} if state is LedgerState.OPEN else set())
