@@ -251,6 +251,18 @@ class DeletionSettings(_Section):
     """A consumer that received nothing for this long ends its work."""
 
 
+class TrimmingSettings(_Section):
+    """Taking ledgers off the lists of topics that live on."""
+
+    loaded_topics: bool = False
+    """Opt in to writing the z-node of a loaded topic; it is unloaded at once, and its clients reconnect."""
+    system_topics: bool = False
+    """Opt in to system topics, to trim them and to delete them whole; transactions and our own queue never."""
+    unloads_per_second: float = Field(default=5.0, gt=0)
+    max_unloads: int = Field(default=500, ge=0)
+    """Topics one run may unload."""
+
+
 class MetricsSettings(_Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 
@@ -281,6 +293,7 @@ class Settings(_Section):
     orphans: OrphanSettings = OrphanSettings()
     apply: ApplySettings = ApplySettings()
     deletion: DeletionSettings = DeletionSettings()
+    trimming: TrimmingSettings = TrimmingSettings()
     metrics: MetricsSettings = MetricsSettings()
 
 

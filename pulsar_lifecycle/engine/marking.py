@@ -212,7 +212,7 @@ class _Trim:
         self._run, self._tools, self._permit, self._order = run, tools, permit, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, Marked] = {}
-        self._czxids: dict[int, int] = {}
+        self._czxids: dict[int, int | None] = {}
         self._outcomes: dict[int, Marked] = {}
         self._owed: OwedUnload | None = None
         self._newly_owed = False
@@ -290,7 +290,7 @@ class _Trim:
         leaving = trimming.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes:
             copy = view.copies.get(ledger_id)
-            self._czxids[ledger_id] = copy.row["czxid"] if copy and copy.row else -1
+            self._czxids[ledger_id] = copy.row["czxid"] if copy and copy.row else None
         for ledger_id in view.goes[len(leaving) :]:
             error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
             why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"
@@ -375,7 +375,7 @@ class _Trim:
         sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
         detail = {
-            "czxid": self._czxids.get(one.ledger_id, -1),
+            "czxid": self._czxids.get(one.ledger_id),
             "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
         }
         return journal_row(self._run, one, kind, detail, now)

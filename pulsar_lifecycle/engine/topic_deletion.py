@@ -116,7 +116,7 @@ def _journalled(
     now = tools.clock.now_ms()
     marked = _marked(topic, named, outcome, reason)
     rows = [
-        journal_row(run, one, messages[0].ledger_type, {"czxid": row["czxid"] if row else -1}, now)
+        journal_row(run, one, messages[0].ledger_type, {"czxid": row["czxid"] if row else None}, now)
         for one, (row, messages) in zip(marked, named.values(), strict=True)
     ]
     tools.journal.record(rows)

@@ -23,6 +23,7 @@ from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, marked_offloads, sent_ledgers
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
+from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
@@ -163,7 +164,7 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
 def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Applied:
     """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound."""
     settings, clock = cluster.settings, SystemClock()
-    with KazooStore(settings.zookeeper) as store:
+    with published(settings), KazooStore(settings.zookeeper) as store:
         rows, summary = _rows_to_apply(cluster, store, order, clock.now_ms())
         already = sent_ledgers(settings.lake.path, summary.plan_id)
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
@@ -178,7 +179,7 @@ def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[
                     queue=queue,
                     journal=FileJournal(settings.lake.path),
                     clock=clock,
-                    deliver_after_ms=_deliver_after_ms(settings, control.is_sandbox(store)),
+                    deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(store)),
                     progress=progress,
                 )
 
@@ -187,7 +188,8 @@ MIN_DELIVER_AFTER = 600.0
 """Seconds an intent waits at least; only the sandbox's marker permits less."""
 
 
-def _deliver_after_ms(settings: Settings, sandbox: bool) -> int:
+def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
+    """How long (ms) an intent that is sent now waits before it is delivered."""
     wanted = settings.deletion.deliver_after
     return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
 
@@ -215,7 +217,7 @@ def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for
         )
 
 
-def _refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
+def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
     """A deletion run without its scan would trust the last one however old; one from the future hides newer ones."""
     if not 0 <= now - epoch.started_at <= valid_for_ms:
         raise Refused(
@@ -226,13 +228,14 @@ def _refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
 
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
-    with KazooStore(cluster.settings.zookeeper) as store, _begun(cluster, run_id, store) as run:
+    settings = cluster.settings
+    with published(settings), KazooStore(settings.zookeeper) as store, _begun(cluster, run_id, store) as run:
         return delete_from_queue(cluster.spark, cluster.settings, run)
 
 
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
-    with KazooStore(cluster.settings.zookeeper) as store:
+    with published(cluster.settings), KazooStore(cluster.settings.zookeeper) as store:
         rows, summary = _rows_to_apply(cluster, store, order, SystemClock().now_ms())
         with _begun(cluster, run_id, store) as run:
             return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
@@ -243,7 +246,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings = cluster.settings
     epoch = newest_epoch(cluster, check_may_act(cluster, store))
-    _refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = _below_floor(settings, control.is_sandbox(store))
     if below:
         raise Refused("; ".join(below))

@@ -15,11 +15,11 @@ EPOCH = Epoch("e1", "c", "fp", 100 * HOUR, 100 * HOUR + 1, (), 1, 1, ())
 @pytest.mark.parametrize("now", [99 * HOUR, 124 * HOUR + 1])
 def test_a_scan_from_the_future_or_of_long_ago_is_no_evidence(now: int) -> None:
     with pytest.raises(Refused, match="run the job scan again"):
-        runs._refuse_old_evidence(EPOCH, now, 24 * HOUR)  # pyright: ignore[reportPrivateUsage]
+        runs.refuse_old_evidence(EPOCH, now, 24 * HOUR)
 
 
 def test_a_scan_of_today_is_evidence() -> None:
-    runs._refuse_old_evidence(EPOCH, 124 * HOUR, 24 * HOUR)  # pyright: ignore[reportPrivateUsage]
+    runs.refuse_old_evidence(EPOCH, 124 * HOUR, 24 * HOUR)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""The driver's side of phase one: what the jobs that trim topics and delete them whole call.
+
+Belongs here: composing settings, the newest scan, lease and ports for one run. Not here: the rules and the effects
+(``engine/marking.py``, ``engine/topic_deletion.py``). The work is bounded per topic, so it is done on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+from pulsar_lifecycle.engine import control, inventory, marking, topic_deletion
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.marking import Marked, Marking, TrimOrder
+from pulsar_lifecycle.engine.unloads import Permit, Unloads
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.scan import Cluster
+
+
+def trim(cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool) -> list[Marked]:
+    """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
+
+    Raises Refused when another run acts or the newest scan is not covered, Paused, LeaseLost, Overloaded.
+    """
+    if dry_run:
+        with _looking(cluster, run_id) as (run, tools):
+            return [one for order in orders for one in marking.plan_trim(run, tools, order)]
+    with _acting(cluster, run_id) as (run, tools, permit):
+        return marking.trim_topics(run, tools, permit, orders)
+
+
+def delete_topics(
+    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool
+) -> list[Marked]:
+    """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
+    if dry_run:
+        with _looking(cluster, run_id) as (run, tools):
+            return _each(topics, lambda topic: topic_deletion.plan_topic_deletion(run, tools, topic))
+    with _acting(cluster, run_id) as (run, tools, permit):
+        return _each(topics, lambda topic: topic_deletion.delete_topic(run, tools, permit, topic, force))
+
+
+def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]]) -> list[Marked]:
+    return [one for topic in dict.fromkeys(topics) for one in work(topic)]
+
+
+@contextmanager
+def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools]]:
+    """Everything a dry run needs; the session with the metadata store cannot write."""
+    with KazooStore(cluster.settings.zookeeper, read_only=True) as store, _tools(cluster, store) as tools:
+        context = _context(cluster, store)
+        yield _marking(cluster, run_id, tools, context, tools.clock.now_ms()), tools
+
+
+@contextmanager
+def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Permit]]:
+    """Check that we may act, and hold the lease for as long as the work lasts."""
+    settings = cluster.settings
+    with KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
+        context = _context(cluster, store)
+        holder = f"{settings.cluster} run {run_id}"
+        lease = control.take_lease(store, holder, tools.clock, settings.zookeeper.session_timeout + 5)
+        try:
+            unloads = Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, tools.clock)
+            run = _marking(cluster, run_id, tools, context, min(lease.taken_at, tools.clock.now_ms()))
+            yield run, tools, Permit(lease.guard, unloads)
+        finally:
+            control.release_lease(store, lease)
+
+
+def _context(cluster: Cluster, store: KazooStore) -> Context:
+    """The owners' rules, as the newest scan found them and the settings say now."""
+    settings = cluster.settings
+    epoch = runs.newest_epoch(cluster, runs.check_may_act(cluster, store))
+    runs.refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    return replace(
+        cluster.lake.context(epoch.epoch_id),
+        holds=frozenset(settings.orphans.legal_holds),
+        gone_namespaces=frozenset(),
+        system_topics=settings.trimming.system_topics,
+    )
+
+
+def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int) -> Marking:
+    """``now`` must be from before the brokers are asked, which is done here."""
+    settings = cluster.settings
+    return Marking(
+        run_id=run_id,
+        cluster=settings.cluster,
+        ledgers_root=settings.bookkeeper.ledgers_root,
+        now=now,
+        brokers=inventory.hear(tools.store, tools.admin),
+        context=context,
+        deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
+        loaded_topics=settings.trimming.loaded_topics,
+    )
+
+
+@contextmanager
+def _tools(cluster: Cluster, store: KazooStore) -> Iterator[Tools]:
+    settings = cluster.settings
+    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+    with (
+        closing(BookieReader(store, settings.bookkeeper)) as reader,
+        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+        closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue,
+    ):
+        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock())
