@@ -1,0 +1,139 @@
+"""Jobs of the first phase: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from assets import show
+from pulsar_lifecycle.engine.decision import REFUSED
+from pulsar_lifecycle.engine.marking import FAILED, LEFT, Marked, TrimOrder
+from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.spark import phase_one
+from resources.lifecycle import LifecycleResource
+
+COLUMNS = {
+    "topic": "string",
+    "ledger_id": "int",
+    "component": "string",
+    "outcome": "string",
+    "reason": "string",
+    "bytes": "int",
+}
+
+
+class TrimmedTopic(dg.Config):
+    """Which ledgers leave one topic's list: those named, or every one up to ``up_to_ledger`` (inclusive)."""
+
+    topic: str
+    ledgers: list[int] = Field(default=[])
+    up_to_ledger: int = -1
+
+    def order(self) -> TrimOrder:
+        """The library's form of it. Raises UsageError, CorruptFormat."""
+        if bool(self.ledgers) == (self.up_to_ledger >= 0):
+            raise UsageError(f"{self.topic}: give either ledgers or up_to_ledger")
+        return TrimOrder(Topic.parse(self.topic), frozenset(self.ledgers), self.up_to_ledger)
+
+
+class TrimConfig(dg.Config):
+    """What is trimmed. Without ``dry_run = false`` the run says what would happen, and writes nothing."""
+
+    topics: list[TrimmedTopic]
+    dry_run: bool = True
+
+
+class DeleteTopicsConfig(dg.Config):
+    """Topics or partitions by their full names; ``force`` deletes those with connected clients, too."""
+
+    topics: list[str]
+    force: bool = False
+    dry_run: bool = True
+
+
+def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
+    """What became of each topic's ledgers, as metadata: totals, by topic, and a sample that shows refusals first."""
+    ledgers = [one for one in marked if one.ledger_id >= 0]
+    first = {FAILED: 0, LEFT: 1, REFUSED: 2}
+    rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
+    totals = Counter((one.topic, one.outcome, one.reason if one.outcome in first else "") for one in marked)
+    return {
+        "dry run": dry_run,
+        "ledgers": len(ledgers),
+        "outcomes": dg.MetadataValue.md(
+            show.markdown(
+                ["outcome", "ledgers", "bytes"],
+                [
+                    (name, count, show.size(sum(one.bytes for one in ledgers if one.outcome == name)))
+                    for name, count in sorted(Counter(one.outcome for one in ledgers).items())
+                ],
+            )
+        ),
+        "topics": dg.MetadataValue.md(
+            show.markdown(
+                ["topic", "outcome", "why", "rows"],
+                [(*what, count) for what, count in sorted(totals.items())[: show.SAMPLE]],
+            )
+        ),
+        "sample": show.table(
+            [{name: getattr(one, name) for name in COLUMNS} for one in rows],
+            COLUMNS,
+        ),
+    }
+
+
+def _finish(context: dg.OpExecutionContext, marked: Sequence[Marked], dry_run: bool) -> None:
+    metadata = shown(marked, dry_run)
+    failed = [one for one in marked if one.outcome == FAILED]
+    if failed:
+        first = f"{failed[0].topic}: {failed[0].reason}"
+        raise dg.Failure(f"{len(failed)} topics failed, the first: {first}", metadata=metadata)
+    context.add_output_metadata(metadata)
+
+
+@dg.op(
+    name="trim",
+    description="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
+)
+def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
+    """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
+    orders = [one.order() for one in config.topics]
+    _finish(
+        context, phase_one.trim(lifecycle.cluster(), context.run_id, orders, dry_run=config.dry_run), config.dry_run
+    )
+
+
+@dg.job(
+    name="trim_topics",
+    executor_def=dg.in_process_executor,
+    description="Take expired ledgers off topics' lists, a message to the deletion topic first. Dry run by default.",
+)
+def trim_topics_job() -> None:
+    """One op."""
+    trim_op()
+
+
+@dg.op(
+    name="delete_whole_topics",
+    description="Send a message for every ledger of each topic, then let the broker delete the topic.",
+)
+def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
+    """A topic that the broker refuses stays; its messages find it in use and are kept."""
+    topics = [Topic.parse(name) for name in config.topics]
+    done = phase_one.delete_topics(
+        lifecycle.cluster(), context.run_id, topics, force=config.force, dry_run=config.dry_run
+    )
+    _finish(context, done, config.dry_run)
+
+
+@dg.job(
+    name="delete_topics",
+    executor_def=dg.in_process_executor,
+    description="Delete topics whole, a message per ledger to the deletion topic first. Dry run by default.",
+)
+def delete_topics_job() -> None:
+    """One op."""
+    delete_topics_op()
