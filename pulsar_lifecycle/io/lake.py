@@ -117,13 +117,13 @@ class Lake:
     def batches(
         self, parts: Iterable[str], columns: Sequence[str], where: pc.Expression | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of some parts of tables, a few thousand at a time."""
+        """The rows of some parts of tables, a few thousand at a time. ``where`` may ask for other columns too."""
         for part in parts:
             try:
-                with pq.ParquetFile(part, filesystem=self._filesystem) as file:
-                    found = file.iter_batches(BATCH, columns=list(columns))
-                    wanted = found if where is None else (batch.filter(where) for batch in found)
-                    yield from map(pa.concat_batches, _gathered(wanted, BATCH))
+                rows = ds.dataset(part, format="parquet", filesystem=self._filesystem).to_batches(
+                    columns=list(columns), filter=where, batch_size=BATCH, batch_readahead=1, fragment_readahead=1
+                )
+                yield from map(pa.concat_batches, _gathered(rows, BATCH))
             except (OSError, pa.ArrowException) as error:
                 raise StoreError(f"{part}: cannot be read: {error}") from error
 
