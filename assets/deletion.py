@@ -13,15 +13,18 @@ import dagster as dg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from assets import show
+from assets import plots, show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.journal import journal_rows
-from pulsar_lifecycle.io.queue import pending
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import journal_rows, tallied
+from pulsar_lifecycle.io.queue import PulsarQueueReader, pending
+from pulsar_lifecycle.io.queue_state import QueueState, look
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
@@ -45,6 +48,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         summary, rows = runs.make_plan(where, where.lake.epoch(epoch_id))
+        register_namespaces(context, cluster, set(rows.column("namespace").to_pylist()))
         return dg.MaterializeResult(
             metadata={
                 EPOCH: epoch_id,
@@ -62,8 +66,14 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"pulsar"},
     )
     def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        with closing(HttpBrokerAdmin(lifecycle.settings().pulsar)) as admin:
-            return dg.MaterializeResult(metadata={"dagster/row_count": pending(admin)})
+        settings, now = lifecycle.settings(), SystemClock().now_ms()
+        with (
+            closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+            closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
+        ):
+            state = look(admin, reader, now)
+        tallies = tallied(settings.lake.path, now)
+        return dg.MaterializeResult(metadata={**_queue_shown(state), **metrics_shown(tallies, settings.cluster)})
 
     @dg.asset(
         key=key(cluster, "ledger_deletions"),
@@ -82,7 +92,14 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         ):
             outcomes = runs.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.lake.location)
-        metadata = outcomes_shown(outcomes)
+        now = SystemClock().now_ms()
+        tallies = tallied(where.lake.location, now)
+        intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
+        metadata = {
+            **outcomes_shown(outcomes),
+            "over time": plots.deletions_over_time(intervals),
+            **metrics_shown(tallies, cluster),
+        }
         stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
         if stopped:
             raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
@@ -156,17 +173,52 @@ def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
+def metrics_shown(tallies: pa.Table, cluster: str) -> dict[str, Any]:
+    """The nine metrics of PIP-186 as numbers, so that the UI plots their history."""
+    return {name.replace("_", " "): count for name, count in metrics.count(tallies, cluster).to_json().items()}
+
+
+def _queue_shown(state: QueueState) -> dict[str, Any]:
+    """What waits, as numbers and partition by partition."""
+    parts = [*state.main, *state.retry, *state.dead_letters]
+    cells = [
+        (
+            part.topic.rpartition("/")[2],
+            *("-" if count is None else count for count in (part.backlog, part.due, part.later)),
+            "there" if part.subscribed else "**MISSING**",
+        )
+        for part in parts
+    ]
+    return {
+        "dagster/row_count": state.in_flight,
+        "waiting in the main topic": sum(part.backlog or 0 for part in state.main),
+        "waiting in the retry topic": sum(part.backlog or 0 for part in state.retry),
+        "dead letters waiting": state.dead,
+        "partitions": dg.MetadataValue.md(
+            show.markdown(["partition", "waiting", "due", "not yet due", "subscription"], cells)
+            if parts
+            else "none yet: the first apply makes the topics"
+        ),
+    }
+
+
 def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, lake: str) -> None:
     """Only namespaces where this run deleted something get an event."""
-    partitions = namespace_partitions(cluster)
-    assert partitions.name is not None
     found = _by_namespace(journal_rows(lake, run_id=context.run.run_id), None)
-    if found:
-        context.instance.add_dynamic_partitions(partitions.name, sorted(found))
+    register_namespaces(context, cluster, set(found))
     for namespace, metadata in found.items():
         context.log_event(
             dg.AssetMaterialization(key(cluster, "deletions_by_namespace"), partition=namespace, metadata=metadata)
         )
+
+
+def register_namespaces(context: dg.AssetExecutionContext, cluster: str, names: set[str]) -> None:
+    """Make namespaces choosable for a backfill: a scan registers those that have topics, these may have none left."""
+    partitions = namespace_partitions(cluster)
+    assert partitions.name is not None
+    new = sorted(names - set(context.instance.get_dynamic_partitions(partitions.name)))
+    if new:
+        context.instance.add_dynamic_partitions(partitions.name, new)
 
 
 def _by_namespace(rows: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:

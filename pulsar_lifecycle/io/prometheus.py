@@ -5,7 +5,9 @@ Belongs here: names, labels, writing the file whole or not at all. Not here: wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, write_to_textfile
@@ -13,12 +15,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pulsar_lifecycle.errors import LifecycleError, StoreError
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import tallied
+from pulsar_lifecycle.io.queue import pending
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.metrics import METRICS, Metrics
 from pulsar_lifecycle.settings import Settings
 
 PREFIX = "pulsar_lifecycle"
+
+_LOG = logging.getLogger(__name__)
 
 
 class _Snapshot(Collector):
@@ -53,16 +60,28 @@ def write_textfile(path: str, cluster: str, counted: Metrics, in_flight: int | N
         raise StoreError(f"metrics.textfile: {path} cannot be written: {error}") from error
 
 
-def publish(settings: Settings, now: int, in_flight: int | None = None) -> str:
-    """Count the journal and write the textfile that the settings name; what every run with effects does at its end.
+@contextmanager
+def published(settings: Settings) -> Iterator[None]:
+    """Around a run with effects: at its end, however it ends, write the textfile that the settings name, if any.
 
-    Returns why that failed, empty if it did not or no file is named: a run's work is done whether this is or not.
+    A failure to write is logged and no more: the run's work is done whether this is or not.
     """
-    if not settings.metrics.textfile:
-        return ""
     try:
-        counted = metrics.count(tallied(settings.lake.path, now), settings.cluster)
+        yield
+    finally:
+        if settings.metrics.textfile:
+            _publish(settings)
+
+
+def _publish(settings: Settings) -> None:
+    in_flight = None
+    try:
+        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            in_flight = pending(admin)
+    except LifecycleError as error:
+        _LOG.warning("the intents in flight are not known: %s", error)
+    try:
+        counted = metrics.count(tallied(settings.lake.path, SystemClock().now_ms()), settings.cluster)
         write_textfile(settings.metrics.textfile, settings.cluster, counted, in_flight)
     except LifecycleError as error:
-        return str(error)
-    return ""
+        _LOG.warning("the metrics were not written: %s", error)

@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
 """Deriving intents again for some namespaces: after a rollback of brokers or a restore of ZooKeeper.
 
 Belongs here: choosing rows for a plan like any other, and applying it. Not here: the rules (``plan/deletion.py``,
@@ -47,9 +49,9 @@ def reconcile(
 ) -> Reconciled:
     """Plan the confirmed orphans of some namespaces (none: of all), and send their intents if ``apply``.
 
-    It looks at the newest scan. What the journal says is in flight is left out, unless ``resend`` or the queue is empty:
-    then those messages are lost. A deletion run finds a ledger whose intent was sent twice gone. Raises Refused, Paused,
-    NotFound; with ``apply`` also for a report-only plan or one that exceeds the caps of the settings.
+    It looks at the newest scan. What the journal says is in flight is left out, unless ``resend`` or the queue is
+    empty: then those messages are lost. A deletion run finds a ledger whose intent was sent twice gone. Raises Refused,
+    NotFound; with ``apply`` also Paused, and Refused for a report-only plan or one that exceeds the settings' caps.
     """
     settings = cluster.settings
     with KazooStore(settings.zookeeper, read_only=True) as store:

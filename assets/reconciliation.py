@@ -1,0 +1,104 @@
+"""Where the intents of each namespace stand: what a backfill after a rollback or a restore looks at.
+
+Source of truth: the journal and the newest covered scan. Report-only; the job ``reconcile_namespaces`` sends.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from assets.findings import COLUMNS
+from assets.names import key, namespace_partitions
+from pulsar_lifecycle.plan.reconciliation import DEAD, Standing
+from pulsar_lifecycle.spark.reconcile import Reconciled, reconcile
+from resources.lifecycle import LifecycleResource
+
+RECONCILIATION = "namespace_reconciliation"
+
+
+def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
+    """``namespace_reconciliation``, partitioned by namespace."""
+
+    @dg.asset(
+        key=key(cluster, RECONCILIATION),
+        group_name="deletion",
+        description="Per namespace: intents in flight by the journal, settled ones, dead letters, confirmed orphans. "
+        "For backfills after a rollback of brokers or a restore of ZooKeeper. Changes nothing; the job "
+        "`reconcile_namespaces` sends the intents.",
+        deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_deletions")],
+        partitions_def=namespace_partitions(cluster),
+        backfill_policy=dg.BackfillPolicy.single_run(),
+        kinds={"parquet"},
+    )
+    def namespace_reconciliation(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
+        names = list(context.partition_keys)
+        found = reconcile(
+            lifecycle.cluster(), context.run.run_id, names, apply=False, resend=False, progress=context.log.info
+        )
+        for name, metadata in standings_shown(found).items():
+            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
+
+    return namespace_reconciliation
+
+
+def standings_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
+    """What each namespace's page shows."""
+    return {standing.namespace: _shown(standing, found) for standing in found.standings}
+
+
+def _shown(standing: Standing, found: Reconciled) -> dict[str, Any]:
+    return {
+        "dagster/row_count": standing.orphans,
+        "confirmed orphans": standing.orphans,
+        "physical bytes": standing.physical_bytes,
+        "in flight by the journal": standing.in_flight,
+        "settled": standing.settled,
+        "dead letters": standing.states.get(DEAD, 0),
+        "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(standing.states.items()))),
+        "queue": _queue(standing, found),
+        "plan id": found.summary.plan_id,
+        "how to send": dg.MetadataValue.md(_how(standing, found)),
+    }
+
+
+def _queue(standing: Standing, found: Reconciled) -> str:
+    if standing.in_flight and not found.backlog:
+        return f"empty: {standing.in_flight} intents that the journal says are in flight are lost"
+    return f"{found.backlog} intents of all namespaces"
+
+
+def _how(standing: Standing, found: Reconciled) -> str:
+    if not found.summary.actionable:
+        return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
+    if not standing.orphans:
+        return "Nothing to send."
+    config = json.dumps(run_config([standing.namespace], dry_run=False), indent=2)
+    return f"Launch job `reconcile_namespaces` with this run configuration:\n\n```json\n{config}\n```"
+
+
+def run_config(namespaces: list[str], *, dry_run: bool) -> dict[str, Any]:
+    """The run configuration of job ``reconcile_namespaces``."""
+    return {"ops": {"reconcile": {"config": {"namespaces": namespaces, "dry_run": dry_run}}}}
+
+
+def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
+    """What the job's op shows."""
+    lines = [
+        (s.namespace, s.orphans, show.size(s.physical_bytes), s.in_flight, s.settled, s.states.get(DEAD, 0))
+        for s in sorted(found.standings, key=lambda s: (-s.orphans, s.namespace))[: show.SAMPLE]
+    ]
+    headers = ["namespace", "confirmed orphans", "bytes", "in flight", "settled", "dead letters"]
+    sent = {"sent": found.applied.sent, "failed": found.applied.failed} if found.applied else {}
+    return {
+        "to send": found.summary.ledgers,
+        **sent,
+        "plan id": found.summary.plan_id,
+        "digest": found.summary.digest,
+        "actionable": found.summary.actionable,
+        "missing": dg.MetadataValue.md("\n".join(f"- {gap}" for gap in found.summary.gaps[:50]) or "nothing"),
+        "namespaces": dg.MetadataValue.md(show.markdown(headers, lines)),
+        "sample": show.table(found.rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
+    }

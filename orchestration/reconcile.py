@@ -1,0 +1,56 @@
+"""Job ``reconcile_namespaces``: intents derived again after a rollback of brokers or a restore of ZooKeeper."""
+
+import dagster as dg
+from pydantic import Field
+
+from assets.names import key
+from assets.reconciliation import RECONCILIATION, reconciled_shown, standings_shown
+from pulsar_lifecycle.spark.reconcile import reconcile
+from resources.lifecycle import LifecycleResource
+
+
+class ReconcileConfig(dg.Config):
+    """Which namespaces (none: all); as it ships, it only shows what it would send."""
+
+    namespaces: list[str] = Field(default=[])
+    dry_run: bool = True
+    resend_in_flight: bool = False
+
+
+def reconcile_job(cluster: str) -> dg.JobDefinition:
+    """One op; its page and each namespace's page say what it found."""
+
+    @dg.op(
+        name="reconcile",
+        description="Plan the confirmed orphans of some namespaces from the newest covered scan and, unless `dry_run`, "
+        "send their intents under the caps of the settings. What is in flight is left out, unless `resend_in_flight`.",
+    )
+    def reconcile_op(context: dg.OpExecutionContext, config: ReconcileConfig, lifecycle: LifecycleResource) -> None:
+        where = lifecycle.cluster()
+        found = reconcile(
+            where,
+            context.run_id,
+            config.namespaces,
+            apply=not config.dry_run,
+            resend=config.resend_in_flight,
+            progress=context.log.info,
+        )
+        for name, metadata in standings_shown(found).items():
+            context.log_event(dg.AssetMaterialization(key(cluster, RECONCILIATION), partition=name, metadata=metadata))
+        context.add_output_metadata(reconciled_shown(found))
+        if found.applied and found.applied.failed:
+            raise dg.Failure(
+                f"{found.applied.failed} intents could not be sent, the first: {found.applied.first_error}; "
+                "launch the job again to send the rest"
+            )
+
+    @dg.job(
+        name="reconcile_namespaces",
+        executor_def=dg.in_process_executor,
+        description="Derive the intents of any namespaces again, after a rollback of brokers or a restore of "
+        "ZooKeeper. A dry run unless `dry_run` is false.",
+    )
+    def reconcile_namespaces() -> None:
+        reconcile_op()
+
+    return reconcile_namespaces
