@@ -13,9 +13,13 @@ from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.metastore import metastore_assets
+from assets.reconciliation import reconciliation_asset
 from assets.references import references_asset
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
+from orchestration.phase_one import delete_topics_job, trim_topics_job
+from orchestration.reconcile import reconcile_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
+from orchestration.undo import undo_deletions_job
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from resources.lifecycle import LifecycleResource
 
@@ -37,8 +41,18 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             findings_assets(cluster),
             *deletion_assets(cluster),
             dead_letters_asset(cluster),
+            reconciliation_asset(cluster),
         ],
-        jobs=[scan, apply_plan_job, delete_pending, redrive_job],
+        jobs=[
+            scan,
+            apply_plan_job,
+            delete_pending,
+            redrive_job,
+            undo_deletions_job,
+            trim_topics_job,
+            delete_topics_job,
+            reconcile_job(cluster),
+        ],
         schedules=[scan_schedule(scan)],
         sensors=[*queue_sensors(delete_pending), dead_letter_sensor(cluster)],
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},

@@ -39,11 +39,11 @@ class UndoConfig(dg.Config):
 
 
 @dg.op(
-    name="undo_deletions",
+    name="restore_ledgers",
     description="Ask every bookie whether it still holds the entries of deleted ledgers; unless `dry_run`, put their "
     "archived z-nodes back, wait one garbage collection (`bookkeeper.gc_wait`), and ask again.",
 )
-def undo_deletions_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
+def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was cut off."""
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
     result = undo_deletions(lifecycle.cluster(), context.run_id, request, context.log.info)
@@ -65,7 +65,7 @@ def undo_deletions_op(context: dg.OpExecutionContext, config: UndoConfig, lifecy
 )
 def undo_deletions_job() -> None:
     """One op."""
-    undo_deletions_op()
+    restore_ledgers_op()
 
 
 def undone_shown(result: Result) -> dict[str, Any]:
