@@ -134,7 +134,9 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
     gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
-    named = OffloadUuids.collect(rows.column("offload_uuids") for (t, _), rows in found.items() if t == "managed_ledgers")
+    named = OffloadUuids.collect(
+        rows.column("offload_uuids") for (t, _), rows in found.items() if t == "managed_ledgers"
+    )
     return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors), named)
 
 
