@@ -1,0 +1,142 @@
+"""Offloaded ledgers in a simulated cluster: their contexts in metadata, their objects in buckets, messages about them.
+
+Belongs here: putting them there in the forms the offloader writes, and a deletion run that has an object store. Not
+here: what a test expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.decision import Decision, OffloadEvidence, OffloadPolicy, Tools
+from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    LedgerType,
+    PendingDeleteLedgerInfo,
+    encode_deletion_message,
+)
+from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageContext
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.model import Topic
+from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of
+
+BUCKET = "tiered"
+CLUSTER = "pulsar-one"
+DATA, INDEX = b"d" * 1000, b"i" * 50
+POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
+
+
+def attempt(uuid: UUID | None, *, complete: bool = True, bookkeeper_deleted: bool = False) -> OffloadContext:
+    """An offload context as the broker writes it."""
+    return OffloadContext(uuid, complete, bookkeeper_deleted, 1, "aws-s3", {"bucket": BUCKET})
+
+
+def metadata(topic: Topic, cluster: str = CLUSTER) -> dict[str, str]:
+    """User metadata of an object, as jclouds stores it."""
+    return {
+        "s3managedledgeroffloaderformatversion": "1",
+        "pulsarclustername": cluster,
+        "managedledgername": topic.managed_ledger,
+    }
+
+
+@dataclass
+class Offloading:
+    """A cluster with buckets. ``now`` and ``before`` are the two scans of the next deletion run."""
+
+    cluster: SimulatedCluster = field(default_factory=SimulatedCluster)
+    policy: Policy = field(default_factory=Policy)
+    offload: OffloadPolicy | None = POLICY
+    marked: dict[int, tuple[str, int]] = field(default_factory=dict)
+    undecoded: int = 0
+    now: Scan | None = None
+    before: Scan | None = None
+
+    def __post_init__(self) -> None:
+        self.buckets = FakeBuckets(self.cluster.clock)
+        for bucket in (BUCKET, "elsewhere", "empty"):
+            self.buckets.create(bucket)
+        self.store = FakeObjectStore(self.buckets, [BUCKET, "empty", "no-such-bucket"])
+
+    def put(
+        self,
+        uuid: UUID,
+        ledger_id: int,
+        topic: Topic,
+        *,
+        bucket: str = BUCKET,
+        stored: Mapping[str, str] | None = None,
+        data: bool = True,
+        index: bool = True,
+    ) -> set[str]:
+        """The objects of one attempt; returns their keys."""
+        stored = metadata(topic) if stored is None else stored
+        keys: set[str] = set()
+        if data:
+            self.buckets.put(bucket, data_key(uuid, ledger_id), DATA, {**stored, "role": "data"})
+            keys.add(data_key(uuid, ledger_id))
+        if index:
+            self.buckets.put(bucket, index_key(uuid, ledger_id), INDEX, {**stored, "role": "index"})
+            keys.add(index_key(uuid, ledger_id))
+        return keys
+
+    def message(
+        self, uuid: UUID, ledger_id: int, topic: Topic, *, driver: str = "aws-s3", bucket: str | None = BUCKET
+    ) -> PendingDeleteLedgerInfo:
+        """What a first phase, or anybody, sends about an attempt."""
+        half = 1 << 64
+        signed = [n - half if n >= half >> 1 else n for n in (uuid.int >> 64, uuid.int % half)]
+        named = {"region": "r", "serviceEndpoint": "http://evil:1"} | ({} if bucket is None else {"bucket": bucket})
+        return PendingDeleteLedgerInfo(
+            topic_name=str(topic),
+            component=LedgerComponent.MANAGED_LEDGER,
+            ledger_id=ledger_id,
+            ledger_type=LedgerType.OFFLOAD_LEDGER,
+            offload_context=MessageContext(msb=signed[0], lsb=signed[1], driver_name=driver, metadata=named),
+        )
+
+    def ledger(self, topic: Topic) -> int:
+        """A ledger in BookKeeper."""
+        return self.cluster.ledger(data_tags(topic))
+
+    def age(self) -> None:
+        """Scan, so that the next scan is confirmed by one eight days after everything there is, a day older."""
+        self.cluster.wait(8 * 24)
+        self.before = scan(self.cluster, self.policy)
+        self.cluster.wait(25)
+
+    def send(self, *messages: PendingDeleteLedgerInfo) -> None:
+        """Put messages on the queue, let two hours pass, and scan."""
+        topics = self.cluster.open_queue().topics
+        for message in messages:
+            topics.publish(encode_deletion_message(message))
+        self.cluster.wait(2)
+        self.rescan()
+
+    def rescan(self) -> None:
+        """The newest scan."""
+        self.now = scan(self.cluster, self.policy)
+
+    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> list[Decision]:
+        """One deletion run with everything known."""
+        assert self.now is not None
+        assert self.before is not None
+        store, queue = self.cluster.open_store(), self.cluster.open_queue()
+        run, lease = begin(self.cluster, store, self.now, self.before, self.policy)
+        evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
+        run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
+        tools = tools_of(self.cluster, store, queue)
+        tools.objects = self.store
+        try:
+            return list(work_off(run, wrap(tools), 1_000_000, 1_000))
+        finally:
+            control.release_lease(store, lease)
+            queue.close()
+            store.close()

@@ -1,0 +1,613 @@
+"""Which offloaded copies a deletion run deletes, and what keeps every other one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from uuid import UUID, uuid4
+
+import pytest
+
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.decision import (
+    DEAD_LETTERED,
+    DELETE_OFFLOADED,
+    DELETED,
+    GONE,
+    KEPT,
+    REFUSED,
+    RETRYING,
+    WAITING,
+    OffloadPolicy,
+    Tools,
+)
+from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.offloads import OffloadUuids
+from pulsar_lifecycle.ports import TopicInternals
+from tests.simulation.cluster import data_tags
+from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
+from tests.simulation.pipeline import Policy
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+OTHER = Topic.parse("persistent://acme/orders/other")
+
+
+class Scene(Offloading):
+    """A live offloaded ledger, and the objects of one whose ledger left its topic more than a week ago."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_uuid, self.gone_uuid = uuid4(), uuid4()
+        self.live, self.last, self.gone = (self.ledger(TOPIC) for _ in range(3))
+        self.cluster.remove(self.cluster.path(self.gone))
+        self.list(TOPIC)
+        self.cluster.topic(OTHER, [self.ledger(OTHER)])
+        self.live_keys = self.put(self.live_uuid, self.live, TOPIC)
+        self.gone_keys = self.put(self.gone_uuid, self.gone, TOPIC)
+        self.age()
+
+    def list(self, topic: Topic, **others: OffloadContext) -> None:
+        contexts = {self.live: attempt(self.live_uuid, bookkeeper_deleted=True)} | {
+            int(i[1:]): c for i, c in others.items()
+        }
+        self.cluster.topic(topic, sorted({self.live, self.last, *contexts}), offloaded=contexts)
+
+    @property
+    def intent(self) -> PendingDeleteLedgerInfo:
+        return self.message(self.gone_uuid, self.gone, TOPIC)
+
+    def mark(self, ledger_id: int, topic: Topic = TOPIC) -> None:
+        self.marked[ledger_id] = (str(topic), self.cluster.clock.now_ms())
+
+    @property
+    def keys(self) -> set[str]:
+        return self.buckets.keys(BUCKET)
+
+    def one(self, outcome: str, reason: str, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> None:
+        """The one message on the queue ends like this, and nothing was deleted."""
+        keys = self.keys
+        (decision,) = self.delete(wrap)
+        assert (decision.outcome, reason in decision.reason) == (outcome, True), (decision.outcome, decision.reason)
+        assert self.keys == keys
+        assert not [r for r in self.store.requests if r[0] == "delete_many"]
+        (row,) = self.cluster.journal.rows
+        assert (row.phase, row.outcome, row.reason) == ("delete", outcome, decision.reason)
+        waits = outcome in (WAITING, RETRYING)
+        assert len(self.cluster.deletion_topics.waiting) == waits
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_exactly_the_unreferenced_pair_goes_and_the_journal_names_it_before(scene: Scene) -> None:
+    scene.send(scene.intent)
+    seen: list[str] = []
+    scene.store.before = lambda name, bucket, keys: seen.extend(
+        row.outcome for row in scene.cluster.journal.rows if name == "delete_many"
+    )
+    (decision,) = scene.delete()
+    assert (decision.outcome, decision.reason) == (DELETED, "nothing refers to it")
+    assert scene.keys == scene.live_keys
+    assert seen == ["deleting"]
+    before, after = scene.cluster.journal.rows
+    assert (before.phase, before.outcome, after.phase, after.outcome) == ("archive", "deleting", "delete", DELETED)
+    for row in (before, after):
+        assert (row.action, row.ledger_id, row.topic, row.bytes) == (DELETE_OFFLOADED, scene.gone, str(TOPIC), 1050)
+        objects = json.loads(row.detail)["objects"]
+        assert {one["key"] for one in objects} == scene.gone_keys
+        assert [(one["bucket"], one["size"], len(one["etag"])) for one in objects] == [
+            (BUCKET, 1000, 32),
+            (BUCKET, 50, 32),
+        ]
+    assert scene.cluster.deletion_topics.waiting == {}
+    assert scene.cluster.journal.nodes == []
+
+
+def test_both_copies_of_a_ledger_go_by_a_message_each(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
+    scene.age()
+    intent = scene.intent
+    scene.send(intent, replace(intent, ledger_type=LedgerType.LEDGER, offload_context=None))
+    assert {d.outcome for d in scene.delete()} == {DELETED}
+    assert scene.keys == scene.live_keys
+    assert not scene.cluster.exists(scene.gone)
+
+
+def test_a_message_repeated_is_gone(scene: Scene) -> None:
+    scene.send(scene.intent, scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED, GONE]
+    scene.send(scene.intent)
+    assert [(d.outcome, d.reason) for d in scene.delete()] == [(GONE, "neither of its objects exists any more")]
+
+
+@pytest.mark.parametrize("missing", ["data", "index"])
+def test_half_a_pair_is_deleted_too(scene: Scene, missing: str) -> None:
+    scene.buckets.objects[BUCKET].pop(next(k for k in scene.gone_keys if k.endswith("-index") == (missing == "index")))
+    scene.send(scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert scene.keys == scene.live_keys
+
+
+def test_a_topic_that_is_gone_names_nothing(scene: Scene) -> None:
+    scene.cluster.remove(scene.cluster.topic_path(TOPIC))
+    scene.age()
+    scene.send(scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert scene.keys == scene.live_keys
+
+
+# ----------------------------------------------------------------------------------------------- messages that must not
+
+
+def test_a_message_newer_than_the_scan_waits(scene: Scene) -> None:
+    scene.rescan()
+    scene.cluster.wait(1)
+    scene.send()
+    now = scene.now
+    scene.send(scene.intent)
+    scene.now = now
+    scene.one(WAITING, "no covered scan has started since it was sent")
+
+
+@pytest.mark.parametrize("driver", ["google-cloud-storage", "azureblob", "aliyun-oss", "filesystem", "transient", "x"])
+def test_objects_of_another_driver_are_kept(scene: Scene, driver: str) -> None:
+    scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, driver=driver))
+    scene.one(KEPT, f"its driver is {driver}")
+
+
+def test_without_an_object_store_a_message_waits(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.offload = None
+    scene.one(WAITING, "object_store is not set")
+
+
+@pytest.mark.parametrize(
+    ("bucket", "why"), [("elsewhere", "object_store.buckets"), (None, "names no bucket"), ("", "no")]
+)
+def test_a_bucket_that_is_not_declared_is_refused(scene: Scene, bucket: str | None, why: str) -> None:
+    scene.put(scene.gone_uuid, scene.gone, TOPIC, bucket="elsewhere")
+    scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket=bucket))
+    scene.one(REFUSED, why)
+    assert scene.store.requests == []
+    assert len(scene.buckets.keys("elsewhere")) == 2
+
+
+def test_a_message_about_the_live_copy_is_kept_whoever_sends_it(scene: Scene) -> None:
+    scene.send(scene.message(scene.live_uuid, scene.live, TOPIC))
+    scene.one(KEPT, "still in use: the newest scan found its UUID")
+
+
+def test_a_live_copy_is_kept_even_if_our_own_first_phase_marked_its_ledger(scene: Scene) -> None:
+    scene.mark(scene.live)
+    scene.send(scene.message(scene.live_uuid, scene.live, TOPIC))
+    scene.one(KEPT, "still in use")
+
+
+def test_a_uuid_that_another_topic_names_is_kept(scene: Scene) -> None:
+    other = scene.ledger(OTHER)
+    scene.cluster.topic(OTHER, [other], offloaded={other: attempt(scene.gone_uuid)})
+    scene.send(scene.intent)
+    scene.one(KEPT, "the newest scan found its UUID")
+
+
+def test_a_shadow_topic_that_lists_the_ledger_keeps_it(scene: Scene) -> None:
+    shadow = Topic.parse("persistent://acme/orders/shadow")
+    scene.cluster.topic(shadow, [scene.gone], offloaded={scene.gone: attempt(scene.gone_uuid)}, shadow_of=str(TOPIC))
+    scene.send(scene.intent)
+    scene.one(KEPT, "kept: source of a shadow topic")
+    scene.policy = Policy()
+
+
+@pytest.mark.parametrize("segment", [False, True])
+def test_an_attempt_under_way_is_kept(scene: Scene, segment: bool) -> None:
+    streaming = OffloadSegment(scene.gone_uuid, False, None, None, None, None, {})
+    context = (
+        OffloadContext(uuid4(), False, False, None, None, {}, (streaming,))
+        if segment
+        else attempt(scene.gone_uuid, complete=False)
+    )
+    scene.list(TOPIC, **{f"_{scene.gone}": context})
+    scene.send(scene.intent)
+    scene.one(KEPT, "still in use")
+
+
+def test_what_a_topic_names_only_now_is_retried_while_young_and_kept_later(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
+    scene.one(KEPT, "its topic's z-node names its UUID")
+
+
+def test_while_the_message_is_young_a_first_phase_may_be_under_way(scene: Scene) -> None:
+    scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
+    scene.cluster.wait(1)
+    topics = scene.cluster.open_queue().topics
+    scene.send(scene.intent)
+    (number,) = topics.waiting
+    published, due, *rest = topics.waiting[number]
+    topics.waiting[number] = (published + 2 * 3_600_000 - 60_000, due, *rest)
+    scene.cluster.wait(0.01)
+    scene.rescan()
+    scene.one(RETRYING, "still in use")
+
+
+def test_a_forger_who_names_another_topic_is_told_by_the_object(scene: Scene) -> None:
+    scene.send(scene.message(scene.gone_uuid, scene.gone, OTHER))
+    scene.one(KEPT, f"the object is of {TOPIC.managed_ledger}")
+
+
+def test_a_forger_who_names_a_live_ledgers_other_topic_finds_its_uuid_in_use(scene: Scene) -> None:
+    scene.send(scene.message(scene.live_uuid, scene.live, OTHER))
+    scene.one(KEPT, "still in use")
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        ({}, "of unknown origin"),
+        ({"pulsarclustername": CLUSTER}, "of unknown origin"),
+        ({"managedledgername": TOPIC.managed_ledger}, "of unknown origin"),
+        (metadata(TOPIC, "another"), "the object is of cluster another"),
+        (metadata(OTHER), f"the object is of {OTHER.managed_ledger}"),
+        (metadata(TOPIC.partitioned_parent), "the object is of"),
+    ],
+)
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_object_that_does_not_say_it_is_ours_is_kept(
+    scene: Scene, stored: dict[str, str], why: str, marked: bool
+) -> None:
+    if marked:
+        scene.mark(scene.gone)
+    objects = scene.buckets.objects[BUCKET]
+    for key in scene.gone_keys:  # one foreign object of the two is enough
+        objects[key] = replace(objects[key], metadata=stored)
+        break
+    scene.send(scene.intent)
+    scene.one(KEPT, why)
+
+
+def test_an_object_younger_than_the_message_is_another_attempts(scene: Scene) -> None:
+    scene.mark(scene.gone)
+    scene.send(scene.intent)
+    scene.put(scene.gone_uuid, scene.gone, TOPIC)
+    scene.one(KEPT, "younger than the message")
+
+
+@pytest.mark.parametrize(
+    ("topic", "policy", "why"),
+    [
+        (TOPIC, Policy(holds=frozenset({"acme/orders"})), "legal hold"),
+        (TOPIC, Policy(holds=frozenset({str(TOPIC.partitioned_parent)})), "legal hold"),
+        (
+            Topic.parse("persistent://gone/away/x"),
+            Policy(),
+            "foreign: namespace gone/away exists under no declared root",
+        ),
+        (Topic.parse("persistent://acme/orders/__change_events"), Policy(), "system topic"),
+        (Topic.parse("persistent://acme/orders/x-s__transaction_pending_ack"), Policy(system_topics=True), "never"),
+    ],
+)
+def test_owners_that_keep_their_ledgers_keep_their_objects(
+    scene: Scene, topic: Topic, policy: Policy, why: str
+) -> None:
+    scene.policy = policy
+    scene.put(scene.gone_uuid, scene.gone, topic)
+    scene.mark(scene.gone, topic)
+    scene.send(scene.message(scene.gone_uuid, scene.gone, topic))
+    scene.one(KEPT, why)
+
+
+@pytest.mark.parametrize("name", ["persistent://acme/orders/..", "persistent://acme/orders/."])
+def test_a_topic_that_cannot_be_is_refused(scene: Scene, name: str) -> None:
+    scene.send(replace(scene.intent, topic_name=name))
+    scene.one(REFUSED, "which no topic can be called")
+
+
+def test_undecoded_topics_may_name_anything(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.undecoded = 1
+    scene.one(WAITING, "could not be decoded")
+
+
+# ---------------------------------------------------------------------------- what our own first phase did not ask for
+
+
+def test_a_foreign_message_needs_the_operators_word_that_the_buckets_are_ours_alone(scene: Scene) -> None:
+    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.send(scene.intent)
+    scene.one(KEPT, "object_store.exclusive is not set")
+
+
+def test_our_own_first_phase_needs_no_earlier_scan_and_no_grace_period(scene: Scene) -> None:
+    uuid, ledger = uuid4(), scene.ledger(TOPIC)
+    scene.put(uuid, ledger, TOPIC)
+    scene.list(TOPIC, **{f"_{ledger}": attempt(uuid)})
+    scene.age()
+    scene.list(TOPIC)
+    scene.mark(ledger)
+    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.send(scene.message(uuid, ledger, TOPIC))
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert scene.keys == scene.live_keys | scene.gone_keys
+
+
+def test_the_mark_is_of_one_topic(scene: Scene) -> None:
+    scene.mark(scene.gone, OTHER)
+    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.send(scene.intent)
+    scene.one(KEPT, "object_store.exclusive is not set")
+
+
+def test_a_mark_newer_than_the_scan_waits(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.cluster.wait(1)
+    scene.mark(scene.gone)
+    scene.one(WAITING, "since its ledger left its topic")
+
+
+def test_a_marked_ledger_that_its_topic_still_lists_is_in_use(scene: Scene) -> None:
+    scene.mark(scene.gone)
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
+    scene.list(TOPIC, **{f"_{scene.gone}": attempt(uuid4())})
+    scene.send(scene.intent)
+    scene.one(KEPT, "its topic's z-node lists the ledger")
+
+
+def test_what_the_earlier_scan_still_found_named_is_not_confirmed(scene: Scene) -> None:
+    scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
+    scene.age()
+    scene.list(TOPIC)
+    scene.send(scene.intent)
+    scene.one(KEPT, "not confirmed: the earlier scan still found its UUID")
+
+
+def test_objects_younger_than_the_earlier_scan_or_the_grace_period_are_kept(scene: Scene) -> None:
+    scene.put(scene.gone_uuid, scene.gone, TOPIC)
+    scene.send(scene.intent)
+    scene.one(KEPT, "not confirmed: younger than the earlier of two scans")
+
+
+def test_objects_within_the_grace_period_are_kept(scene: Scene) -> None:
+    scene.put(scene.gone_uuid, scene.gone, TOPIC)
+    scene.cluster.wait(1)
+    scene.before = None
+    scene.rescan()
+    scene.before = scene.now
+    scene.cluster.wait(25)
+    scene.send(scene.intent)
+    scene.one(KEPT, "younger than the grace period")
+
+
+@pytest.mark.parametrize(
+    ("context", "in_bookkeeper", "outcome"),
+    [
+        (None, True, DELETED),
+        (None, False, KEPT),
+        (attempt(UUID(int=7), complete=False), True, DELETED),
+        (attempt(UUID(int=7), complete=False), False, KEPT),
+        (attempt(UUID(int=7), complete=False, bookkeeper_deleted=True), True, KEPT),
+        (attempt(UUID(int=7), bookkeeper_deleted=True), False, DELETED),
+    ],
+)
+def test_an_earlier_attempt_of_a_listed_ledger_goes_only_if_another_copy_is_known(
+    scene: Scene, context: OffloadContext | None, in_bookkeeper: bool, outcome: str
+) -> None:
+    if in_bookkeeper:
+        scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
+    contexts = {scene.live: attempt(scene.live_uuid)} | ({scene.gone: context} if context else {})
+    scene.cluster.topic(TOPIC, [scene.live, scene.last, scene.gone], offloaded=contexts)
+    scene.age()
+    scene.send(scene.intent)
+    if outcome == DELETED:
+        assert [d.outcome for d in scene.delete()] == [DELETED]
+        assert scene.keys == scene.live_keys
+    else:
+        scene.one(KEPT, "no other copy of it is known")
+
+
+def test_a_ledger_that_only_another_topic_lists_needs_another_copy_too(scene: Scene) -> None:
+    scene.cluster.topic(OTHER, [scene.gone])
+    scene.age()
+    scene.send(scene.intent)
+    scene.one(KEPT, "no other copy of it is known")
+
+
+# ----------------------------------------------------------------------------------------------------- the owner's word
+
+
+def test_an_owner_that_cannot_be_read_is_asked_again(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.topic_path(TOPIC))
+    scene.one(RETRYING, "its owner could not be asked")
+
+
+def test_an_owner_that_cannot_be_decoded_is_asked_again(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff\xff\xff")
+    scene.one(RETRYING, "its owner could not be asked")
+
+
+def test_a_topic_just_written_may_be_loading(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.list(TOPIC)
+    scene.one(RETRYING, "its topic's z-node was just written")
+
+
+def test_what_a_broker_holds_in_memory_is_asked_again(scene: Scene) -> None:
+    last = scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN)
+    scene.cluster.topic(TOPIC, [scene.live, last], offloaded={scene.live: attempt(scene.live_uuid)})
+    scene.cluster.load(TOPIC)
+    scene.cluster.admin.internals[TOPIC] = TopicInternals("LedgerOpened", (scene.gone,), {}, {}, None, ())
+    scene.age()
+    scene.send(scene.intent)
+    scene.one(RETRYING, "its broker holds it in memory")
+
+
+def test_a_topic_that_a_broker_lists_without_a_z_node_is_asked_again(scene: Scene) -> None:
+    scene.cluster.remove(scene.cluster.topic_path(TOPIC))
+    scene.cluster.load(TOPIC)
+    scene.age()
+    scene.send(scene.intent)
+    scene.one(RETRYING, "still lists it")
+
+
+# --------------------------------------------------------------------------------------------------- the object's word
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (Unavailable("503 SlowDown"), RETRYING),
+        (StoreError("400"), RETRYING),
+        (AccessDenied("403"), WAITING),
+        (NotFound("there is no bucket"), WAITING),
+    ],
+)
+def test_objects_that_cannot_be_looked_at_stay(scene: Scene, error: LifecycleError, outcome: str) -> None:
+    scene.send(scene.intent)
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if keys[0].endswith("-index"):
+            raise error
+
+    scene.store.before = fail
+    scene.one(outcome, str(error))
+
+
+def test_a_declared_bucket_that_is_not_there_makes_messages_wait(scene: Scene) -> None:
+    scene.offload = OffloadPolicy(frozenset({"no-such-bucket"}), CLUSTER, exclusive=True)
+    scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="no-such-bucket"))
+    scene.one(WAITING, "there is no bucket no-such-bucket")
+
+
+@pytest.mark.parametrize("hook", ["before", "after"])
+def test_after_a_deletion_without_an_answer_what_is_there_decides(scene: Scene, hook: str) -> None:
+    scene.send(scene.intent)
+
+    def lost(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if name == "delete_many":
+            raise Unavailable("connection reset")
+
+    setattr(scene.store, hook, lost)
+    (decision,) = scene.delete()
+    if hook == "after":
+        assert (decision.outcome, scene.keys) == (DELETED, scene.live_keys)
+        return
+    assert (decision.outcome, decision.reason) == (RETRYING, "it was not deleted: connection reset")
+    assert scene.keys == scene.live_keys | scene.gone_keys
+    scene.store.before = lambda name, bucket, keys: None
+    scene.cluster.wait(1)
+    scene.rescan()
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+
+
+def test_when_nothing_answers_after_the_deletion_the_next_run_finds_it_gone(scene: Scene) -> None:
+    scene.send(scene.intent)
+    down = False
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if down:
+            raise Unavailable("503")
+
+    def cut(name: str, bucket: str, keys: Sequence[str]) -> None:
+        nonlocal down
+        down = True
+
+    scene.store.before, scene.store.after = fail, cut
+    (decision,) = scene.delete()
+    assert decision.outcome == RETRYING
+    assert "not known" in decision.reason
+    down = False
+    scene.store.after = lambda name, bucket, keys: None
+    scene.cluster.wait(1)
+    scene.rescan()
+    assert [d.outcome for d in scene.delete()] == [GONE]
+    assert "deleting" in {row.outcome for row in scene.cluster.journal.rows}
+
+
+def test_a_store_that_never_answers_ends_in_the_dead_letter_topic(scene: Scene) -> None:
+    scene.send(scene.intent)
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        raise Unavailable("503")
+
+    scene.store.before = fail
+    found = ""
+    for _ in range(12):
+        found = scene.delete()[0].outcome
+        if found == DEAD_LETTERED:
+            break
+        scene.cluster.wait(1)
+        scene.rescan()
+    assert found == DEAD_LETTERED
+    assert len(scene.cluster.deletion_topics.dead) == 1
+    assert scene.keys == scene.live_keys | scene.gone_keys
+
+
+def test_a_versioned_bucket_is_said_to_keep_the_bytes(scene: Scene) -> None:
+    scene.buckets.versioned.add(BUCKET)
+    scene.send(scene.intent)
+    (decision,) = scene.delete()
+    assert decision.outcome == DELETED
+    assert "delete marker" in decision.reason
+
+
+# ------------------------------------------------------------------------------------------------- what stops a run
+
+
+def stopped_at(scene: Scene, act: Callable[[Tools], None]) -> Callable[[Tools], Tools]:
+    """Let something happen once the objects have been looked at."""
+
+    def wrap(tools: Tools) -> Tools:
+        scene.store.before = lambda name, bucket, keys: act(tools)
+        return tools
+
+    return wrap
+
+
+def test_a_lost_lease_deletes_nothing(scene: Scene) -> None:
+    scene.send(scene.intent)
+
+    def steal(tools: Tools) -> None:
+        scene.store.before = lambda name, bucket, keys: None
+        scene.cluster.put(control.LEASE, b"{}")
+
+    with pytest.raises(LeaseLost):
+        scene.delete(stopped_at(scene, steal))
+    assert scene.keys == scene.live_keys | scene.gone_keys
+    assert [row.outcome for row in scene.cluster.journal.rows] == ["deleting", WAITING]
+    assert len(scene.cluster.deletion_topics.waiting) == 1
+
+
+def test_a_pause_deletes_nothing(scene: Scene) -> None:
+    scene.send(scene.intent)
+    with pytest.raises(control.Paused):
+        scene.delete(stopped_at(scene, lambda tools: control.pause(tools.store, "test")))
+    assert scene.keys == scene.live_keys | scene.gone_keys
+    assert len(scene.cluster.deletion_topics.waiting) == 1
+
+
+def test_without_a_journal_nothing_is_deleted(scene: Scene) -> None:
+    scene.send(scene.intent)
+    scene.cluster.journal.failure = StoreError("disk full")
+    with pytest.raises(StoreError):
+        scene.delete()
+    assert scene.keys == scene.live_keys | scene.gone_keys
+    assert len(scene.cluster.deletion_topics.waiting) == 1
+
+
+def test_scans_without_a_list_of_uuids_make_messages_wait(scene: Scene) -> None:
+    class Missing(OffloadUuids):
+        def named(self, uuids: object) -> set[UUID]:
+            raise NotFound("epochs/e1/offload-uuids.bin does not exist")
+
+    scene.send(scene.intent)
+    assert scene.now is not None
+    scene.now = replace(scene.now, offload_uuids=Missing())
+    scene.one(WAITING, "run the job scan again")
