@@ -21,6 +21,7 @@ from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import QueueReader, Received
+from pulsar_lifecycle.spark.runs import SWITCHED_OFF
 from resources.lifecycle import LifecycleResource
 
 RING_EVERY_SECONDS = 300
@@ -68,6 +69,8 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         if context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1):
             return dg.SkipReason("a run is at it")
+        if not lifecycle.settings().deletion.topicTwoPhaseDeletionEnabled:
+            return dg.SkipReason(SWITCHED_OFF)
         now = SystemClock().now_ms()
         watch = Watch.parse(context.cursor)
         try:

@@ -18,6 +18,7 @@ from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
@@ -65,7 +66,7 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools]]:
 def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Permit]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
-    with KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
+    with published(settings), KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
         context = _context(cluster, store)
         holder = f"{settings.cluster} run {run_id}"
         lease = control.take_lease(store, holder, tools.clock, settings.zookeeper.session_timeout + 5)

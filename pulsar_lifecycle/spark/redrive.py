@@ -14,9 +14,11 @@ from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, dead_letter_reasons
+from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeadLetterQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark.runs import SWITCHED_OFF
 
 SAMPLE = 50
 """Letters sent again that the result shows."""
@@ -27,9 +29,10 @@ def redrive_now(
 ) -> Redriven:
     """Send what is wanted again, under the lease. Raises Refused, Paused, LeaseLost."""
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
-        raise Refused("deletion.topicTwoPhaseDeletionEnabled is false")
+        raise Refused(SWITCHED_OFF)
     clock = SystemClock()
     with (
+        published(settings),
         KazooStore(settings.zookeeper) as store,
         closing(HttpBrokerAdmin(settings.pulsar)) as admin,
         closing(

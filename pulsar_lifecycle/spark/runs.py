@@ -134,7 +134,12 @@ def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
         raise Refused(SWITCHED_OFF)
     control.check_not_paused(store)
-    root = settings.bookkeeper.ledgers_root
+    return check_store(cluster, store)
+
+
+def check_store(cluster: Cluster, store: MetadataStore) -> str:
+    """The store's fingerprint, if it is a later state of what the last scan saw. Raises Refused."""
+    root = cluster.settings.bookkeeper.ledgers_root
     fingerprint = cluster_fingerprint(store, root)
     history.check_history(store, last_scan(cluster), fingerprint, root)
     return fingerprint

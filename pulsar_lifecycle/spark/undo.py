@@ -26,6 +26,7 @@ from pulsar_lifecycle.io.journal import FileJournal, last_archived, rows_of_phas
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.ports import ReplicaCheck
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark.runs import check_store
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 
@@ -72,6 +73,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
             run = _run(settings, run_id, request, ("", 0), 0)
             return Result(preview(run, tools, rows, _pending(settings)), missing)
         control.check_not_paused(store)
+        check_store(cluster, store)  # a restored store issues archived ids again
         holder = f"{settings.cluster} undo {run_id}"
         lease = control.take_lease(store, holder, clock, settings.zookeeper.session_timeout + 5)
         try:
