@@ -1,0 +1,87 @@
+"""What became of each intent by the journal, and which are derived again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.engine import apply, decision
+from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.plan.deletion import PLAN
+from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT, STANDING, Standing, by_namespace, standing, to_send
+from pulsar_lifecycle.ports import JournalRow
+
+SENT = JournalRow(
+    "r", "c", "p", 1, "", "persistent://a/b/t", decision.DELETE_LEDGER, "send", apply.SENT, "", 0, "", "", 10
+)
+
+
+def intents(*rows: JournalRow) -> pa.Table:
+    return standing(pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA).select(STANDING))
+
+
+def states(*rows: JournalRow) -> dict[int, str]:
+    return {row["ledger_id"]: row["state"] for row in intents(*rows).to_pylist()}
+
+
+def decided(outcome: str, at: int = 20, **changes: object) -> JournalRow:
+    return replace(SENT, phase="delete", outcome=outcome, at=at, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (decision.WAITING, IN_FLIGHT),
+        (decision.RETRYING, IN_FLIGHT),
+        (decision.DEAD_LETTERED, DEAD),
+        *((final, final) for final in sorted(decision.FINAL)),
+    ],
+)
+def test_the_newest_word_counts(outcome: str, state: str) -> None:
+    assert states(SENT) == {1: IN_FLIGHT}
+    assert states(SENT, decided(outcome)) == {1: state}
+    assert states(decided(outcome), SENT) == {1: state}  # the order of their time, not of the files
+    assert states(SENT, decided(outcome), replace(SENT, at=30)) == {1: IN_FLIGHT}
+
+
+def test_a_redriven_dead_letter_is_in_flight_and_a_failed_send_is_nothing() -> None:
+    dead = decided(decision.DEAD_LETTERED)
+    assert states(dead, replace(SENT, phase="redrive", at=30)) == {1: IN_FLIGHT}
+    assert states(dead, replace(SENT, phase="redrive", outcome=apply.SEND_FAILED, at=30)) == {1: DEAD}
+    assert states(replace(SENT, outcome=apply.SEND_FAILED)) == {}
+    assert states(decided(decision.REFUSED, ledger_id=-1, topic="")) == {}  # bytes that are no message
+    assert states(replace(SENT, phase="mark", outcome="marked")) == {}
+
+
+def orphans(*ids: int, namespace: str = "a/b") -> pa.Table:
+    rows = [{"ledger_id": i, "namespace": namespace, "physical_bytes": 5, "finding": "", "reason": ""} for i in ids]
+    return pa.Table.from_pylist([{**dict.fromkeys(PLAN.names), **row} for row in rows], PLAN)
+
+
+def test_what_is_in_flight_is_not_sent_again_and_an_offloaded_copy_is_another_matter() -> None:
+    found = intents(
+        SENT,
+        replace(SENT, ledger_id=2),
+        decided(decision.KEPT, ledger_id=2),
+        replace(SENT, ledger_id=3, action=decision.DELETE_OFFLOADED),
+    )
+    assert to_send(orphans(1, 2, 3, 4), found).column("ledger_id").to_pylist() == [2, 3, 4]
+
+
+def test_every_wanted_namespace_stands_somewhere() -> None:
+    found = intents(
+        SENT, replace(SENT, ledger_id=2, topic="persistent://x/y/t"), decided(decision.DELETED, ledger_id=3)
+    )
+    rows = pa.concat_tables([orphans(1, 4), orphans(9, namespace="o/n")])
+    assert by_namespace(found, rows, ["a/b", "e/f"]) == [
+        Standing("a/b", {IN_FLIGHT: 1, decision.DELETED: 1}, 2, 10),
+        Standing("e/f"),
+    ]
+    everywhere = by_namespace(found, rows, None)
+    assert [(s.namespace, s.in_flight, s.settled, s.orphans) for s in everywhere] == [
+        ("a/b", 1, 1, 2),
+        ("o/n", 0, 0, 1),
+        ("x/y", 1, 0, 0),
+    ]
