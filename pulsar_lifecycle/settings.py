@@ -196,7 +196,8 @@ class OrphanSettings(_Section):
     """The confirming second scan must be at least this much later than the first."""
     plan_valid_for: Seconds = 86400.0
     acknowledged_znodes: tuple[str, ...] = ()
-    """Undecodable z-nodes the operator has looked at: they no longer block, their namespace is kept."""
+    """Undecodable z-nodes of cursors and schemas that the operator has looked at: they no longer block, their namespace
+    is kept. One of a topic blocks until it is repaired or removed: a shadow topic needs ledgers of other namespaces."""
     legal_holds: tuple[str, ...] = ()
     """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned or deleted."""
     system_topics: bool = False

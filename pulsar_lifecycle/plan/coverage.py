@@ -217,7 +217,13 @@ def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: in
     gaps = [
         f"{place}: could not read {what}" for what in census.unread if not _no_schemas(census, what, schema_ledgers)
     ]
-    if census.table != "bookkeeper_ledgers":  # an undecodable ledger z-node refers to nothing: it is a finding
+    if census.table == "managed_ledgers":
+        gaps.extend(
+            f"{place}: cannot decode {path}; it may be a shadow topic, which needs ledgers of other namespaces, so no "
+            "acknowledgement lifts this: repair or remove the topic"
+            for path in census.corrupt
+        )
+    elif census.table != "bookkeeper_ledgers":  # an undecodable ledger z-node refers to nothing: it is a finding
         gaps.extend(
             f"{place}: cannot decode {path}; look at it, then list it in orphans.acknowledged_znodes"
             for path in census.corrupt

@@ -109,7 +109,7 @@ def test_what_zookeeper_does_not_show(sandbox: Cluster, pipelines: Callable[...,
             admin.unload(topic)
     leaked = {topic: plant.young(sandbox, topic)[0].ledger_id for topic in names[1::2]}
     one, whole = znodes.topic_znode(names[0]), f"/managed-ledgers/{namespace}/persistent"
-    undecodable = znodes.topic_znode(f"persistent://{damaged}/nonsense")
+    undecodable = f"{znodes.topic_znode(names[4])}/nonsense"
     pipeline = pipelines()
     with sandbox.metadata() as zk:
         zk.create(undecodable, b"\xff\xff\xff")
