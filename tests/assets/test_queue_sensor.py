@@ -1,8 +1,9 @@
-"""The doorbell at the deletion queue: it rings while intents wait and nobody is at them, and takes nothing."""
+"""The doorbells at deletion and retry topic: they ring for what is due, while nobody is at it, and take nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
@@ -10,24 +11,76 @@ import pytest
 
 from orchestration import schedules
 from orchestration.definitions import build_defs
+from orchestration.schedules import PAGE, Watch
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
 from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
+
+NOW = 10_000_000_000
+MINUTE = 60_000
+SENSORS = {"deletion_queue": DELETION_TOPIC, "deletion_retry": RETRY_TOPIC}
 
 
-@pytest.fixture
-def admin(monkeypatch: pytest.MonkeyPatch) -> FakeBrokerAdmin:
-    """A cluster whose queue exists and is empty."""
-    fake = FakeBrokerAdmin()
-    for topic in (DELETION_TOPIC, RETRY_TOPIC):
-        fake.create_partitioned_topic(topic, 2)
-        for number in range(2):
-            fake.create_subscription(_partition(topic, number), SUBSCRIPTION)
-    monkeypatch.setattr(schedules, "HttpBrokerAdmin", lambda settings: fake)
-    return fake
+class Bell:
+    """A sensor over a queue in memory; ``ring`` is one tick, with the cursor of the last."""
+
+    def __init__(self, name: str, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.name, self.topic, self.instance = name, SENSORS[name], instance
+        self.topics = FakeDeletionTopics(now_ms=NOW)
+        self.reader = FakeQueueReader(self.topics)
+        self.cursor: str | None = None
+        file = folder / "lifecycle.toml"
+        file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake"))
+        self.resource = LifecycleResource(config_file=str(file))
+        self.defs = build_defs(str(file))
+
+        @contextmanager
+        def open_reader(settings: object) -> Iterator[tuple[FakeBrokerAdmin, FakeQueueReader]]:
+            yield FakeBrokerAdmin(), self.reader
+
+        monkeypatch.setattr(schedules, "open_reader", open_reader)
+        monkeypatch.setattr(schedules.SystemClock, "now_ms", lambda _: self.topics.now_ms)
+
+    def wait(self, delay_ms: int | str, topic: Topic | None = None) -> int:
+        """Publish a message that says it is delayed; returns its number."""
+        self.topics.publish(b"x", {DELAY_TIME: str(delay_ms)} if delay_ms else {}, topic=topic or self.topic)
+        return self.topics.last
+
+    def pass_time(self, milliseconds: int) -> None:
+        self.topics.now_ms += milliseconds
+
+    def ring(self) -> dg.SensorResult | dg.SkipReason:
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            repository_def=self.defs.get_repository_def(),
+            resources={"lifecycle": self.resource},
+        )
+        result = self.defs.resolve_sensor_def(self.name)(context)
+        assert isinstance(result, dg.SensorResult | dg.SkipReason)
+        if isinstance(result, dg.SensorResult):
+            self.cursor = result.cursor
+        return result
+
+    def run_key(self) -> str:
+        result = self.ring()
+        assert isinstance(result, dg.SensorResult), result
+        (request,) = result.run_requests or []
+        assert request.run_key
+        return request.run_key
+
+    def skipped(self) -> str:
+        result = self.ring()
+        if isinstance(result, dg.SkipReason):
+            return result.skip_message or ""
+        assert not result.run_requests, result
+        assert result.skip_reason is not None
+        return result.skip_reason.skip_message or ""
 
 
 @pytest.fixture
@@ -36,91 +89,139 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-def _partition(topic: Topic, number: int) -> Topic:
-    return Topic(topic.namespace, f"{topic.local}-partition-{number}")
+@pytest.fixture(params=list(SENSORS))
+def bell(
+    request: pytest.FixtureRequest, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> Bell:
+    return Bell(request.param, tmp_path, instance, monkeypatch)
 
 
-def ring(tmp_path: Path, instance: dg.DagsterInstance, cursor: str | None = None) -> dg.SensorResult | dg.SkipReason:
-    file = tmp_path / "lifecycle.toml"
-    file.write_text(SETTINGS.format(cluster="east", lake=tmp_path / "lake"))
-    defs = build_defs(str(file))
-    sensor = defs.resolve_sensor_def("deletion_queue")
-    context = dg.build_sensor_context(
-        instance=instance,
-        cursor=cursor,
-        repository_def=defs.get_repository_def(),
-        resources={"lifecycle": LifecycleResource(config_file=str(file))},
-    )
-    result = sensor(context)
-    assert isinstance(result, dg.SensorResult | dg.SkipReason)
-    return result
+@pytest.fixture
+def retry_bell(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Bell:
+    return Bell("deletion_retry", tmp_path, instance, monkeypatch)
 
 
-def skipped(result: dg.SensorResult | dg.SkipReason) -> str:
-    assert isinstance(result, dg.SkipReason), result
-    return result.skip_message or ""
+def test_an_empty_queue_rings_nothing_and_is_not_read(bell: Bell) -> None:
+    assert "empty" in bell.skipped()
+    assert bell.reader.pages == 0
 
 
-def test_an_empty_queue_rings_nothing(tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin) -> None:
-    assert "empty" in skipped(ring(tmp_path, instance))
+def test_the_other_topic_is_not_this_bells(bell: Bell) -> None:
+    (other,) = set(SENSORS.values()) - {bell.topic}
+    bell.wait(0, other)
+    assert "empty" in bell.skipped()
 
 
-def test_a_queue_that_was_never_used_is_empty(
-    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin
-) -> None:
-    admin.topics.clear()
-    admin.partition_counts.clear()
-    assert "empty" in skipped(ring(tmp_path, instance))
+@pytest.mark.parametrize("delay", [0, "soon", "-5", "9" * 30])
+def test_what_says_nothing_sensible_of_its_delay_is_due(bell: Bell, delay: int | str) -> None:
+    bell.wait(delay)
+    assert bell.name in bell.run_key()
 
 
-@pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC], ids=["main", "retry"])
-def test_waiting_intents_ring(
-    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin, topic: Topic
-) -> None:
-    admin.topics[_partition(topic, 1)][SUBSCRIPTION].backlog = 7
-    result = ring(tmp_path, instance)
+def test_a_delayed_message_rings_once_its_delay_has_passed(bell: Bell) -> None:
+    bell.wait(10 * MINUTE)
+    assert "none of 1" in bell.skipped()
+    bell.pass_time(10 * MINUTE - 1)
+    assert "none of 1" in bell.skipped()
+    bell.pass_time(1)
+    result = bell.ring()
     assert isinstance(result, dg.SensorResult)
-    (request,) = result.run_requests or ()
-    assert request.run_key
-    assert request.tags["lifecycle/waiting"] == "7"
-    assert admin.topics[_partition(topic, 1)][SUBSCRIPTION].backlog == 7
+    (request,) = result.run_requests or []
+    assert request.tags["lifecycle/waiting"] == "1"
+    assert len(bell.topics.waiting) == 1
 
 
-def test_nothing_rings_while_a_run_is_at_it(
-    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin
-) -> None:
-    admin.topics[_partition(DELETION_TOPIC, 0)][SUBSCRIPTION].backlog = 7
+def test_the_earliest_of_many_rings(bell: Bell) -> None:
+    for minutes in (30, 5, 20):
+        bell.wait(minutes * MINUTE)
+    assert "none of 3" in bell.skipped()
+    bell.wait(7 * MINUTE)
+    assert "none of 4" in bell.skipped()
+    bell.pass_time(5 * MINUTE)
+    bell.run_key()
+
+
+def test_a_message_that_was_done_before_it_was_due_rings_nothing(bell: Bell) -> None:
+    first, _ = bell.wait(5 * MINUTE), bell.wait(60 * MINUTE)
+    bell.skipped()
+    del bell.topics.waiting[first]
+    bell.pass_time(5 * MINUTE)
+    assert "none of 1" in bell.skipped()
+
+
+def test_a_forged_delay_is_not_believed_for_ever(bell: Bell) -> None:
+    bell.wait("999999999")
+    bell.skipped()
+    bell.pass_time(LONGEST_DELAY)
+    bell.run_key()
+
+
+def test_more_than_one_page_is_read_over_several_ticks(bell: Bell) -> None:
+    for _ in range(PAGE):
+        bell.wait(60 * MINUTE)
+    bell.wait(0)
+    assert "none of" in bell.skipped()
+    bell.run_key()
+
+
+def test_what_is_known_is_not_read_again(bell: Bell) -> None:
+    for _ in range(3):
+        bell.wait(60 * MINUTE)
+    bell.skipped()
+    (known,) = Watch.parse(bell.cursor).parts.values()
+    assert (known[0].entry_id, known[1]) == (3, NOW + 60 * MINUTE)
+
+
+def test_the_cursor_stays_small(retry_bell: Bell) -> None:
+    for minutes in range(400):
+        retry_bell.wait((60 + minutes) * MINUTE)
+        if minutes % 100 == 0:
+            retry_bell.skipped()
+    assert retry_bell.cursor is not None
+    assert len(retry_bell.cursor) < 200
+
+
+@pytest.mark.parametrize(
+    "cursor", ["7", "nonsense", "[]", '{"parts": 3}', '{"parts": {"x": [1, 2]}, "rung": 1}', "null"]
+)
+def test_a_lost_or_foreign_cursor_only_reads_again(bell: Bell, cursor: str) -> None:
+    bell.wait(5 * MINUTE)
+    bell.skipped()
+    bell.cursor = cursor
+    assert "none of 1" in bell.skipped()
+    bell.pass_time(5 * MINUTE)
+    bell.cursor = cursor
+    bell.run_key()
+
+
+def test_nothing_rings_while_a_run_is_at_it(bell: Bell, instance: dg.DagsterInstance) -> None:
+    bell.wait(0)
     instance.add_run(dg.DagsterRun("delete_pending", run_id="1" * 32, status=dg.DagsterRunStatus.STARTED))
-    assert "a run is at it" in skipped(ring(tmp_path, instance))
+    assert "a run is at it" in bell.skipped()
 
 
-def test_another_job_is_no_reason_to_wait(tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin) -> None:
-    admin.topics[_partition(DELETION_TOPIC, 0)][SUBSCRIPTION].backlog = 7
+def test_another_job_is_no_reason_to_wait(bell: Bell, instance: dg.DagsterInstance) -> None:
+    bell.wait(0)
     instance.add_run(dg.DagsterRun("scan", run_id="1" * 32, status=dg.DagsterRunStatus.STARTED))
-    assert isinstance(ring(tmp_path, instance), dg.SensorResult)
+    bell.run_key()
 
 
-def test_brokers_that_do_not_answer_are_a_reason_not_a_failure(
-    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin
-) -> None:
-    admin.failure = Unavailable("GET http://broker: 503")
-    assert "503" in skipped(ring(tmp_path, instance))
+def test_brokers_that_do_not_answer_are_a_reason_not_a_failure(bell: Bell) -> None:
+    bell.reader.failure = Unavailable("GET http://broker: 503")
+    assert "503" in bell.skipped()
 
 
-def test_a_queue_that_does_not_move_rings_less_often(
-    tmp_path: Path, instance: dg.DagsterInstance, admin: FakeBrokerAdmin, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    admin.topics[_partition(DELETION_TOPIC, 0)][SUBSCRIPTION].backlog = 3
-
-    def keys(cursor: str) -> set[str | None]:
-        found: set[str | None] = set()
-        for minute in range(0, 60, 5):
-            monkeypatch.setattr(schedules.SystemClock, "now_ms", lambda _, at=minute * 60_000: at)
-            result = ring(tmp_path, instance, cursor)
-            assert isinstance(result, dg.SensorResult)
-            assert result.run_requests is not None
-            found.add(result.run_requests[0].run_key)
-        return found
-
-    assert len(keys("7")) == 12
-    assert len(keys("3")) == 3
+def test_a_queue_that_does_not_move_rings_less_often(bell: Bell) -> None:
+    bell.wait(0)
+    bell.topics.now_ms = 0
+    keys = set()
+    for minute in range(0, 60, 5):
+        bell.topics.now_ms = NOW + minute * MINUTE
+        keys.add(bell.run_key())
+    assert len(keys) <= 5
+    moving = set()
+    for minute in range(60, 120, 5):
+        bell.topics.now_ms = NOW + minute * MINUTE
+        bell.wait(0)
+        moving.add(bell.run_key())
+    assert len(moving) == 12
