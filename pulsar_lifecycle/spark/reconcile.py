@@ -20,7 +20,7 @@ from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.journal import intents_standing
 from pulsar_lifecycle.io.queue import pending
-from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, to_send
 from pulsar_lifecycle.spark import runs
@@ -55,7 +55,8 @@ def reconcile(
     """
     settings = cluster.settings
     with KazooStore(settings.zookeeper, read_only=True) as store:
-        epoch = runs.newest_epoch(cluster, cluster_fingerprint(store, settings.bookkeeper.ledgers_root))
+        may = runs.check_may_act if apply else runs.check_store
+        epoch = runs.newest_epoch(cluster, may(cluster, store))
     with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
         backlog = pending(admin)
     intents = intents_standing(settings.lake.path, settings.cluster)

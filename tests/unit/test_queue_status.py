@@ -1,0 +1,217 @@
+"""``queue status`` without a cluster: what it finds and shows, its exit codes, and that it touches nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.cli import queue as command
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
+from pulsar_lifecycle.io import queue_state
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import Page, Received
+from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.clock import FakeClock
+from tests.fakes.metadata_store import FakeZooKeeper
+from tests.unit.plan.test_metrics import ROW
+from tests.unit.test_cli import run
+
+NOW = 1_700_000_000_000
+
+
+class Reader:
+    """What waits in front of each partition, as delays in ms since ``NOW``; silent when told so."""
+
+    def __init__(self) -> None:
+        self.delays: dict[str, list[int]] = {}
+        self.mute = False
+        self.end = True
+
+    def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
+        if self.mute:
+            raise Unavailable("the binary port does not answer")
+        messages = [
+            Received(b"", str(part), b"", {DELAY_TIME: str(d)} if d else {}, NOW, None, "")
+            for d in self.delays.get(str(part), [])
+        ]
+        return Page(tuple(messages), Position(1, 1), self.end)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def admin() -> FakeBrokerAdmin:
+    fake = FakeBrokerAdmin()
+    for topic in (DELETION_TOPIC, RETRY_TOPIC):
+        fake.create_partitioned_topic(topic, 2)
+    fake.create_topic(DLQ_TOPIC)
+    for topic in list(fake.topics):
+        fake.create_subscription(topic, SUBSCRIPTION)
+    fake.touched.clear()
+    return fake
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+@pytest.fixture
+def zookeeper() -> FakeZooKeeper:
+    return FakeZooKeeper(FakeClock())
+
+
+@pytest.fixture
+def cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin: FakeBrokerAdmin, reader: Reader, zookeeper: FakeZooKeeper
+) -> Path:
+    """A settings file, and a cluster that answers for it."""
+    path = tmp_path / "lifecycle.toml"
+    path.write_text(
+        f"""
+        cluster = "{ROW.cluster}"
+        zookeeper = {{ hosts = "127.0.0.1:1" }}
+        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
+        lake = {{ path = "{tmp_path / "lake"}" }}
+        """
+    )
+    monkeypatch.setenv("PULSAR_LIFECYCLE_CONFIG", str(path))
+
+    @contextmanager
+    def looking(settings: object) -> Iterator[Any]:
+        yield zookeeper.session(read_only=True)
+
+    monkeypatch.setattr(command, "looking", looking)
+    monkeypatch.setattr(command, "now_ms", lambda: NOW + 1_000)
+    monkeypatch.setattr("pulsar_lifecycle.io.admin.HttpBrokerAdmin", lambda settings: admin)
+    monkeypatch.setattr("pulsar_lifecycle.io.queue.PulsarQueueReader", lambda settings, admin: reader)
+    return path
+
+
+def part(topic: Topic, number: int) -> Topic:
+    return Topic(topic.namespace, f"{topic.local}-partition-{number}")
+
+
+def fill(admin: FakeBrokerAdmin, topic: Topic, count: int) -> None:
+    admin.topics[topic][SUBSCRIPTION].backlog = count
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    return json.loads(capsys.readouterr().out)
+
+
+def test_an_empty_queue_is_fine_and_only_its_topics_are_touched(
+    cluster: Path, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("queue", "status") == 0
+    out = capsys.readouterr().out
+    assert "nothing needs you" in out
+    assert "__ledger_deletion-RETRY-partition-1" in out
+    assert {str(topic.namespace) for topic in admin.touched} == {"pulsar/system"}
+
+
+def test_a_cluster_without_the_topics_is_fine(
+    cluster: Path, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    admin.topics.clear()
+    admin.partition_counts.clear()
+    assert run("queue", "status") == 0
+    assert "none yet" in capsys.readouterr().out
+
+
+def test_what_waits_and_what_is_due(
+    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, retry = part(DELETION_TOPIC, 0), part(RETRY_TOPIC, 1)
+    fill(admin, first, 3)
+    fill(admin, retry, 1)
+    reader.delays = {str(first): [0, 1_000, 600_000], str(retry): [600_000]}
+    assert run("queue", "status", "--json") == 0
+    queue = document(capsys)["queue"]
+    assert queue["in_flight"] == 4
+    found = {p["topic"]: (p["backlog"], p["due"], p["later"]) for p in [*queue["main"], *queue["retry"]]}
+    assert found[str(first)] == (3, 2, 1)
+    assert found[str(retry)] == (1, 0, 1)
+    assert found[str(part(DELETION_TOPIC, 1))] == (0, 0, 0)
+    assert run("queue", "status") == 0
+    assert "4 intents, 2 due, 2 not yet" in capsys.readouterr().out
+
+
+def test_what_is_due_need_not_be_known(
+    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(admin, part(DELETION_TOPIC, 0), 3)
+    reader.mute = True
+    assert run("queue", "status") == 0
+    out = capsys.readouterr().out
+    assert "3 intents, due: not known" in out
+    assert "the binary port does not answer" in out
+
+
+@pytest.mark.parametrize("finding", ["dead letters", "subscription", "paused", "retries", "off"])
+def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
+    finding: str,
+    cluster: Path,
+    admin: FakeBrokerAdmin,
+    zookeeper: FakeZooKeeper,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if finding == "dead letters":
+        fill(admin, DLQ_TOPIC, 2)
+    elif finding == "subscription":
+        del admin.topics[part(RETRY_TOPIC, 1)][SUBSCRIPTION]
+    elif finding == "paused":
+        control.pause(zookeeper.session(), "bookie-3 is being replaced")
+    elif finding == "retries":
+        FileJournal(str(tmp_path / "lake")).record([replace(ROW, outcome="retrying")])
+    else:
+        cluster.write_text(cluster.read_text() + "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n")
+        fill(admin, part(DELETION_TOPIC, 0), 1)
+    assert run("queue", "status") == 1
+    said = {
+        "dead letters": "2 dead letters: look why",
+        "subscription": "no subscription on persistent://pulsar/system/__ledger_deletion-RETRY-partition-1",
+        "paused": "bookie-3 is being replaced",
+        "retries": "retries grow",
+        "off": "topicTwoPhaseDeletionEnabled is false while intents are in flight",
+    }
+    out = capsys.readouterr().out
+    assert said[finding] in out
+    assert "nothing needs you" not in out
+
+
+def test_metrics_last_run_and_textfile(cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    FileJournal(str(tmp_path / "lake")).record([ROW, replace(ROW, run_id="other", cluster="another")])
+    textfile = tmp_path / "x.prom"
+    assert run("queue", "status", "--json", "--textfile", str(textfile)) == 0
+    shown = document(capsys)
+    assert shown["metrics"]["ledgers_deleted"] == 1
+    assert shown["last_run"]["outcomes"] == {"deleted": 1}
+    assert shown["run_before"] is None
+    assert f'pulsar_lifecycle_ledgers_deleted_total{{cluster="{ROW.cluster}"}} 1.0' in textfile.read_text()
+
+
+def test_a_long_partition_is_seen_in_part(admin: FakeBrokerAdmin, reader: Reader) -> None:
+    first = part(DELETION_TOPIC, 0)
+    fill(admin, first, 5_000)
+    reader.delays = {str(first): [0] * queue_state.LOOKED_AT}
+    reader.end = False
+    state = queue_state.look(admin, reader, NOW)  # type: ignore[arg-type]
+    (seen, _) = state.main
+    assert (seen.backlog, seen.due, seen.later, seen.all_seen) == (5_000, queue_state.LOOKED_AT, 0, False)
+
+
+def test_wrong_usage_ends_with_2(cluster: Path) -> None:
+    assert run("queue", "status", "--no-such-option") == 2
