@@ -1,0 +1,282 @@
+"""Phase one on a real cluster: topics trimmed unloaded and under load, topics deleted whole, then phase two."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import dagster as dg
+import pulsar
+import pytest
+
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.decision import REFUSED
+from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.io.journal import journal_rows
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.spark import phase_one
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import (
+    Pipeline,
+    existing,
+    new_namespace,
+    transactions,
+    wait_listed,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+    waiting,
+)
+
+pytestmark = pytest.mark.integration
+
+GRACE = {"orphans": {"grace_period": "7d"}}
+"""What phase one marked must not wait for it; the lake has no other orphan then."""
+
+
+def trim(pipeline: Pipeline, topic: str, up_to: int, *, dry_run: bool = False) -> dict[int, Marked]:
+    order = TrimOrder(Topic.parse(topic), up_to=up_to)
+    return by_ledger(phase_one.trim(pipeline.where, "trim", [order], dry_run=dry_run))
+
+
+def by_ledger(found: list[Marked]) -> dict[int, Marked]:
+    return {one.ledger_id: one for one in found}
+
+
+def outcomes(found: dict[int, Marked]) -> dict[int, str]:
+    return {ledger: one.outcome for ledger, one in found.items()}
+
+
+def listed(sandbox: Cluster, topic: str) -> list[int]:
+    with sandbox.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def owed(pipeline: Pipeline) -> list[control.OwedUnload]:
+    with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
+        return control.owed_unloads(store)
+
+
+def deleted(pipeline: Pipeline, ledgers: set[int]) -> None:
+    """Scan and delete until none of the ledgers waits any more, and prove that each was deleted for its mark."""
+    pipeline.scan_and_delete()
+    for ledger in ledgers:
+        assert [row["outcome"] for row in pipeline.journal(ledger)][-1:] == ["deleted"], pipeline.journal(ledger)
+
+
+def backlog(admin: Admin, topic: str, subscription: str) -> int:
+    stats = admin.topic("GET", topic, "/stats?getPreciseBacklog=true")
+    return int(stats["subscriptions"][subscription]["msgBacklog"])
+
+
+def read_all(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = [reader.read_next(20_000).data() for _ in range(count)]
+    assert not reader.has_message_available()
+    reader.close()
+    return found
+
+
+def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    topic = f"persistent://{new_namespace(sandbox, 'trim')}/a+b c~é"
+    contents = topics.payloads(230)
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        consumer = client.subscribe(topic, "s", initial_position=pulsar.InitialPosition.Earliest)
+        ledgers = topics.publish(client, topic, contents)
+        ids = list(dict.fromkeys(ledgers))
+        for message in [consumer.receive(10_000) for _ in range(120)]:
+            consumer.acknowledge(message)
+        wait_for("the receipts", lambda: backlog(admin, topic, "s") == 110)
+        consumer.close()
+        admin.unload(topic)
+    since = time.time()
+    wait_unlisted(sandbox, [topic])
+    wait_until_unloaded_counts(since)
+    pipeline = pipelines(GRACE)
+    pipeline.scan()
+
+    with sandbox.metadata() as zk:
+        before = transactions(zk, ["/managed-ledgers/it", "/pulsar-lifecycle"])
+        planned = trim(pipeline, topic, ids[3], dry_run=True)
+        assert transactions(zk, ["/managed-ledgers/it", "/pulsar-lifecycle"]) == before
+    expected = {ids[0]: GOES, ids[1]: GOES, ids[2]: REFUSED, ids[3]: REFUSED}
+    assert outcomes(planned) == expected, planned
+    assert planned[ids[2]].reason == f"cursor s stands at {ids[2]}:19"
+    assert waiting(sandbox) == 0
+
+    assert outcomes(trim(pipeline, topic, ids[3])) == {i: REMOVED if o == GOES else o for i, o in expected.items()}
+    assert listed(sandbox, topic) == ids[2:]
+    assert owed(pipeline) == []
+    assert waiting(sandbox) == 2
+    marked = [(r["ledger_id"], r["outcome"]) for r in journal_rows(pipeline.lake, run_id="trim").to_pylist()]
+    assert marked == [(i, o) for o in ("marked", "removed") for i in ids[:2]]
+
+    with pulsar_client(sandbox.service_url) as client:
+        left = [payload for payload, ledger in zip(contents, ledgers, strict=True) if ledger not in ids[:2]]
+        assert read_all(client, topic, len(left)) == left
+        consumer = client.subscribe(topic, "s")
+        assert [consumer.receive(10_000).data() for _ in range(110)] == contents[120:]
+        consumer.close()
+    wait_listed(sandbox, topic)
+    deleted(pipeline, set(ids[:2]))
+    assert not existing(sandbox, ids[:2])
+    assert existing(sandbox, ids[2:]) == set(ids[2:])
+    assert waiting(sandbox) == 0
+    with pulsar_client(sandbox.service_url) as client:
+        assert read_all(client, topic, len(left)) == left
+
+
+@dataclass
+class Traffic:
+    """A producer and a consumer that never stop while the topic is trimmed."""
+
+    service_url: str
+    topic: str
+    acknowledged: list[int] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    received: list[int] = field(default_factory=list)
+    sent: int = 0
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Traffic:
+        self._threads = [threading.Thread(target=work) for work in (self._consume, self._produce)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _produce(self) -> None:
+        with pulsar_client(self.service_url) as client:
+            producer = client.create_producer(self.topic, batching_enabled=False)
+            while not self.ended.is_set():
+                number = self.sent
+                self.sent += 1
+                producer.send_async(
+                    str(number).encode(), lambda result, _, number=number: self._receipt(result, number)
+                )
+                time.sleep(0.005)
+            producer.flush()
+
+    def _receipt(self, result: pulsar.Result, number: int) -> None:
+        if result == pulsar.Result.Ok:
+            self.acknowledged.append(number)
+        else:
+            self.failed.append(str(result))
+
+    def _consume(self) -> None:
+        with pulsar_client(self.service_url) as client:
+            consumer = client.subscribe(self.topic, "live", initial_position=pulsar.InitialPosition.Earliest)
+            while not self.ended.is_set() or set(self.received) < set(range(self.sent)):
+                message = consumer.receive(20_000)
+                self.received.append(int(message.data()))
+                consumer.acknowledge(message)
+
+
+def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    topic = f"persistent://{new_namespace(sandbox, 'live')}/loaded"
+    pipeline = pipelines({**GRACE, "trimming": {"loaded_topics": True}})
+    careful = pipelines(GRACE)
+    gone: set[int] = set()
+    with Traffic(sandbox.service_url, topic) as traffic:
+        wait_for("ledgers", lambda: len(traffic.received) > 200, 60)
+        wait_listed(sandbox, topic)
+        for one in (pipeline, careful):
+            one.scan()
+        ids = listed(sandbox, topic)
+        assert outcomes(trim(careful, topic, ids[0])) == {ids[0]: LEFT_TO_BROKER}
+        for _ in range(5):
+            ids = listed(sandbox, topic)
+            found = outcomes(trim(pipeline, topic, ids[1]))
+            assert found == dict.fromkeys(ids[:2], REMOVED)
+            assert not set(ids[:2]) & set(listed(sandbox, topic))
+            gone |= set(ids[:2])
+            so_far = len(traffic.received)
+            wait_for("the consumer to go on", lambda so_far=so_far: len(traffic.received) > so_far + 150, 60)
+        assert owed(pipeline) == []
+        deleted(pipeline, gone)
+        assert not existing(sandbox, gone)
+    assert traffic.failed == []
+    assert sorted(traffic.acknowledged) == list(range(traffic.sent))
+    assert set(traffic.received) == set(range(traffic.sent))
+    still = listed(sandbox, topic)
+    assert existing(sandbox, still) == set(still)
+    assert waiting(sandbox) == 0
+
+
+def run_delete_topics(pipeline: Pipeline, topic: str, **config: bool) -> dg.ExecuteInProcessResult:
+    job = build_defs(str(pipeline.file)).resolve_job_def("delete_topics")
+    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    ops = {"ops": {"delete_whole_topics": {"config": {"topics": [topic], **config}}}}
+    with dg.DagsterInstance.ephemeral() as instance:
+        return job.execute_in_process(run_config={**quiet, **ops}, instance=instance, raise_on_error=False)
+
+
+def test_a_whole_topic_goes_with_a_message_for_each_ledger(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "whole")
+    topic = f"persistent://{namespace}/whole"
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        topics.acknowledge_with_holes(sandbox, client, topic, "holes", topics.payloads(120))
+        topics.publish(client, topic, topics.payloads(60), keys=[f"key-{n % 7}" for n in range(60)])
+        compacted = admin.compact(topic)
+        cursors = {znodes.read_cursor(zk, topic, name).cursorsLedgerId for name in ("holes", "__compaction")} - {-1}
+        ids = {*znodes.listed_ledgers(zk, topic), compacted, *cursors}
+        pipeline = pipelines(GRACE)
+        pipeline.scan()
+
+        assert run_delete_topics(pipeline, topic).success  # a dry run, unless told otherwise
+        assert existing(sandbox, ids) == ids
+        assert waiting(sandbox) == 0
+
+        consumer = client.subscribe(topic, "busy")
+        assert not run_delete_topics(pipeline, topic, dry_run=False).success
+        assert zk.exists(znodes.topic_znode(topic))
+        assert waiting(sandbox) >= len(ids)
+        consumer.close()
+    rows = journal_rows(pipeline.lake, topic=topic).to_pylist()
+    assert {(row["phase"], row["outcome"]) for row in rows} == {("mark", "marked"), ("mark", "left")}
+    assert ids <= {row["ledger_id"] for row in rows}
+    pipeline.scan_and_delete()
+    assert existing(sandbox, ids) == ids
+    assert {row["outcome"] for ledger in ids for row in pipeline.journal(ledger)} <= {"kept", "retrying"}
+
+    done = by_ledger(phase_one.delete_topics(pipeline.where, "whole", [Topic.parse(topic)], force=False, dry_run=False))
+    assert ids <= set(done)
+    assert set(outcomes(done).values()) == {REMOVED}
+    assert FAILED not in outcomes(done).values()
+    with sandbox.metadata() as zk:
+        assert not zk.exists(znodes.topic_znode(topic))
+    wait_unlisted(sandbox, [topic])
+    pipeline.scan_and_delete()
+    assert not existing(sandbox, ids)
+    assert {pipeline.journal(ledger)[-1]["outcome"] for ledger in ids} <= {"gone", "deleted"}
+
+
+def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "refused")
+    topic = f"persistent://{namespace}/held"
+    with pulsar_client(sandbox.service_url) as client:
+        ids = sorted(set(topics.publish(client, topic, topics.payloads(60))))
+    pipeline = pipelines({"orphans": {"legal_holds": [namespace]}, "trimming": {"loaded_topics": True}})
+    pipeline.scan()
+    assert trim(pipeline, topic, ids[0])[ids[0]].reason == "legal hold"
+    assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: REFUSED}
+    assert waiting(sandbox) == 0
+    held = by_ledger(phase_one.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
+    assert [(one.outcome, one.reason) for one in held.values()] == [(REFUSED, "legal hold")]
