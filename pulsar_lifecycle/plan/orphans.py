@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.model import Topic, decode_name
+from pulsar_lifecycle.model import Namespace, Topic, decode_name
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS
 
@@ -89,7 +89,10 @@ class Context:
     kept_topics: frozenset[str] = frozenset()
     """Topics (schemas: the partitioned parent) that hold references in a ledger which is gone."""
     open_topics: frozenset[str] = frozenset()
-    """Topics of which an unreferenced ledger is open: some broker, perhaps of another cluster, may be writing them."""
+    """Topics of which an unreferenced ledger is open: some broker, perhaps of another cluster, may be writing them.
+
+    Also as whose their schemas go (:func:`schema_owner`).
+    """
 
     def at(self, now: int) -> Context:
         """The same context at another time (ms)."""
@@ -255,6 +258,20 @@ def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:
     return namespace.partition("/")[0], namespace, topic, parent_of(topic)
 
 
+def schema_owner(name: str) -> str:
+    """As whose a topic's or a namespace's schemas go: a partition's as its parent's, V1 names without the cluster.
+
+    ``name`` is a full topic name or a namespace; anything else comes back as it is.
+    """
+    try:
+        if "://" not in name:
+            return str(replace(Namespace.parse(name), cluster=None))
+        topic = Topic.parse(name).partitioned_parent
+    except CorruptFormat:
+        return name
+    return str(replace(topic, namespace=replace(topic.namespace, cluster=None)))
+
+
 def parent_of(topic: str) -> str:
     """The partitioned topic that a full topic name is a partition of; the name itself if it is none."""
     parent, found, number = topic.rpartition("-partition-")
@@ -293,10 +310,7 @@ def _described(suspects: pa.Table) -> pa.Table:
     owners = [
         owner_of(*tags)
         for tags in zip(
-            *(
-                suspects.column(n).to_pylist()
-                for n in ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
-            ),
+            *(suspects.column(tag).to_pylist() for tag in OWNER_TAGS),
             strict=True,
         )
     ]
@@ -319,6 +333,17 @@ def _described(suspects: pa.Table) -> pa.Table:
         "physical_bytes": pa.array(length * quorum),
     }
     return pa.table({name: columns[name] for name in FINDINGS.names}, schema=FINDINGS)
+
+
+OWNER_TAGS = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
+"""The columns that :func:`owner_of` takes, in its order."""
+
+
+def written_topics(ledgers: pa.RecordBatch | pa.Table) -> set[str]:
+    """``Context.open_topics`` of unreferenced ledgers that are not closed: their owners, and as whose schemas go."""
+    tags = set(zip(*(ledgers.column(tag).to_pylist() for tag in OWNER_TAGS), strict=True))
+    owners = {owner_of(*owned)[1] for owned in tags} - {""}
+    return owners | set(map(schema_owner, owners))
 
 
 def owner_of(

@@ -178,20 +178,13 @@ def _topic_of(kind: str, owner: str) -> str:
 
 
 def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
-    """Owners of unreferenced ledgers that are not closed."""
-    tags = ["component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic"]
     error, state, application = pc.field("error"), pc.field("state"), pc.field("application")
     rows = cluster.lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", "error", "state", "application", *tags],
+        ["ledger_id", "error", "state", "application", *orphans.OWNER_TAGS],
         error.is_null() & (state != "CLOSED") & (application == "pulsar"),
     )
-    owners = {
-        orphans.owner_of(*owned)[1]
-        for batch in rows
-        for owned in set(zip(*(_outside(batch, refs.needed).column(t).to_pylist() for t in tags), strict=True))
-    }
-    return frozenset(owners - {""})
+    return frozenset(topic for batch in rows for topic in orphans.written_topics(_outside(batch, refs.needed)))
 
 
 # ---------------------------------------------------------------------------------------------------------- findings

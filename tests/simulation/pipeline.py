@@ -382,12 +382,9 @@ def _context(
     ledgers: pa.Table,
     *read: pa.Table,
 ) -> orphans.Context:
-    tags = ["component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic"]
-    open_owners = {
-        orphans.owner_of(*(row[t] for t in tags))[1]
-        for row in _good(ledgers).to_pylist()
-        if row["state"] != "CLOSED" and row["application"] == "pulsar" and row["ledger_id"] not in refs.needed
-    }
+    unclosed = pc.and_(pc.not_equal(ledgers["state"], "CLOSED"), pc.equal(ledgers["application"], "pulsar"))
+    needed = pc.is_in(ledgers["ledger_id"], pa.array(list(refs.needed), pa.int64()))
+    unneeded = _good(ledgers.filter(pc.and_(unclosed, pc.invert(needed))))
     gone = [r for r in refs_table.to_pylist() if (r["error"] or "").startswith(tables.GONE)]
     corrupt = [
         row["path"] for rows in read for row in rows.to_pylist() if (row["error"] or "").startswith(tables.CORRUPT)
@@ -405,7 +402,7 @@ def _context(
         system_topics=policy.system_topics,
         under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
         kept_topics=frozenset(_topic_of(row["kind"], row["owner"]) for row in gone),
-        open_topics=frozenset(open_owners - {""}),
+        open_topics=frozenset(orphans.written_topics(unneeded)),
     )
 
 

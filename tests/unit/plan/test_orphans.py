@@ -146,6 +146,35 @@ def test_what_is_said_of_the_owner_keeps(context: dict[str, Any], ledger: dict[s
     assert why in reason
 
 
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("t", "t"),
+        ("t/n", "t/n"),
+        ("t/c/n", "t/n"),
+        (X, X),
+        (f"{X}-partition-1", X),
+        (f"{X}-partition-01", f"{X}-partition-01"),
+        ("persistent://t/c/n/x-partition-1", X),
+        ("persistent://t/c/n/a/b", "persistent://t/n/a/b"),
+        ("persistent://t", "persistent://t"),
+    ],
+)
+def test_as_whose_the_schemas_of_a_topic_or_a_namespace_go(name: str, owner: str) -> None:
+    assert orphans.schema_owner(name) == owner
+
+
+@pytest.mark.parametrize("owner", ["t/n/persistent/x-partition-0", "t/c/n/persistent/x-partition-0"])
+def test_an_open_ledger_of_a_partition_keeps_the_schemas_that_all_partitions_share(owner: str) -> None:
+    open_ = pa.Table.from_pylist([data_ledger(ledger_id=9, state="OPEN", managed_ledger=owner)], BOOKKEEPER_LEDGERS)
+    context = replace(CONTEXT, open_topics=frozenset(orphans.written_topics(open_)))
+    schema = data_ledger(component="schema", managed_ledger=None, schema_id="t/n/x")
+    ((found, reason),) = judged(schema, context=context)
+    assert (found, "open" in reason) == (Finding.KEPT, True)
+    partition, other = data_ledger(managed_ledger=owner), data_ledger(managed_ledger="t/n/persistent/y-partition-0")
+    assert [found for found, _ in judged(partition, other, context=context)] == [Finding.KEPT, Finding.ORPHAN]
+
+
 @pytest.mark.parametrize("hold", ["t/n/x", "n", "t/other", f"{X}-partition-0", "persistent://t/n/xy", "persistent://t"])
 def test_a_hold_on_something_else_holds_nothing(hold: str) -> None:
     other = data_ledger(managed_ledger="t/n/persistent/x-partition-1")
