@@ -107,13 +107,13 @@ def trim_topics(run: Marking, tools: Tools, permit: Permit, orders: Sequence[Tri
 
     An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
     """
-    owing = settle_unloads(tools, permit, wait=False)
+    owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
     outcomes: list[Marked] = []
     by_topic = _merged(orders)
     for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
         if topic not in owing:
             outcomes += guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
-    owing = settle_unloads(tools, permit, wait=True)
+    owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
     return outcomes + [Marked(str(topic), -1, FAILED, f"it is owed an unload: {why}") for topic, why in owing.items()]
 
 
@@ -349,7 +349,7 @@ class _Trim:
             return ""
         if not owed.loaded:
             return ""  # at its end the run looks whether some broker loaded it meanwhile
-        failure = self._permit.unloads.unload(self._tools, owed.topic)
+        failure = self._permit.unloads.unload(self._tools.admin, owed.topic)
         if sure and not failure:
             control.settle_unload(self._tools.store, owed)
         return failure

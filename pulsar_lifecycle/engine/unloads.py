@@ -9,20 +9,21 @@ from __future__ import annotations
 import bisect
 import json
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.control import OwedUnload
-from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Clock, MetadataStore, Node
+from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
 
 ATTEMPTS = 3
 """How often one unload is tried in a run."""
+
+GIVE_UP = 3
+"""Topics whose unload failed, after which the others are left to the next run: a broker that is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
@@ -48,7 +49,7 @@ class Unloads:
         """Wait until the next unload may follow at once."""
         self._rate.take(0)
 
-    def unload(self, tools: Tools, topic: Topic) -> str:
+    def unload(self, admin: BrokerAdmin, topic: Topic) -> str:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A topic that is gone owes nothing.
@@ -60,7 +61,7 @@ class Unloads:
         for attempt in range(ATTEMPTS):
             self._rate.take(1)
             try:
-                tools.admin.unload(topic)
+                admin.unload(topic)
             except NotFound:
                 return ""
             except LifecycleError as failure:
@@ -85,58 +86,57 @@ class Permit:
         control.check_lease(store, self.guard)
 
 
-def settle_unloads(tools: Tools, permit: Permit, *, wait: bool) -> dict[Topic, str]:
+def settle_unloads(
+    store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: Permit, *, wait: bool
+) -> dict[Topic, str]:
     """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its write; without, that is left to the next run. Returns what could not be settled, and why.
+    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays owed.
+    Raises Paused, LeaseLost, and CorruptFormat or AccessDenied for an owed unload that cannot be read.
     """
-    permit.check(tools.store)
+    permit.check(store)
     owing: dict[Topic, str] = {}
     watched: list[OwedUnload] = []
-    for owed in control.owed_unloads(tools.store):
+    for owed in control.owed_unloads(store):
         if owed.loaded:
-            _unload(tools, permit, owed, owing)
+            _unload(store, admin, permit, owed, owing)
         else:
             watched.append(owed)
     for last in (False, True) if wait else (True,):
         if not watched:
             break
         try:
-            brokers = inventory.hear(tools.store, tools.admin)
+            brokers = inventory.hear(store, admin)
         except LifecycleError as error:
             return owing | {owed.topic: f"the brokers were not heard: {error}" for owed in watched}
-        watched, left = _look_after(tools, permit, watched, brokers, owing)
+        for owed in [owed for owed in watched if str(owed.topic) in brokers.loaded]:
+            watched.remove(owed)
+            _unload(store, admin, permit, owed, owing)
+        left = {owed: _watch_left(owed, brokers.stats_interval, clock.now_ms()) for owed in watched}
+        for owed in [owed for owed in watched if left[owed] <= 0]:
+            watched.remove(owed)
+            control.settle_unload(store, owed)
         if watched and not last:
-            tools.clock.sleep(left / 1000)
-            permit.check(tools.store)
+            clock.sleep(max(left.values()) / 1000)
+            permit.check(store)
     return owing
 
 
-def _unload(tools: Tools, permit: Permit, owed: OwedUnload, owing: dict[Topic, str]) -> None:
-    if failure := permit.unloads.unload(tools, owed.topic):
+def _unload(
+    store: MetadataStore, admin: BrokerAdmin, permit: Permit, owed: OwedUnload, owing: dict[Topic, str]
+) -> None:
+    if len(owing) >= GIVE_UP:
+        owing[owed.topic] = f"not tried after {GIVE_UP} others failed"
+    elif failure := permit.unloads.unload(admin, owed.topic):
         owing[owed.topic] = failure
     else:
-        control.settle_unload(tools.store, owed)
+        control.settle_unload(store, owed)
 
 
-def _look_after(
-    tools: Tools, permit: Permit, watched: Sequence[OwedUnload], brokers: Brokers, owing: dict[Topic, str]
-) -> tuple[list[OwedUnload], int]:
-    """Unload what is listed now and settle what was not for long enough; the rest, and how long (ms) it needs yet."""
-    later: list[OwedUnload] = []
-    longest = 0
-    for owed in watched:
-        since = min(owed.since, tools.clock.now_ms())  # another machine's clock may be ahead
-        left = since + WATCHED_FOR * brokers.stats_interval - tools.clock.now_ms()
-        if str(owed.topic) in brokers.loaded:
-            _unload(tools, permit, owed, owing)
-        elif left <= 0:
-            control.settle_unload(tools.store, owed)
-        else:
-            later.append(owed)
-            longest = max(longest, left)
-    return later, longest
+def _watch_left(owed: OwedUnload, stats_interval: int, now: int) -> int:
+    """How long (ms) a topic must be watched yet; another machine's clock, which dated it, may be ahead."""
+    return min(owed.since, now) + WATCHED_FOR * stats_interval - now
 
 
 def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:

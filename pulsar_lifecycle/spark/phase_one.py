@@ -13,7 +13,7 @@ from dataclasses import replace
 from pulsar_lifecycle.engine import control, inventory, marking, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import Marked, Marking, TrimOrder
-from pulsar_lifecycle.engine.unloads import Permit, Unloads
+from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
@@ -47,6 +47,7 @@ def delete_topics(
         with _looking(cluster, run_id) as (run, tools):
             return _each(topics, lambda topic: topic_deletion.plan_topic_deletion(run, tools, topic))
     with _acting(cluster, run_id) as (run, tools, permit):
+        settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
         return _each(topics, lambda topic: topic_deletion.delete_topic(run, tools, permit, topic, force))
 
 
@@ -71,9 +72,8 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Per
         holder = f"{settings.cluster} run {run_id}"
         lease = control.take_lease(store, holder, tools.clock, settings.zookeeper.session_timeout + 5)
         try:
-            unloads = Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, tools.clock)
             run = _marking(cluster, run_id, tools, context, min(lease.taken_at, tools.clock.now_ms()))
-            yield run, tools, Permit(lease.guard, unloads)
+            yield run, tools, Permit(lease.guard, runs.unloads_of(settings))
         finally:
             control.release_lease(store, lease)
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import control, history, inventory
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
+from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
@@ -246,6 +247,11 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]
             return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
 
 
+def unloads_of(settings: Settings) -> Unloads:
+    """One run's budget of unloads."""
+    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, SystemClock())
+
+
 @contextmanager
 def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
@@ -271,6 +277,8 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     try:
         now = min(lease.taken_at, clock.now_ms())
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            # What fails is tried by every run and reported by those that trim; no deletion depends on it.
+            settle_unloads(store, admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
             brokers = inventory.hear(store, admin)
         yield Run(
             run_id=run_id,

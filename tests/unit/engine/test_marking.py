@@ -15,7 +15,16 @@ from pulsar_lifecycle.engine.decision import DELETED, REFUSED, Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
 from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT, LEFT_TO_BROKER, MARKED, REMOVED, Marked, TrimOrder
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
-from pulsar_lifecycle.errors import LeaseLost, NotFound, OutcomeUnknown, Paused, StoreError, Unavailable
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LeaseLost,
+    NotFound,
+    OutcomeUnknown,
+    Paused,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, decode_deletion_message
@@ -444,6 +453,35 @@ def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
     assert scene.owed == []
 
 
+def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> None:
+    topics = [Topic.parse(f"persistent://acme/orders/t{n}") for n in range(9)]
+    asked: list[Topic] = []
+
+    def fails(topic: Topic) -> None:
+        asked.append(topic)
+        raise Unavailable("down")
+
+    scene.cluster.admin.on_unload = fails
+    for topic in topics:
+        scene.cluster.load(topic)
+        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0))
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(replace(run), tools, permit, []))
+    assert found[-1].outcome == FAILED
+    assert len(set(asked)) == 3
+    assert len(scene.owed) == 9
+
+
+@pytest.mark.parametrize(("name", "data"), [("a%2Fb%2Fpersistent%2Fc", b"{"), ("no-topic", b"{}")])
+def test_an_owed_unload_that_cannot_be_read_stops_the_run(scene: Scene, name: str, data: bytes) -> None:
+    scene.cluster.put(f"{control.UNLOAD_OWED}/{name}", data)
+    with pytest.raises(CorruptFormat):
+        scene.trim()
+    scene.cluster.zookeeper.unreadable.add(f"{control.UNLOAD_OWED}/{name}")
+    with pytest.raises(AccessDenied):
+        scene.trim()
+    assert scene.listed == scene.ids
+
+
 def test_no_write_without_an_unload_left(scene: Scene) -> None:
     scene.load()
     found = scene.trim(loaded_topics=True, limit=0)
@@ -456,12 +494,12 @@ def test_unloads_keep_their_pace(scene: Scene) -> None:
     unloads = Unloads(5, 100, scene.cluster.clock)
     scene.cluster.load(TOPIC)
     for _ in range(11):
-        assert unloads.unload(scene.tools(), TOPIC) == ""
+        assert unloads.unload(scene.cluster.admin, TOPIC) == ""
     assert sum(scene.cluster.clock.slept) == pytest.approx(2.0)
 
 
 def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
-    assert Unloads(5, 1, scene.cluster.clock).unload(scene.tools(), OTHER) == ""
+    assert Unloads(5, 1, scene.cluster.clock).unload(scene.cluster.admin, OTHER) == ""
 
 
 # ---------------------------------------------------------------------------------- an unloaded topic meets a broker
