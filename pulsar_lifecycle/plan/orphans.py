@@ -103,6 +103,10 @@ class Context:
         """Partitioned topics of which some partition is on hold: its schemas are the parent's."""
         return frozenset(parent_of(name) for name in self.holds if parent_of(name) != name)
 
+    def schemas_of(self, names: frozenset[str]) -> list[str]:
+        """As whose the schemas of these topics and namespaces go, where that is another name."""
+        return sorted({schema_owner(name) for name in names} - names)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -154,6 +158,13 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key")
     for mask, what, why in _owner_rules(text["namespace"], text["topic"], context):
         decide(mask, what, why)
+    for names, why in (
+        (context.holds, "legal hold on a topic or a namespace with these schemas"),
+        (context.shared_namespaces, "schemas of another cluster's namespace too"),
+    ):
+        theirs = context.schemas_of(names)
+        owned = np.isin(text["topic"], theirs) | np.isin(text["namespace"], theirs)
+        decide((text["component"] == "schema") & owned, Finding.KEPT, why)
     closed = text["state"] == "CLOSED"
     decide(~closed & (age < context.grace), Finding.OPEN, "never closed, and younger than the grace period")
     decide(~closed, Finding.OPEN_ORPHAN, "never closed: no broker rolled it over, nothing refers to it")

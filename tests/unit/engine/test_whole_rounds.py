@@ -38,3 +38,14 @@ def test_schemas_of_a_partitioned_topic_that_an_undeclared_cluster_writes_stay(c
     gone = cluster.ledger(data_tags(Topic(Namespace("t", "ns"), "gone")))
     whole_round(cluster)
     assert [cluster.exists(ledger) for ledger in (*theirs, gone)] == [True, True, False]
+
+
+@pytest.mark.parametrize("hold", ["t/c/ns", "persistent://t/c/ns/v"])
+def test_a_hold_on_a_v1_name_holds_its_schemas(cluster: SimulatedCluster, hold: str) -> None:
+    topic = Topic.parse("persistent://t/c/ns/v")
+    cluster.topic(topic, [cluster.ledger(data_tags(topic))])
+    held = [cluster.ledger(data_tags(topic)), cluster.ledger(schema_tags(topic.schema_id))]
+    free = [cluster.ledger(data_tags(TOPIC)), cluster.ledger(schema_tags("t/ns/other"))]
+    whole_round(cluster, Policy(holds=frozenset({hold})))
+    assert [cluster.exists(ledger) for ledger in held] == [True, True]
+    assert [cluster.exists(ledger) for ledger in free] == [False, hold == "t/c/ns"]

@@ -175,6 +175,23 @@ def test_an_open_ledger_of_a_partition_keeps_the_schemas_that_all_partitions_sha
     assert [found for found, _ in judged(partition, other, context=context)] == [Finding.KEPT, Finding.ORPHAN]
 
 
+@pytest.mark.parametrize(
+    "context",
+    [
+        {"holds": {"t/c/n"}},
+        {"holds": {"persistent://t/c/n/x"}},
+        {"holds": {"persistent://t/c/n/x-partition-3"}},
+        {"shared_namespaces": {"t/c/n"}},
+    ],
+)
+def test_schema_ledgers_do_not_name_the_cluster_of_a_v1_name(context: dict[str, Any]) -> None:
+    schema = data_ledger(component="schema", managed_ledger=None, schema_id="t/n/x")
+    v1 = data_ledger(managed_ledger="t/c/n/persistent/x-partition-3")
+    others = data_ledger(), data_ledger(component="schema", managed_ledger=None, schema_id="t/held/x")
+    rows = judged(schema, v1, *others, context=replace(CONTEXT, **{k: frozenset(v) for k, v in context.items()}))
+    assert [found for found, _ in rows] == [Finding.KEPT] * 2 + [Finding.ORPHAN] * 2
+
+
 @pytest.mark.parametrize("hold", ["t/n/x", "n", "t/other", f"{X}-partition-0", "persistent://t/n/xy", "persistent://t"])
 def test_a_hold_on_something_else_holds_nothing(hold: str) -> None:
     other = data_ledger(managed_ledger="t/n/persistent/x-partition-1")
