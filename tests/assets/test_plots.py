@@ -1,0 +1,42 @@
+"""The picture of deletions over time: a PNG in the page itself, words where there is nothing to draw."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import dagster as dg
+import pytest
+
+from assets import plots
+from assets.plots import DAY_MS, STEP, deletions_over_time
+from pulsar_lifecycle.plan.metrics import Interval
+
+INTERVALS = [Interval(n * STEP, n % 3 * 100, n % 2, n // 50, n << 30) for n in range(plots.SHOWN // STEP)]
+
+
+def shown(intervals: list[Interval]) -> str:
+    value = deletions_over_time(intervals)
+    assert isinstance(value, dg.MarkdownMetadataValue)
+    return value.md_str or ""
+
+
+@pytest.mark.parametrize("intervals", [INTERVALS, INTERVALS[1:2], [Interval(DAY_MS, 0, 1, 0, 0)]])
+def test_it_is_one_small_picture(intervals: list[Interval]) -> None:
+    found = re.fullmatch(r"!\[[^\]]+\]\(data:image/png;base64,([A-Za-z0-9+/=]+)\)", shown(intervals))
+    assert found
+    assert base64.b64decode(found[1]).startswith(b"\x89PNG")
+    assert len(found[1]) < 60_000  # it lies in Dagster's event log
+
+
+def test_nothing_is_said_in_words() -> None:
+    assert "nothing" in shown([Interval(0, 0, 0, 0, 0)])
+    assert "nothing" in shown([])
+
+
+@pytest.mark.parametrize(
+    ("largest", "unit"),
+    [(0, ("B", 1)), (1023, ("B", 1)), (1024, ("KiB", 1024)), (5 << 30, ("GiB", 1 << 30)), (1 << 70, ("PiB", 1 << 50))],
+)
+def test_bytes_are_in_a_unit_that_reads_well(largest: int, unit: tuple[str, int]) -> None:
+    assert plots._unit(largest) == unit
