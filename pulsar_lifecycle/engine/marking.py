@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.engine import control, inventory, standing
+from pulsar_lifecycle.engine.apply import SEND_FAILED, SENT
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import REFUSED, Tools, action_of
 from pulsar_lifecycle.engine.inventory import Brokers
@@ -285,7 +286,8 @@ class _Trim:
         by_id = {item.ledger_id: item for item in view.info.ledgers}
         messages = {i: trimming.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
-        for sent in self._tools.queue.send(todo, self._run.deliver_after_ms) if todo else ():
+        lengths = {i: view.marked(i, "", "").bytes for i in view.goes}
+        for sent in send_messages(self._run, self._tools, todo, lengths):
             self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
         leaving = trimming.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes:
@@ -379,6 +381,26 @@ class _Trim:
             "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
         }
         return journal_row(self._run, one, kind, detail, now)
+
+
+def send_messages(
+    run: Marking, tools: Tools, messages: Sequence[PendingDeleteLedgerInfo], lengths: Mapping[int, int]
+) -> list[Sent]:
+    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``."""
+    if not messages:
+        return []
+    outcomes = tools.queue.send(messages, run.deliver_after_ms)
+    now = tools.clock.now_ms()
+    rows: list[JournalRow] = []
+    for sent in outcomes:
+        info = sent.info
+        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, "its topic is about to drop it")
+        length = lengths.get(info.ledger_id, 0)
+        one = Marked(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
+        row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)
+        rows.append(replace(row, phase="send"))
+    tools.journal.record(rows)
+    return outcomes
 
 
 def journal_row(run: Marking, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:

@@ -23,6 +23,7 @@ from pulsar_lifecycle.engine.marking import (
     Marking,
     guarded,
     journal_row,
+    send_messages,
 )
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
@@ -60,7 +61,7 @@ def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: boo
     permit.check(tools.store)
     node, named = _named(run, tools, topic)
     todo = [message for _, messages in named.values() for message in messages]
-    sent = tools.queue.send(todo, run.deliver_after_ms) if todo else []
+    sent = send_messages(run, tools, todo, {i: (row or {}).get("length") or 0 for i, (row, _) in named.items()})
     unsent = next((one for one in sent if one.error), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"

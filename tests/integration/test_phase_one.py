@@ -116,7 +116,7 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     assert owed(pipeline) == []
     assert waiting(sandbox) == 2
     marked = [(r["ledger_id"], r["outcome"]) for r in journal_rows(pipeline.lake, run_id="trim").to_pylist()]
-    assert marked == [(i, o) for o in ("marked", "removed") for i in ids[:2]]
+    assert marked == [(i, o) for o in ("sent", "marked", "removed") for i in ids[:2]]
 
     with pulsar_client(sandbox.service_url) as client:
         left = [payload for payload, ledger in zip(contents, ledgers, strict=True) if ledger not in ids[:2]]
@@ -251,7 +251,11 @@ def test_a_whole_topic_goes_with_a_message_for_each_ledger(
         assert waiting(sandbox) >= len(ids)
         consumer.close()
     rows = journal_rows(pipeline.lake, topic=topic).to_pylist()
-    assert {(row["phase"], row["outcome"]) for row in rows} == {("mark", "marked"), ("mark", "left")}
+    assert {(row["phase"], row["outcome"]) for row in rows} == {
+        ("send", "sent"),
+        ("mark", "marked"),
+        ("mark", "left"),
+    }
     assert ids <= {row["ledger_id"] for row in rows}
     pipeline.scan_and_delete()
     assert existing(sandbox, ids) == ids

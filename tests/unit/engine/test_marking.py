@@ -32,6 +32,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.ports import JournalRow
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, bucket_tags, compacted_tags, cursor_tags, data_tags
 from tests.simulation.pipeline import delete, scan
@@ -78,12 +79,19 @@ class Scene:
 
     @property
     def rows(self) -> dict[str, list[int]]:
-        """Ledgers by outcome, as the journal has them."""
+        """Ledgers by outcome of phase ``mark``, as the journal has them."""
         found: dict[str, list[int]] = {}
-        for row in self.cluster.journal.rows:
-            assert row.phase == "mark"
+        for row in self.journalled("mark"):
             found.setdefault(row.outcome, []).append(row.ledger_id)
         return found
+
+    def journalled(self, phase: str) -> list[JournalRow]:
+        return [row for row in self.cluster.journal.rows if row.phase == phase]
+
+    @property
+    def marks(self) -> dict[int, tuple[int, int]]:
+        """What ``io.journal.marked_ledgers`` would say."""
+        return {r.ledger_id: (json.loads(r.detail)["czxid"], r.at) for r in self.journalled("mark")}
 
     @property
     def owed(self) -> list[control.OwedUnload]:
@@ -175,6 +183,7 @@ def test_the_order_of_the_steps(scene: Scene) -> None:
     scene.trim(loaded_topics=True, tools=tools)
     assert [s for s in steps if not s.endswith("lease")] == [
         "send",
+        "record sent",
         "record marked",
         f"create {control.OwedUnload(TOPIC, True, 0).path}",
         f"write {scene.path}",
@@ -222,7 +231,13 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
         (second, LedgerType.OFFLOAD_LEDGER),
         (scene.ids[2], LedgerType.LEDGER),
     ]
-    actions = {row.ledger_id: row.action for row in scene.cluster.journal.rows}
+    assert [(row.ledger_id, row.action, row.outcome) for row in scene.journalled("send")] == [
+        (first, "delete-ledger", "sent"),
+        (first, "delete-offload-ledger", "sent"),
+        (second, "delete-offload-ledger", "sent"),
+        (scene.ids[2], "delete-ledger", "sent"),
+    ]
+    actions = {row.ledger_id: row.action for row in scene.journalled("mark")}
     assert actions[second] == "delete-offload-ledger"
 
 
@@ -233,6 +248,8 @@ def test_what_was_not_acknowledged_stays_and_so_does_what_comes_after(scene: Sce
     assert scene.listed == scene.ids[refused:]
     assert outcomes(found) == {i: REMOVED if i < scene.ids[refused] else LEFT for i in scene.ids[:3]}
     assert scene.rows.get(REMOVED, []) == scene.ids[:refused]
+    failed = [row.ledger_id for row in scene.journalled("send") if row.outcome == "send-failed"]
+    assert failed == [scene.ids[refused]]
     assert scene.rows[LEFT] == scene.ids[refused:3]
     scene.queue.refused = set()
     scene.cluster.wait(1)
@@ -977,6 +994,8 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
     assert steps == [
         "send",
         "send, done",
+        "record sent",
+        "record sent, done",
         "record marked",
         "record marked, done",
         "delete topic",
@@ -992,10 +1011,9 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
 def test_what_phase_one_removed_phase_two_deletes_without_the_grace_period(scene: Scene) -> None:
     before = scan(scene.cluster)
     scene.trim()
-    marked = {row.ledger_id: (json.loads(row.detail)["czxid"], row.at) for row in scene.cluster.journal.rows}
     scene.cluster.clock.advance(700)
     now = scan(scene.cluster, previous=[before])
-    decisions = delete(scene.cluster, now, before, marked=marked)
+    decisions = delete(scene.cluster, now, before, marked=scene.marks)
     assert [(d.info.ledger_id, d.outcome) for d in decisions] == [(i, DELETED) for i in scene.ids[:3]]
     assert scene.cluster.ledger_ids() >= set(scene.ids[3:])
 
@@ -1004,8 +1022,7 @@ def test_what_phase_one_left_phase_two_keeps(scene: Scene) -> None:
     before = scan(scene.cluster)
     on_write(scene, lambda: broker_rolls_over(scene))
     scene.trim()
-    marked = {row.ledger_id: (json.loads(row.detail)["czxid"], row.at) for row in scene.cluster.journal.rows}
     scene.cluster.wait(2)
     now = scan(scene.cluster, previous=[before])
-    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before, marked=marked)}
+    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before, marked=scene.marks)}
     assert scene.cluster.ledger_ids() >= set(scene.ids)
