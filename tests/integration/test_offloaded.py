@@ -1,0 +1,237 @@
+"""Offloaded copies on a real S3 server and a real metadata store: exactly the unreferenced objects go."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import boto3
+import pytest
+from botocore.config import Config
+from kazoo.client import KazooClient
+
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageContext
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.io.journal import FileJournal, journal_rows
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalRow
+from sandbox import znodes
+from sandbox.cluster import BUCKET, Cluster
+from sandbox.state import CLUSTER
+from tests.integration import pipeline as driving
+from tests.integration.pipeline import Pipeline, new_namespace
+
+pytestmark = pytest.mark.integration
+
+HOUR_MS = 3_600_000
+
+
+@dataclass
+class Attempt:
+    """One offload attempt, its objects two days old."""
+
+    topic: Topic
+    ledger_id: int
+    uuid: UUID
+    bucket: str = BUCKET
+
+    @property
+    def keys(self) -> set[str]:
+        return {data_key(self.uuid, self.ledger_id), index_key(self.uuid, self.ledger_id)}
+
+    def message(self) -> PendingDeleteLedgerInfo:
+        """As a first phase two hours ago would have sent it: too old for a race."""
+        half = 1 << 64
+        msb, lsb = (n - half if n >= half >> 1 else n for n in (self.uuid.int >> 64, self.uuid.int % half))
+        return PendingDeleteLedgerInfo(
+            topic_name=str(self.topic),
+            component=LedgerComponent.MANAGED_LEDGER,
+            ledger_id=self.ledger_id,
+            ledger_type=LedgerType.OFFLOAD_LEDGER,
+            offload_context=MessageContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": self.bucket}),
+            sent_at=int(time.time() * 1000) - 2 * HOUR_MS,
+        )
+
+
+@dataclass
+class Place:
+    """The sandbox's metadata store and its S3 server."""
+
+    sandbox: Cluster
+    zk: KazooClient
+    s3: Any
+    namespace: str
+
+    def topic(self, name: str) -> Topic:
+        return Topic.parse(f"persistent://{self.namespace}/{name}")
+
+    def attempt(
+        self, topic: Topic, *, owner: Topic | None = None, cluster: str = CLUSTER, origin: bool = True
+    ) -> Attempt:
+        """A ledger of a topic, and the objects of an attempt to offload it."""
+        tags = znodes.managed_ledger_tags(str(topic))
+        ledger_id = znodes.new_ledger(self.zk, znodes.ledger_metadata(self.sandbox.bookies, tags))
+        made = Attempt(topic, ledger_id, uuid4())
+        says = {"ManagedLedgerName": (owner or topic).managed_ledger, "PulsarClusterName": cluster}
+        old = time.time() - 2 * 86_400
+        for key in made.keys:
+            self.s3.put_object(Bucket=BUCKET, Key=key, Body=b"x" * 100, Metadata=says if origin else {})
+            os.utime(self.sandbox.data / "s3proxy" / BUCKET / key, (old, old))
+        return made
+
+    def list(self, topic: Topic, *ledgers: tuple[int, UUID | None, bool]) -> None:
+        """The topic's z-node, as an unloaded topic has it: (ledger, attempt, complete)."""
+        infos = tuple(
+            LedgerInfo(i, 10, 1000, 1, uuid and OffloadContext(uuid, complete, False, 1, "aws-s3", {"bucket": BUCKET}))
+            for i, uuid, complete in ledgers
+        )
+        data = managed_ledger.encode(ManagedLedgerInfo(infos))
+        path = znodes.topic_znode(str(topic))
+        if self.zk.exists(path):
+            self.zk.set(path, data)
+        else:
+            self.zk.create(path, data, makepath=True)
+
+    def there(self, attempt: Attempt) -> set[str]:
+        """Those of an attempt's objects that exist."""
+        pages = self.s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=str(attempt.uuid))
+        return {found["Key"] for page in pages for found in page.get("Contents", [])}
+
+
+@pytest.fixture
+def place(sandbox: Cluster) -> Iterator[Place]:
+    secret = {name: (sandbox.data / f"s3-{name}-key").read_text() for name in ("access", "secret")}
+    client = boto3.client(
+        "s3",
+        endpoint_url=sandbox.state.as_json()["s3"]["endpoint"],
+        aws_access_key_id=secret["access"],
+        aws_secret_access_key=secret["secret"],
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    with closing(client), sandbox.metadata() as zk:
+        yield Place(sandbox, zk, client, new_namespace(sandbox, "offloaded"))
+
+
+@pytest.fixture
+def pipeline(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Pipeline:
+    store = {
+        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
+        "access_key": {"file": str(sandbox.data / "s3-access-key")},
+        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
+        "buckets": [BUCKET],
+        "addressing": "path",
+        "exclusive": True,
+    }
+    return pipelines({"object_store": store})
+
+
+def mark(pipeline: Pipeline, attempt: Attempt) -> None:
+    """What our own first phase writes before it takes a ledger off its topic's list."""
+    row = JournalRow(
+        run_id="trim",
+        cluster="sandbox",
+        plan_id="",
+        ledger_id=attempt.ledger_id,
+        component="Managed-Ledger",
+        topic=str(attempt.topic),
+        action="delete-ledger",
+        phase="mark",
+        outcome="marked",
+        reason="",
+        bytes=0,
+        checksum="",
+        detail='{"czxid": -1}',
+        at=int(time.time() * 1000),
+    )
+    FileJournal(pipeline.lake).record([row])
+
+
+def test_exactly_the_unreferenced_objects_go(place: Place, pipeline: Pipeline) -> None:
+    began = time.time()
+    a, b, shadow, empty = (place.topic(name) for name in ("a b+é", "b", "shadow", "empty"))
+    live, leaked, under_way, listed_elsewhere = (place.attempt(a) for _ in range(4))
+    trimmed = place.attempt(b)
+    forged = place.attempt(a)
+    foreign = place.attempt(a, cluster="another")
+    unknown = place.attempt(a, origin=False)
+    no_topic = place.attempt(empty)
+    elsewhere = place.attempt(a)
+    last = place.attempt(b)
+    place.list(a, (live.ledger_id, live.uuid, True), (under_way.ledger_id, under_way.uuid, False))
+    place.list(b, (trimmed.ledger_id, trimmed.uuid, True), (last.ledger_id, None, False))
+    place.list(shadow, (listed_elsewhere.ledger_id, listed_elsewhere.uuid, True))
+    pipeline.scan()
+    mark(pipeline, trimmed)
+    place.list(b, (last.ledger_id, None, False))
+    messages = [
+        one.message() for one in (live, leaked, under_way, listed_elsewhere, trimmed, foreign, unknown, no_topic)
+    ]
+    messages.append(replace(forged, topic=b).message())
+    messages.append(replace(elsewhere, bucket="not-declared").message())
+    driving.send(place.sandbox, messages)
+    driving.wait_until_unloaded_counts(max(began, time.time()))
+    pipeline.scan_and_delete()
+    rows = {row["ledger_id"]: row for row in pipeline.journal()}
+    found = {
+        name: (rows[one.ledger_id]["outcome"], rows[one.ledger_id]["reason"], len(place.there(one)))
+        for name, one in {
+            "live": live,
+            "leaked": leaked,
+            "under way": under_way,
+            "listed elsewhere": listed_elsewhere,
+            "trimmed": trimmed,
+            "foreign": foreign,
+            "unknown": unknown,
+            "no topic": no_topic,
+            "forged": forged,
+            "elsewhere": elsewhere,
+        }.items()
+    }
+    in_use = "still in use: the newest scan found its UUID in a topic's metadata"
+    assert found == {
+        "live": ("kept", in_use, 2),
+        "leaked": ("deleted", "nothing refers to it", 0),
+        "under way": ("kept", in_use, 2),
+        "listed elsewhere": ("kept", in_use, 2),
+        "trimmed": ("deleted", "nothing refers to it", 0),
+        "foreign": ("kept", "the object is of cluster another, this is sandbox (object_store.pulsar_cluster)", 2),
+        "unknown": ("kept", "of unknown origin: the object's metadata lacks its cluster or its topic", 2),
+        "no topic": ("deleted", "nothing refers to it", 0),
+        "forged": ("kept", f"the message says {b}, the object is of {a.managed_ledger}", 2),
+        "elsewhere": ("refused", "the message names a bucket that is not one of object_store.buckets", 2),
+    }
+    intended = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "deleting"]
+    assert {row["ledger_id"] for row in intended} == {one.ledger_id for one in (leaked, trimmed, no_topic)}
+    assert driving.waiting(place.sandbox) == 0
+    _clean(place, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])
+
+
+def _clean(place: Place, attempts: list[Attempt]) -> None:
+    for key in {key for one in attempts for key in one.keys}:
+        place.s3.delete_object(Bucket=BUCKET, Key=key)
+
+
+def test_a_message_waits_where_no_object_store_is_declared(
+    place: Place, pipelines: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    pipeline = pipelines()
+    leaked = place.attempt(place.topic("a"))
+    pipeline.scan()
+    driving.send(place.sandbox, [leaked.message()])
+    outcomes = pipeline.scan_and_delete()
+    assert [(one.outcome, one.reason) for one in outcomes] == [
+        ("waiting", "object_store is not set: nothing can be said of offloaded copies")
+    ]
+    assert place.there(leaked) == leaked.keys
+    driving.drain(place.sandbox)
+    _clean(place, [leaked])
