@@ -124,9 +124,16 @@ def journal_rows(
 
 
 def deleted_since(lake: str, since: int, cluster: str) -> int:
-    """How many ledgers of a cluster the journal says were deleted in BookKeeper at ``since`` (ms) or later."""
-    rows = _outcomes(lake, "deleted", since, (pc.field("cluster") == cluster) & ~_OFFLOADED)
-    return len(set(rows.column("ledger_id").to_pylist()))
+    """How many ledgers of a cluster the journal says were deleted in BookKeeper at ``since`` (ms) or later.
+
+    Those that an undo restored do not count.
+    """
+    mine = (pc.field("cluster") == cluster) & ~_OFFLOADED
+    deleted, restored = (
+        set(_outcomes(lake, outcome, since, mine).column("ledger_id").to_pylist())
+        for outcome in ("deleted", "restored")
+    )
+    return len(deleted - restored)
 
 
 _OFFLOADED = pc.field("action") == DELETE_OFFLOADED

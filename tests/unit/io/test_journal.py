@@ -246,3 +246,13 @@ def test_rows_of_one_phase(tmp_path):
     journal = FileJournal(str(tmp_path))
     journal.record([ROW, replace(ROW, phase="undo", at=NOON + 1), replace(ROW, phase="undo")])
     assert [row["at"] for row in rows_of_phase(str(tmp_path), "undo").to_pylist()] == [NOON, NOON + 1]
+
+
+def test_what_an_undo_restored_does_not_count_as_deleted(tmp_path):
+    journal = FileJournal(str(tmp_path))
+    rows = [replace(ROW, ledger_id=i, phase="delete", outcome="deleted") for i in (1, 2, 3)]
+    undone = [
+        replace(ROW, ledger_id=i, phase="undo", outcome=o, at=NOON + 1) for i, o in ((2, "restored"), (3, "lost"))
+    ]
+    journal.record([*rows, *undone])
+    assert deleted_since(str(tmp_path), NOON, "sandbox") == 2
