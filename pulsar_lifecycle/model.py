@@ -55,6 +55,24 @@ def decode_name(encoded: str) -> str:
     return name
 
 
+def cursor_name(encoded: str) -> str:
+    """A cursor's name as users write it, from its z-node's name or its ledgers' tag.
+
+    Subscriptions are encoded, replicators (``pulsar.repl.<cluster>``) are not: a name that is no encoded one stays.
+    """
+    try:
+        return decode_name(encoded)
+    except CorruptFormat:
+        return encoded
+
+
+def cursor_nodes(name: str) -> tuple[str, ...]:
+    """Every z-node name that :func:`cursor_name` shows as ``name``."""
+    encoded = encode_name(name)
+    raw = encoded != name and "/" not in name and cursor_name(name) == name
+    return (encoded, name) if raw else (encoded,)
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Position:
     """A message position; ``entry_id`` -1 means "before the first entry"."""

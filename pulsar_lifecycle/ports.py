@@ -237,7 +237,7 @@ class Acknowledged:
 class TopicInternals:
     """What the owner broker holds in memory of one loaded topic (``internalStats``).
 
-    Cursors are keyed by decoded subscription name; ``cursor_ledgers`` has only those with a ledger of their own.
+    Cursors are keyed by the name of their z-node; ``cursor_ledgers`` has only those with a ledger of their own.
     ``last_confirmed`` is the position of the last message, or the one before the first.
     """
 

@@ -41,7 +41,7 @@ from pulsar_lifecycle.errors import LifecycleError, Overloaded
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
-from pulsar_lifecycle.model import Topic, encode_name
+from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.orphans import Finding
@@ -286,7 +286,7 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
         component is LedgerComponent.SCHEMA_STORAGE and str(named.partitioned_parent) == topic
     ):
         return f"the message says {info.topic_name}, the ledger is of {topic or 'no topic'}"
-    if component is LedgerComponent.MANAGED_CURSOR and encode_name(info.cursor_name) != row["cursor"]:
+    if component is LedgerComponent.MANAGED_CURSOR and cursor_name(row["cursor"]) != info.cursor_name:
         return f"the message says cursor {info.cursor_name}, the ledger is of {row['cursor']}"
     if component is LedgerComponent.SCHEMA_STORAGE and info.schema_id != row["schema_id"]:
         return f"the message says schema {info.schema_id}, the ledger is of {row['schema_id']}"

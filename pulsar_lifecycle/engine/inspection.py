@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats import bookie_info, ledger_metadata, ledger_path, 
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.model import Position, Topic, decode_name
+from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node, Stat
 
@@ -309,10 +309,7 @@ def _cursor(
     info: cursor_format.ManagedCursorInfo | LifecycleError,
     entries: dict[int, Entry | LifecycleError | None],
 ) -> Document:
-    try:
-        document: Document = {"name": decode_name(name)}
-    except CorruptFormat:
-        document = {"name": name}
+    document: Document = {"name": cursor_name(name)}
     if isinstance(info, LifecycleError):
         return document | {"error": str(info)}
     held = info.cursors_ledger_id

@@ -26,7 +26,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, schema
-from pulsar_lifecycle.model import Topic, decode_name
+from pulsar_lifecycle.model import Topic, cursor_name, decode_name
 from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.plan.coverage import MISSING_ROOT
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
@@ -322,16 +322,16 @@ def _cursor_batch(rows: _Rows, wanted: pa.Schema) -> pa.RecordBatch:
     for index, node in enumerate(rows.nodes):
         topic_path, _, encoded = node[PATH].rpartition("/")
         try:
-            topic, name = Topic.from_managed_ledger(topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :]), decode_name(encoded)
+            topic = Topic.from_managed_ledger(topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :])
         except CorruptFormat as error:
-            topic, name = None, None
+            topic = None
             rows.errors[index] = rows.errors[index] or f"{UNREAD}{error}"
         if rows.errors[index] is None and node[NUM_CHILDREN]:
             rows.errors[index] = f"{UNREAD}a cursor z-node has children"
         columns["managed_ledger"].append(topic and topic.managed_ledger)
         columns["topic"].append(topic and str(topic))
         columns["namespace"].append(topic and str(topic.namespace))
-        columns["cursor"].append(name)
+        columns["cursor"].append(cursor_name(encoded))
     values = [info or (None,) * len(_CURSOR_VALUES) for info in rows.decoded(_cursor_values)]
     return rows.batch(wanted, {**columns, **{name: [v[i] for v in values] for i, name in enumerate(_CURSOR_VALUES)}})
 

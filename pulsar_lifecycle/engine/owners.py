@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
-from pulsar_lifecycle.model import Topic, encode_name
+from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Node, Unread
@@ -76,9 +76,10 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
     base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     for d in [d for d in group if not d.outcome]:
         if d.info.component in (LedgerComponent.MANAGED_CURSOR, LedgerComponent.DELAYED_INDEX_BUCKET):
-            _look_at_cursor(tools, d, f"{base}/{encode_name(d.info.cursor_name)}")
+            for name in cursor_nodes(d.info.cursor_name):
+                _look_at_cursor(tools, d, f"{base}/{name}")
         elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
-            _look_at_compaction(run, tools, d, topic, f"{base}/{encode_name(references.COMPACTION_CURSOR)}")
+            _look_at_compaction(run, tools, d, topic, f"{base}/{references.COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, tools, d)
     _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])

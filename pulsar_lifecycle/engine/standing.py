@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.model import Position, Topic, decode_name, encode_name
+from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 
@@ -66,7 +66,6 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
             raise Refused(f"{node.path} cannot be read: {node.reason}")
         if node is not None:
             try:
-                decode_name(name)
                 found[name] = cursor_format.decode(node.data)
             except CorruptFormat as error:
                 raise Refused(f"{node.path}: {error}") from error
@@ -74,7 +73,7 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
 
 
 def positions(tools: Tools, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
-    """The persisted mark-delete position of each cursor: its cursor ledger's last entry where it has one.
+    """The persisted mark-delete position of each cursor, by its shown name: its cursor ledger's last entry, if any.
 
     A cursor ledger without any entry was just opened: the z-node's copy is then the truth, as the broker has it.
     Raises Refused for a position that cannot be read.
@@ -87,7 +86,7 @@ def positions(tools: Tools, root: str, cursors: Mapping[str, ManagedCursorInfo])
     for name, (metadata, entry) in zip(own, entries, strict=True):
         if entry is None or references.never_written(metadata, entry):
             continue
-        where = f"cursor {decode_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
+        where = f"cursor {cursor_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
         if isinstance(entry, LifecycleError):
             raise Refused(f"{where} cannot be read: {entry}")
         try:
@@ -97,8 +96,8 @@ def positions(tools: Tools, root: str, cursors: Mapping[str, ManagedCursorInfo])
     positions: dict[str, Position] = {}
     for name, position in found.items():
         if position is None:
-            raise Refused(f"cursor {decode_name(name)}: its z-node names no position")
-        positions[decode_name(name)] = position
+            raise Refused(f"cursor {cursor_name(name)}: its z-node names no position")
+        positions[cursor_name(name)] = min(position, positions.get(cursor_name(name), position))
     return positions
 
 
@@ -127,7 +126,7 @@ def named_by_cursors(tools: Tools, root: str, path: str, cursors: Mapping[str, M
             cursor.cursors_ledger_id,
             *(b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)),
         }
-        if decode_name(name) != references.COMPACTION_CURSOR:
+        if name != references.COMPACTION_CURSOR:
             continue
         named.add(cursor_format.compacted_ledger(cursor.properties))
         if cursor.cursors_ledger_id >= 0:

@@ -65,7 +65,7 @@ class PendingDeleteLedgerInfo:
     """One intent. Empty text and None stand for an absent field.
 
     ``topic_name`` is ``persistent://T/NS/local`` (a partition names itself; a schema may name the partitioned parent),
-    ``cursor_name`` the subscription name as users write it, ``schema_id`` ``T/NS/ENC(local)``, ``bucket_key`` the
+    ``cursor_name`` what ``model.cursor_name`` shows, ``schema_id`` ``T/NS/ENC(local)``, ``bucket_key`` the
     ledger's ``pulsar/delayedIndexBucketKey`` tag. ``czxid`` and ``ctime`` (ms) are those of the ledger's z-node when
     the plan was made, ``sent_at`` is in ms. Raises CorruptFormat when the fields do not make a complete intent.
     """

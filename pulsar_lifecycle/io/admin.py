@@ -26,7 +26,7 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.model import Position, Topic, decode_name, encode_name
+from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings, Tls
 
@@ -129,18 +129,16 @@ class HttpBrokerAdmin:
                 state=str(answer["state"]),
                 ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["ledgers"]),
                 cursor_ledgers={
-                    decode_name(name): int(cursor["cursorLedger"])
-                    for name, cursor in cursors.items()
-                    if cursor["cursorLedger"] >= 0
+                    name: int(cursor["cursorLedger"]) for name, cursor in cursors.items() if cursor["cursorLedger"] >= 0
                 },
                 cursor_properties={
-                    decode_name(name): {key: int(value) for key, value in cursor["properties"].items()}
+                    name: {key: int(value) for key, value in cursor["properties"].items()}
                     for name, cursor in cursors.items()
                 },
                 compacted_ledger=compacted if compacted >= 0 else None,
                 schema_ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["schemaLedgers"]),
                 acknowledged={
-                    decode_name(name): Acknowledged(
+                    name: Acknowledged(
                         _position(cursor["markDeletePosition"]), _ranges(cursor["individuallyDeletedMessages"])
                     )
                     for name, cursor in cursors.items()

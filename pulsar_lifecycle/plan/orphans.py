@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.model import Namespace, Topic, decode_name
+from pulsar_lifecycle.model import Namespace, Topic, cursor_name
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS
 
@@ -328,7 +328,7 @@ def _described(suspects: pa.Table) -> pa.Table:
     length = _numbers(suspects.column("length"), 0)
     quorum = np.maximum(_numbers(suspects.column("write_quorum"), 1), 1)
     cursors = [
-        _cursor_name(encoded) if encoded else bucket
+        cursor_name(encoded) if encoded else bucket
         for encoded, bucket in zip(
             suspects.column("cursor").to_pylist(), suspects.column("bucket_cursor").to_pylist(), strict=True
         )
@@ -381,13 +381,6 @@ def owner_of(
     except CorruptFormat:
         return "", ""
     return ("", "") if unclear else (str(topic.namespace), str(topic))
-
-
-def _cursor_name(encoded: str) -> str:
-    try:
-        return decode_name(encoded)
-    except CorruptFormat:
-        return encoded
 
 
 def _texts(column: Any) -> Any:

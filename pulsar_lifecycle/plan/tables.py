@@ -112,7 +112,8 @@ MANAGED_CURSORS = pa.schema(
     ]
 )
 """One row per cursor z-node. ``cursors_ledger_id`` -1: the position is in the node, otherwise the node's is stale.
-``compacted_ledger_id`` is the node's copy, stale while a cursor ledger is open."""
+``compacted_ledger_id`` is the node's copy, stale while a cursor ledger is open. ``cursor`` is its name as
+``model.cursor_name`` shows it: two z-nodes of a topic may share one."""
 
 SCHEMAS = pa.schema(
     [

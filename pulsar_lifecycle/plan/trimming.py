@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.model import Position, Topic, decode_name
+from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 
@@ -182,7 +182,7 @@ def tagged_message(topic: Topic, row: Mapping[str, Any], sent_at: int) -> Pendin
     if orphans.owner_of(*(row[tag] for tag in tags))[1] != str(topic):
         return None
     component = component_of(row["component"], row["cursor"])
-    cursor = decode_name(row["cursor"]) if row["cursor"] else row["bucket_cursor"] or ""
+    cursor = cursor_name(row["cursor"]) if row["cursor"] else row["bucket_cursor"] or ""
     return PendingDeleteLedgerInfo(
         topic_name=str(topic),
         component=component,

@@ -257,7 +257,7 @@ class Judging:
         owners = pc.unique(pending.column("topic"))
         theirs = pc.field("error").is_null() & pc.field("topic").isin(owners)
         topics = self._read(self.topics, ["topic", "load_state", "compaction", "first_ledger_id"], theirs)
-        cursors = self._read(self.cursors, ["topic", "cursor"], theirs)
+        cursors = self._read(self.cursors, ["topic", "cursor"], theirs).group_by(["topic", "cursor"]).aggregate([])
         topics = topics.append_column("topic_exists", pa.repeat(True, topics.num_rows))
         cursors = cursors.append_column("cursor_exists", pa.repeat(True, cursors.num_rows))
         joined = pending.join(topics, "topic", join_type="left outer")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.model import Namespace, Position, Topic, decode_name, encode_name
+from pulsar_lifecycle.model import Namespace, Position, Topic, cursor_name, cursor_nodes, decode_name, encode_name
 
 UNICODE = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 WORD = st.from_regex(r"[-=:.\w]{1,12}", fullmatch=True)
@@ -129,3 +129,28 @@ def test_partitions(local, partition, parent):
 def test_positions_order_and_print():
     assert Position(1, 9) < Position(2, -1)
     assert str(Position(2, -1)) == "2:-1"
+
+
+@pytest.mark.parametrize(
+    ("encoded", "name"),
+    [
+        ("a%2Bb+c", "a+b c"),
+        ("__compaction", "__compaction"),
+        ("pulsar.repl.eu:1", "pulsar.repl.eu:1"),
+        ("pulsar.repl.eu%3A1", "pulsar.repl.eu:1"),
+        ("pulsar.repl.us=2", "pulsar.repl.us=2"),
+        ("%zz", "%zz"),
+        ("%ff", "%ff"),
+    ],
+)
+def test_cursors_are_shown_by_a_name_that_leads_back_to_their_z_node(encoded, name):
+    assert cursor_name(encoded) == name
+    assert encoded in cursor_nodes(name)
+
+
+@given(st.text(st.characters(exclude_characters="/", exclude_categories=["Cs"]), min_size=1))
+def test_every_cursor_z_node_is_found_by_its_shown_name(encoded):
+    nodes = cursor_nodes(cursor_name(encoded))
+    assert encoded in nodes
+    assert len(nodes) == len(set(nodes))
+    assert {cursor_name(node) for node in nodes} == {cursor_name(encoded)}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pulsar_lifecycle.engine.decision import DELETED, KEPT
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import Namespace, Position, Topic
 from tests.simulation.cluster import SimulatedCluster, data_tags, schema_tags
-from tests.simulation.pipeline import Policy, whole_round
+from tests.simulation.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
 
 TOPIC = Topic.parse("persistent://t/ns/live")
 
@@ -49,3 +51,30 @@ def test_a_hold_on_a_v1_name_holds_its_schemas(cluster: SimulatedCluster, hold: 
     whole_round(cluster, Policy(holds=frozenset({hold})))
     assert [cluster.exists(ledger) for ledger in held] == [True, True]
     assert [cluster.exists(ledger) for ledger in free] == [False, hold == "t/c/ns"]
+
+
+@pytest.mark.parametrize("raw", ["pulsar.repl.eu:1", "pulsar.repl.us=2"])
+def test_a_cursor_whose_z_node_has_no_encoded_name_is_like_any_other(cluster: SimulatedCluster, raw: str) -> None:
+    """Replicators name their cursor after the remote cluster, as it is."""
+    tags = data_tags(TOPIC) | {"pulsar/cursor": raw}
+    needed, leaked = cluster.ledger(tags), cluster.ledger(tags)
+    position = cursor_format.ManagedCursorInfo(needed, Position(1, 0))
+    path = f"{cluster.topic_path(TOPIC)}/{raw}"
+    cluster.put(path, cursor_format.encode(position))
+    latest, decisions = whole_round(cluster)
+    assert latest.epoch.covered, latest.epoch.gaps
+    assert [(d.info.cursor_name, d.outcome) for d in decisions] == [(raw, DELETED)]
+    assert (cluster.exists(needed), cluster.exists(leaked)) == (True, False)
+
+
+def test_a_cursor_is_found_by_its_raw_name_when_a_ledger_of_it_is_about_to_go(cluster: SimulatedCluster) -> None:
+    raw = "pulsar.repl.eu:1"
+    leaked = cluster.ledger(data_tags(TOPIC) | {"pulsar/cursor": raw})
+    now, before = two_scans(cluster)
+    apply_plan(cluster, *plan(cluster, now, before))
+    cluster.wait(1)
+    latest = scan(cluster, previous=[now])
+    position = cursor_format.ManagedCursorInfo(leaked, Position(1, 0))
+    cluster.put(f"{cluster.topic_path(TOPIC)}/{raw}", cursor_format.encode(position))
+    (decision,) = delete(cluster, latest, before)
+    assert (decision.outcome, decision.reason) == (KEPT, "still in use: its cursor's z-node names it")

@@ -341,7 +341,7 @@ def test_the_statistics_interval_is_unknown_when_one_broker_does_not_say(second)
         Cluster(WEB | answers).admin.stats_interval_ms()
 
 
-def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
+def test_internal_stats_keeps_the_names_of_cursor_z_nodes_and_leaves_out_what_is_not_there():
     answer = {
         "state": "LedgerOpened",
         "ledgers": [{"ledgerId": 3}, {"ledgerId": 7}],
@@ -351,6 +351,12 @@ def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
                 "properties": {},
                 "markDeletePosition": "3:8",
                 "individuallyDeletedMessages": "[(3:9..3:10],(7:-1..7:0]]",
+            },
+            "pulsar.repl.eu:1": {
+                "cursorLedger": 10,
+                "properties": {},
+                "markDeletePosition": "3:8",
+                "individuallyDeletedMessages": "[]",
             },
             "__compaction": {
                 "cursorLedger": -1,
@@ -365,13 +371,17 @@ def test_internal_stats_decodes_cursor_names_and_leaves_out_what_is_not_there():
     }
     found = Cluster({("GET", f"{TOPIC_PATH}/internalStats"): answer}).admin.internal_stats(TOPIC)
     assert found.ledgers == (3, 7)
-    assert found.cursor_ledgers == {"a+b c": 9}
-    assert found.cursor_properties == {"a+b c": {}, "__compaction": {"CompactedTopicLedger": 5}}
+    assert found.cursor_ledgers == {"a%2Bb+c": 9, "pulsar.repl.eu:1": 10}
+    assert found.cursor_properties == {
+        "a%2Bb+c": {},
+        "pulsar.repl.eu:1": {},
+        "__compaction": {"CompactedTopicLedger": 5},
+    }
     assert found.compacted_ledger == 5
     assert found.schema_ledgers == (8,)
     assert found.last_confirmed == Position(7, 4)
     assert found.acknowledged["__compaction"] == Acknowledged(Position(3, -1))
-    acknowledged = found.acknowledged["a+b c"]
+    acknowledged = found.acknowledged["a%2Bb+c"]
     positions = [Position(3, n) for n in range(7, 12)] + [Position(7, n) for n in range(2)]
     assert [p in acknowledged for p in positions] == [True, True, False, True, False, True, False]
 

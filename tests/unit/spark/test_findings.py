@@ -62,7 +62,8 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(tmp_path
         {"topic": "persistent://t/n/calm", "compaction": "SUCCESS", **loaded},
         {"topic": "persistent://t/n/unread", "compaction": "SUCCESS", **loaded, "error": "unread: no answer"},
     )
-    cursors = stored(lake, "managed_cursors", MANAGED_CURSORS, {"topic": "persistent://t/n/calm", "cursor": "s"})
+    two_of_one_name = [{"topic": "persistent://t/n/calm", "cursor": "s"}] * 2
+    cursors = stored(lake, "managed_cursors", MANAGED_CURSORS, *two_of_one_name)
     (ledgers,) = stored(
         lake,
         "bookkeeper_ledgers",
@@ -87,6 +88,8 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(tmp_path
         cursors,
         references=(),
     )
-    found = {row["ledger_id"]: row["finding"] for batch in judging.rows(ledgers) for row in batch.to_pylist()}
+    rows = [row for batch in judging.rows(ledgers) for row in batch.to_pylist()]
+    found = {row["ledger_id"]: row["finding"] for row in rows}
+    assert len(rows) == len(found)
     orphan, kept = Finding.ORPHAN, Finding.KEPT
     assert found == {1: orphan, 3: kept, 4: orphan, 5: orphan, 6: kept, 7: orphan}
