@@ -17,7 +17,7 @@ from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings, ZooKeeperSettings
 from tests.fakes.ledger_reader import FakeLedgerReader
 
@@ -183,3 +183,16 @@ def test_reading_an_open_ledger_leaves_its_writer_alone(
     after = real_ledgers(store, topic)
 
     assert after == before  # neither closed by a recovery nor rolled over after a fence
+
+
+def test_every_replica_of_a_closed_ledger_holds_what_it_should_and_none_of_one_that_is_not_there(
+    ledgers: Ledgers,
+) -> None:
+    ledger_id, metadata = ledgers.closed
+
+    whole, gone = ledgers.reader.check_replicas([(ledger_id, metadata), (NO_SUCH_LEDGER, metadata)])
+
+    entries = metadata.last_entry_id + 1
+    assert whole == ReplicaCheck(entries, entries, entries * metadata.write_quorum, 0, 0, 0, {}, {})
+    assert (gone.held, gone.lost, gone.silent) == (0, entries, {})
+    assert sum(gone.missing.values()) == entries * metadata.write_quorum
