@@ -10,7 +10,8 @@ ever keeps an object.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from binascii import unhexlify
+from collections.abc import Iterable, Iterator
 from typing import Any
 from uuid import UUID
 
@@ -59,16 +60,22 @@ class OffloadUuids:
 
         Raises CorruptFormat for text that is no UUID.
         """
-        parts = [_folded(pc.list_flatten(column)) for column in columns]
+        parts = [part for column in columns for part in _folded(pc.list_flatten(column))]
         return cls(np.unique(np.concatenate(parts)) if parts else ())
 
 
-def _folded(texts: Any) -> Any:
+AT_ONCE = 100_000
+"""UUIDs that are taken apart at once: a batch of topics may name millions."""
+
+
+def _folded(texts: Any) -> Iterator[Any]:
     if isinstance(texts, pa.ChunkedArray):
         texts = texts.combine_chunks()
-    try:
-        data = bytes.fromhex("".join(pc.replace_substring(texts, "-", "").to_pylist()))
-        halves = np.frombuffer(data, dtype=">u8").reshape(len(texts), 2)
-    except (TypeError, ValueError) as error:
-        raise CorruptFormat(WHAT, 0, f"UUIDs: {error}") from error
-    return np.unique(halves[:, 0] ^ halves[:, 1]).astype("<u8")
+    for start in range(0, len(texts), AT_ONCE):
+        some = texts.slice(start, AT_ONCE)
+        try:
+            data = unhexlify("".join(pc.replace_substring(some, "-", "").to_pylist()))
+            halves = np.frombuffer(data, dtype=">u8").reshape(len(some), 2)
+        except (TypeError, ValueError) as error:
+            raise CorruptFormat(WHAT, 0, f"UUIDs: {error}") from error
+        yield np.unique(halves[:, 0] ^ halves[:, 1]).astype("<u8")
