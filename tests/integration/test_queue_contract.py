@@ -8,7 +8,9 @@ from pulsar_lifecycle.io.queue import (
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
+    PulsarDeadLetterQueue,
     PulsarDeletionQueue,
+    PulsarQueueReader,
     topics_of,
 )
 from pulsar_lifecycle.settings import PulsarSettings
@@ -38,17 +40,39 @@ def open_queue(settings, admin):
         return opened[-1]
 
     def drain() -> None:
-        queue = open_one()
-        queue.ensure()
+        queue, letters = open_one(), PulsarDeadLetterQueue(settings, admin, 4)
         while received := queue.receive(1000, 500):
             queue.acknowledge(received)
+        while received := letters.take(1000, 500):
+            letters.acknowledge(received)
         queue.close()
+        letters.close()
 
     drain()
     yield open_one
     for queue in opened:
         queue.close()
     drain()
+
+
+@pytest.fixture
+def open_letters(settings, admin, open_queue):
+    opened = []
+
+    def open_one() -> PulsarDeadLetterQueue:
+        opened.append(PulsarDeadLetterQueue(settings, admin, 4))
+        return opened[-1]
+
+    yield open_one
+    for letters in opened:
+        letters.close()
+
+
+@pytest.fixture
+def reader(settings, admin):
+    reader = PulsarQueueReader(settings, admin)
+    yield reader
+    reader.close()
 
 
 @pytest.fixture
@@ -60,7 +84,12 @@ def client(settings):
 
 @pytest.fixture
 def publish(client):
-    return lambda raw, properties: client.create_producer(str(DELETION_TOPIC)).send(raw, properties=properties)
+    def publish(raw, properties, topic=DELETION_TOPIC):
+        producer = client.create_producer(str(topic))
+        producer.send(raw, properties=properties)
+        producer.close()
+
+    return publish
 
 
 class TestPulsarDeletionQueue(DeletionQueueContract):

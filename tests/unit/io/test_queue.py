@@ -2,7 +2,12 @@ import _pulsar
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    PendingDeleteLedgerInfo,
+    encode_deletion_message,
+)
+from pulsar_lifecycle.formats.retry_letter import due_at
 from pulsar_lifecycle.io import pulsar_session
 from pulsar_lifecycle.io.queue import (
     DELETION_TOPIC,
@@ -11,12 +16,13 @@ from pulsar_lifecycle.io.queue import (
     SUBSCRIPTION,
     PulsarDeletionQueue,
     pending,
+    subscribe_everywhere,
     topics_of,
 )
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
+from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
 
 
 def intents(count: int, first: int = 0) -> list[PendingDeleteLedgerInfo]:
@@ -34,8 +40,9 @@ def intents(count: int, first: int = 0) -> list[PendingDeleteLedgerInfo]:
 class DeletionQueueContract:
     """What the real adapter and the fake have in common.
 
-    Needs the fixtures ``open_queue`` (a function; every queue it returns is another session on the same, initially
-    empty topics) and ``publish`` (a function that puts bytes and properties on the main topic as anyone may).
+    Needs the fixtures ``open_queue`` and ``open_letters`` (functions; every queue they return is another session on the
+    same, initially empty topics), ``reader`` and ``publish`` (a function that puts bytes and properties on the main
+    topic, or on another, as anyone may).
     """
 
     def test_what_is_sent_is_received_once_and_acknowledged(self, open_queue):
@@ -114,6 +121,131 @@ class DeletionQueueContract:
         queue.close()
         assert open_queue().backlog() == 0
 
+    def test_what_is_reconsumed_comes_again_later_and_says_how_often(self, open_queue, reader):
+        queue = open_queue()
+        queue.send(intents(2), 0)
+        received = queue.receive(2, 10_000)
+        first, second = queue.reconsume_later(received, 4_000, 3)
+        assert [(one.message, one.times, one.dead, one.error) for one in (first, second)] == [
+            (message, 1, False, "") for message in received
+        ]
+        queue.acknowledge(received)
+        assert queue.receive(1, 100) == []
+        again = queue.receive(2, 30_000)
+        assert {one.info for one in again} == set(intents(2))
+        for one in again:
+            assert Topic.parse(one.topic).partitioned_parent == RETRY_TOPIC
+            assert one.properties["RECONSUMETIMES"] == "1"
+            assert one.properties["DELAY_TIME"] == "4000"
+            assert one.properties["REAL_TOPIC"] == str(DELETION_TOPIC)
+            assert one.properties["REAL_SUBSCRIPTION"] == SUBSCRIPTION
+        queue.acknowledge(again)
+        queue.close()
+        assert open_queue().backlog() == 0
+
+    def test_after_the_last_retry_it_is_a_dead_letter_and_nothing_else(self, open_queue, open_letters):
+        queue = open_queue()
+        queue.send(intents(1), 0)
+        origins = set()
+        for times in (1, 2, 3):
+            (message,) = queue.receive(1, 20_000)
+            (postponed,) = queue.reconsume_later([message], 10, 2)
+            assert (postponed.times, postponed.dead, postponed.error) == (times, times == 3, "")
+            queue.acknowledge([message])
+            origins.add(message.properties.get("ORIGIN_MESSAGE_ID"))
+        assert len(origins - {None}) == 1
+        assert queue.receive(1, 2_000) == []
+        queue.close()
+        letters = open_letters()
+        assert (open_queue().backlog(), letters.backlog()) == (0, 1)
+        (letter,) = letters.take(1, 10_000)
+        assert letter.info == intents(1)[0]
+        assert letter.properties["RECONSUMETIMES"] == "3"
+        letters.acknowledge([letter])
+        letters.close()
+        assert open_letters().backlog() == 0
+
+    @pytest.mark.parametrize(
+        ("count", "max_times", "times", "dead"),
+        [("-5", 10, 11, True), ("9" * 40, 10, 11, True), ("12", 10, 13, True), ("9", 10, 10, False), ("", 0, 1, True)],
+    )
+    def test_whatever_a_message_says_of_its_retries_it_never_loops(
+        self, open_queue, publish, count, max_times, times, dead
+    ):
+        queue = open_queue()
+        publish(b"x", {"RECONSUMETIMES": count})
+        (message,) = queue.receive(1, 10_000)
+        (postponed,) = queue.reconsume_later([message], 10, max_times)
+        assert (postponed.times, postponed.dead, postponed.error) == (times, dead, "")
+        queue.acknowledge([message])
+
+    def test_a_dead_letter_is_sent_again_as_it_was_sent_first(self, open_queue, open_letters, publish):
+        queue = open_queue()
+        publish(encode_deletion_message(intents(1)[0]), {"mine": "kept"})
+        (message,) = queue.receive(1, 10_000)
+        queue.reconsume_later([message], 10, 0)
+        queue.acknowledge([message])
+        letters = open_letters()
+        (letter,) = letters.take(1, 10_000)
+        assert len(letter.properties) == 7
+        (resent,) = letters.send_again([letter])
+        assert (resent.message, resent.error, bool(resent.message_id)) == (letter, "", True)
+        letters.acknowledge([letter])
+        (again,) = queue.receive(1, 10_000)
+        assert (again.raw, again.properties) == (message.raw, {"mine": "kept"})
+        assert Topic.parse(again.topic).partitioned_parent == DELETION_TOPIC
+        queue.acknowledge([again])
+
+    def test_a_dead_letter_that_is_not_acknowledged_comes_again(self, open_letters, publish):
+        publish(b"x", {}, topic=DLQ_TOPIC)
+        letters = open_letters()
+        (letter,) = letters.take(1, 10_000)
+        assert letters.take(1, 100) == []
+        letters.close()
+        (again,) = open_letters().take(1, 10_000)
+        assert again.message_id == letter.message_id
+
+    @pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC], ids=["main", "retry", "dlq"])
+    def test_looking_takes_nothing_and_goes_on_where_it_was(self, open_queue, reader, publish, topic):
+        open_queue().send([], 0)
+        for number in range(5):
+            publish(b"%d" % number, {"n": str(number)}, topic=topic)
+        parts = reader.partitions(topic)
+        assert sum(reader.backlog(part) for part in parts) == 5
+        seen = []
+        for part in parts:
+            whole = reader.waiting(part, None, 100)
+            assert whole.end
+            assert reader.waiting(part, whole.upto, 100).messages == ()
+            paged = []
+            page = reader.waiting(part, None, 2)
+            paged += page.messages
+            while not page.end:
+                page = reader.waiting(part, page.upto, 2)
+                paged += page.messages
+            assert tuple(paged) == whole.messages
+            assert reader.waiting(part, Position(10**12, 0), 100) == whole
+            seen += whole.messages
+        assert sorted(one.raw for one in seen) == [b"%d" % number for number in range(5)]
+        assert all(one.properties == {"n": one.raw.decode()} for one in seen)
+        assert sum(reader.backlog(part) for part in parts) == 5
+
+    def test_looking_sees_delayed_messages_and_none_that_is_done(self, open_queue, reader):
+        queue = open_queue()
+        queue.send(intents(3), 0)
+        received = queue.receive(3, 10_000)
+        queue.acknowledge([one for one in received if one.info.ledger_id == 1])
+        queue.close()
+        open_queue().send(intents(1, first=9), 4_000)
+        seen = [one for part in reader.partitions(DELETION_TOPIC) for one in reader.waiting(part, None, 100).messages]
+        assert sorted(one.info.ledger_id for one in seen) == [0, 2, 9]
+        (delayed,) = [one for one in seen if one.info.ledger_id == 9]
+        assert due_at(delayed.properties, delayed.publish_time) == delayed.publish_time + 4_000
+        rest = open_queue()
+        rest.acknowledge(rest.receive(3, 30_000))
+        rest.close()
+        assert open_queue().backlog() == 0
+
 
 class TestFakeDeletionQueue(DeletionQueueContract):
     @pytest.fixture
@@ -123,6 +255,14 @@ class TestFakeDeletionQueue(DeletionQueueContract):
     @pytest.fixture
     def open_queue(self, topics):
         return lambda: FakeDeletionQueue(topics)
+
+    @pytest.fixture
+    def open_letters(self, topics):
+        return lambda: FakeDeadLetterQueue(topics)
+
+    @pytest.fixture
+    def reader(self, topics):
+        return FakeQueueReader(topics)
 
     @pytest.fixture
     def publish(self, topics):
@@ -159,8 +299,10 @@ class Consumer:
 class Client:
     def __init__(self, script=(), messages=(), failure=None):
         self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure
+        self.opened = 0
 
     def create_producer(self, topic, **options):
+        self.opened += 1
         if self.failure:
             raise self.failure
         assert options["batching_enabled"] is False
@@ -312,6 +454,37 @@ def test_after_close_nothing_is_acknowledged(open_on, admin):
     queue.close()
     with pytest.raises(Unavailable):
         queue.acknowledge(messages)
+
+
+def test_a_dead_letter_topic_that_somebody_partitioned_is_taken_as_it_is(open_on, admin):
+    admin.create_partitioned_topic(DLQ_TOPIC, 3)
+    open_on(Client()).ensure()
+    parts = topics_of(admin, DLQ_TOPIC)
+    assert len(parts) == 3
+    assert all(SUBSCRIPTION in admin.subscriptions(part) for part in parts)
+
+
+def test_subscriptions_are_made_again_where_they_are_missing_and_topics_are_not(open_on, admin):
+    assert subscribe_everywhere(admin) == []
+    assert admin.topics == {}
+    admin.create_partitioned_topic(DLQ_TOPIC, 2)
+    one, other = topics_of(admin, DLQ_TOPIC)
+    admin.create_subscription(one, "__compaction")
+    del admin.topics[other]  # a partition that is only listed, as auto-creation leaves it
+    assert subscribe_everywhere(admin) == [one, other]
+    assert subscribe_everywhere(admin) == []
+    assert admin.subscriptions(one) == ["__compaction", SUBSCRIPTION]
+
+
+def test_a_retry_topic_that_cannot_be_opened_fails_each_message_once(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    client = Client(messages=[Message(part, Position(5, n)) for n in range(3)])
+    queue = open_on(client)
+    messages = queue.receive(3, 1000)
+    client.failure = _pulsar.Timeout("t")
+    postponed = queue.reconsume_later(messages, 10, 3)
+    assert all("Timeout" in one.error for one in postponed)
+    assert client.opened == 1
 
 
 def test_pending_is_the_backlog_of_main_and_retry_and_creates_nothing(open_on, admin):

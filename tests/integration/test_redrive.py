@@ -1,0 +1,146 @@
+"""Dead letters on a real cluster: reported by the alarm, shown by the asset's picture, sent again by the redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import dagster as dg
+import pulsar
+import pytest
+
+from assets import dead_letters
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.redrive import Redriven, Wanted
+from pulsar_lifecycle.errors import Paused, Refused
+from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import journal_rows
+from pulsar_lifecycle.io.queue import DLQ_TOPIC, PulsarDeadLetterQueue, PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.settings import Settings, load_settings
+from pulsar_lifecycle.spark.redrive import redrive_now
+from resources.lifecycle import LifecycleResource
+from sandbox.cluster import Cluster
+from tests.integration import pipeline as driving
+from tests.unit.io.test_queue import intents
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def config(sandbox: Cluster, tmp_path: Path) -> str:
+    return str(driving.settings_file(sandbox, tmp_path, {"deletion": {"idle_timeout": "2s"}}))
+
+
+@pytest.fixture
+def settings(config: str) -> Settings:
+    return load_settings(config)
+
+
+@pytest.fixture
+def queue(settings: Settings) -> Iterator[PulsarDeletionQueue]:
+    """The deletion queue, empty before and after, dead letters included."""
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+        _drain(settings, admin)
+        queue = PulsarDeletionQueue(settings.pulsar, admin, 4)
+        yield queue
+        queue.close()
+        _drain(settings, admin)
+
+
+def _drain(settings: Settings, admin: HttpBrokerAdmin) -> None:
+    with (
+        closing(PulsarDeletionQueue(settings.pulsar, admin, 4)) as queue,
+        closing(PulsarDeadLetterQueue(settings.pulsar, admin, 4)) as letters,
+    ):
+        while received := queue.receive(1000, 500):
+            queue.acknowledge(received)
+        while received := letters.take(1000, 500):
+            letters.acknowledge(received)
+
+
+@pytest.fixture
+def buried(settings: Settings, queue: PulsarDeletionQueue) -> None:
+    """Four intents and one message that is none, dead-lettered."""
+    client = pulsar.Client(settings.pulsar.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    producer = client.create_producer(str(DLQ_TOPIC))
+    producer.send(b"no intent")
+    for info in intents(4):
+        producer.send(encode_deletion_message(info), properties={"RECONSUMETIMES": "11", "mine": "kept"})
+    client.close()
+
+
+def go(settings: Settings, wanted: Wanted, max_messages: int = 100) -> Redriven:
+    return redrive_now(settings, "run-1", wanted, max_messages, lambda _: None)
+
+
+def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
+    settings: Settings, queue: PulsarDeletionQueue, buried: None
+) -> None:
+    done = go(settings, Wanted(ledger_ids=frozenset({1, 3})))
+    assert (done.looked, done.sent, done.failed, done.unparseable) == (5, 2, 0, 1)
+    received = queue.receive(2, 20_000)
+    assert sorted(one.info.ledger_id for one in received if one.info) == [1, 3]
+    assert [one.properties for one in received] == [{"mine": "kept"}] * 2
+    queue.acknowledge(received)
+    with dead_letters.open_reader(settings) as (_, reader):
+        picture = dead_letters.take_picture(reader, settings)
+    assert picture.found.count == 3
+    assert [one.message.info and one.message.info.ledger_id for one in picture.letters] == [None, 0, 2]
+    rows = journal_rows(settings.lake.path, run_id="run-1").to_pylist()
+    assert [(row["phase"], row["outcome"], row["ledger_id"]) for row in rows] == [
+        ("redrive", "sent", 1),
+        ("redrive", "sent", 3),
+    ]
+    assert (go(settings, Wanted(ledger_ids=frozenset({1, 3}))).sent, queue.backlog()) == (0, 0)
+
+
+def test_pause_and_a_foreign_lease_and_the_switch_refuse_it(
+    settings: Settings, queue: PulsarDeletionQueue, buried: None
+) -> None:
+    off = settings.model_copy(
+        update={"deletion": settings.deletion.model_copy(update={"topicTwoPhaseDeletionEnabled": False})}
+    )
+    with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled"):
+        go(off, Wanted())
+    quick = settings.model_copy(update={"zookeeper": settings.zookeeper.model_copy(update={"session_timeout": 4.0})})
+    with KazooStore(settings.zookeeper) as store:
+        control.pause(store, "a test")
+        try:
+            with pytest.raises(Paused):
+                go(settings, Wanted())
+        finally:
+            control.resume(store)
+        lease = control.take_lease(store, "another run", SystemClock(), 0)
+        try:
+            with pytest.raises(Refused, match="another run"):
+                go(quick, Wanted())
+        finally:
+            control.release_lease(store, lease)
+    assert queue.backlog() == 0
+    assert go(settings, Wanted(), 2).sent == 2
+
+
+def test_the_alarm_reports_each_dead_letter_once(config: str, queue: PulsarDeletionQueue, buried: None) -> None:
+    defs = build_defs(config)
+    sensor = defs.resolve_sensor_def("dead_letters")
+    cursor: str | None = None
+    reported: list[int] = []
+    for _ in range(3):
+        context = dg.build_sensor_context(
+            cursor=cursor,
+            repository_def=defs.get_repository_def(),
+            resources={"lifecycle": LifecycleResource(config_file=config)},
+        )
+        result = sensor(context)
+        assert isinstance(result, dg.SensorResult), result
+        cursor = result.cursor
+        shown = [event for event in result.asset_events if isinstance(event, dg.AssetMaterialization)]
+        reported.append(sum(int(str(one.metadata["new"].value)) for one in shown))
+        if shown:
+            assert shown[0].metadata["dagster/row_count"].value == 5
+    assert reported == [5, 0, 0]

@@ -1,0 +1,57 @@
+import pytest
+
+from pulsar_lifecycle.formats.retry_letter import (
+    LONGEST_DELAY,
+    NEVER_AGAIN,
+    due_at,
+    java_message_id,
+    reconsume_times,
+    retry_properties,
+    without_retry_properties,
+)
+from pulsar_lifecycle.model import Topic
+
+PARTITION = Topic.parse("persistent://pulsar/system/__ledger_deletion-partition-3")
+
+
+@pytest.mark.parametrize(
+    ("text", "times"),
+    [(None, 0), ("0", 0), ("7", 7), ("007", 7), ("999999999", 999_999_999)]
+    + [(text, NEVER_AGAIN) for text in ("", "-1", "+1", "1.0", " 1", "٣", "1000000000", "9" * 5000)],
+)
+def test_how_often_a_message_was_retried(text, times):
+    assert reconsume_times({} if text is None else {"RECONSUMETIMES": text}) == times
+
+
+@pytest.mark.parametrize(
+    ("text", "due"),
+    [(None, 5), ("0", 5), ("600000", 600_005), ("soon", 5), ("-1", 5), ("999999999", LONGEST_DELAY + 5)],
+)
+def test_when_a_message_is_due(text, due):
+    assert due_at({} if text is None else {"DELAY_TIME": text}, 5) == due
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"), [((3, 14, 2, -1), "3:14:2"), ((3, 14, -1, -1), "3:14:-1"), ((3, 14, 2, 0), "3:14:2:0")]
+)
+def test_message_ids_are_spelt_as_java_spells_them(parts, text):
+    assert java_message_id(*parts) == text
+
+
+def test_the_first_retry_says_where_it_was_read_and_the_next_ones_leave_that():
+    first = retry_properties(
+        {"mine": "kept"}, topic=PARTITION, subscription="s", message_id="1:2:3", times=1, delay_ms=10
+    )
+    assert first == {
+        "mine": "kept",
+        "REAL_TOPIC": "persistent://pulsar/system/__ledger_deletion",
+        "REAL_SUBSCRIPTION": "s",
+        "ORIGIN_MESSAGE_ID": "1:2:3",
+        "ORIGIN_MESSAGE_IDY_TIME": "1:2:3",
+        "RECONSUMETIMES": "1",
+        "DELAY_TIME": "10",
+    }
+    retry = Topic.parse("persistent://pulsar/system/__ledger_deletion-RETRY-partition-0")
+    second = retry_properties(first, topic=retry, subscription="other", message_id="4:5:6", times=2, delay_ms=20)
+    assert second == {**first, "RECONSUMETIMES": "2", "DELAY_TIME": "20"}
+    assert without_retry_properties(second) == {"mine": "kept"}
