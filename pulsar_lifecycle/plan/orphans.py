@@ -11,7 +11,7 @@ pure: the time comes in with the context. When in doubt a ledger is kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -267,6 +267,32 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
 def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:
     """Everything a legal hold may name to hold this topic: tenant, namespace, topic, partitioned parent."""
     return namespace.partition("/")[0], namespace, topic, parent_of(topic)
+
+
+def topic_of(kind: str, owner: str) -> Topic | None:
+    """The topic of a reference's owner (``tables.REFERENCES``); None for a name that Pulsar gives no topic or schema.
+
+    A schema's topic is the partitioned parent.
+    """
+    namespace, _, name = owner.rpartition("/")
+    try:
+        return Topic.from_managed_ledger(f"{namespace}/persistent/{name}" if kind == "R5" else owner)
+    except CorruptFormat:
+        return None
+
+
+def owners_to_keep(gone: Iterable[tuple[str, str]]) -> tuple[frozenset[str], frozenset[str]]:
+    """``Context.kept_topics``, and namespaces to keep, where references of (kind, owner) are in ledgers that are gone.
+
+    What a strangely named owner referred to may be anything in its namespace.
+    """
+    topics = {(kind, owner): topic_of(kind, owner) for kind, owner in gone}
+    strange = {
+        owner.rpartition("/")[0] if kind == "R5" else owner.partition("/persistent/")[0]
+        for (kind, owner), topic in topics.items()
+        if not topic
+    }
+    return frozenset(str(topic) for topic in topics.values() if topic), frozenset(strange)
 
 
 def schema_owner(name: str) -> str:

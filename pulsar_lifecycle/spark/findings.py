@@ -7,7 +7,7 @@ Belongs here: joining, shipping the context, storing. Not here: the rules (``pla
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -21,7 +21,6 @@ from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.journal import deleted_since
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
-from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, tables
 from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, prove
 from pulsar_lifecycle.plan.orphans import Context, Finding
@@ -149,18 +148,19 @@ def _context(
         for table in ("managed_ledgers", "managed_cursors", "schemas"):
             corrupt = pc.starts_with(pc.field("error"), tables.CORRUPT)
             kept |= {inventory.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
+    kept_topics, strange = orphans.owners_to_keep(gone)
     context = Context(
         now=started_at,  # ages are those at the listing, however long the scan took
         grace=int(settings.orphans.grace_period * 1000),
         namespaces=frozenset(known),
         gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
         shared_namespaces=frozenset(shared),
-        kept_namespaces=frozenset(kept),
+        kept_namespaces=frozenset(kept) | strange,
         holds=frozenset(settings.orphans.legal_holds),
         shadow_sources=frozenset(sources),
         system_topics=settings.orphans.system_topics,
         under_replicated=BitMap64(sorted(busy)),
-        kept_topics=frozenset(_topic_of(kind, owner) for kind, owner in gone),
+        kept_topics=kept_topics,
         open_topics=_open_topics(cluster, epoch_id, refs),
     )
     return context, unread
@@ -170,11 +170,6 @@ def _distinct(cluster: Cluster, epoch_id: str, table: str, root: str, column: st
     needed = [column] if column == "shadow_source" else [column, "error"]
     batches = cluster.lake.batches(cluster.parts(epoch_id, table, root), needed, where)
     return {value for batch in batches for value in batch.column(column).to_pylist()}
-
-
-def _topic_of(kind: str, owner: str) -> str:
-    name = owner if kind != "R5" else "{0}/persistent/{2}".format(*owner.rpartition("/"))
-    return str(Topic.from_managed_ledger(name))
 
 
 def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
@@ -284,7 +279,7 @@ class Judging:
                 nodes = store.read([ledger_path.ledger_path(i, root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
             rows = batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(sorted(gone), pa.int64()))).to_pylist()
-            found = {(row["ledger_id"], row["reason"]): row for row in map(_dangling_row, rows)}
+            found = {(row["ledger_id"], row["reason"]): row for row in map(dangling_row, rows)}
             yield pa.RecordBatch.from_pylist([row for key, row in found.items() if key not in seen], tables.FINDINGS)
             seen |= found.keys()
 
@@ -294,12 +289,13 @@ _JUDGED = [name for name in tables.BOOKKEEPER_LEDGERS.names if name not in _UNJU
 """The columns that a judgement is made of: the census is done."""
 
 
-def _dangling_row(row: dict[str, str]) -> dict[str, object]:
-    topic = Topic.parse(_topic_of(row["kind"], row["owner"]))
+def dangling_row(row: Mapping[str, object]) -> dict[str, object]:
+    """The finding (``tables.FINDINGS``) of a reference (``tables.REFERENCES``) to a ledger that is not there."""
+    topic = orphans.topic_of(str(row["kind"]), str(row["owner"]))
     return {
         "ledger_id": row["ledger_id"],
         "finding": Finding.DANGLING.value,
         "reason": f"{row['referrer']} refers to it ({row['kind']}) and BookKeeper does not have it",
-        "topic": str(topic),
-        "namespace": str(topic.namespace),
+        "topic": str(topic) if topic else "",
+        "namespace": str(topic.namespace) if topic else "",
     }

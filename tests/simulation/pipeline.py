@@ -385,7 +385,8 @@ def _context(
     unclosed = pc.and_(pc.not_equal(ledgers["state"], "CLOSED"), pc.equal(ledgers["application"], "pulsar"))
     needed = pc.is_in(ledgers["ledger_id"], pa.array(list(refs.needed), pa.int64()))
     unneeded = _good(ledgers.filter(pc.and_(unclosed, pc.invert(needed))))
-    gone = [r for r in refs_table.to_pylist() if (r["error"] or "").startswith(tables.GONE)]
+    gone = [(r["kind"], r["owner"]) for r in refs_table.to_pylist() if (r["error"] or "").startswith(tables.GONE)]
+    kept_topics, strange = orphans.owners_to_keep(gone)
     corrupt = [
         row["path"] for rows in read for row in rows.to_pylist() if (row["error"] or "").startswith(tables.CORRUPT)
     ]
@@ -396,19 +397,14 @@ def _context(
         grace=GRACE,
         namespaces=inventory.namespaces(store),
         gone_namespaces=policy.gone_namespaces,
-        kept_namespaces=frozenset(inventory.namespace_of(path) for path in corrupt),
+        kept_namespaces=strange | frozenset(inventory.namespace_of(path) for path in corrupt),
         holds=policy.holds,
         shadow_sources=frozenset(sources),
         system_topics=policy.system_topics,
         under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
-        kept_topics=frozenset(_topic_of(row["kind"], row["owner"]) for row in gone),
+        kept_topics=kept_topics,
         open_topics=frozenset(orphans.written_topics(unneeded)),
     )
-
-
-def _topic_of(kind: str, owner: str) -> str:
-    name = owner if kind != "R5" else "{0}/persistent/{2}".format(*owner.rpartition("/"))
-    return str(Topic.from_managed_ledger(name))
 
 
 def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:

@@ -78,3 +78,13 @@ def test_a_cursor_is_found_by_its_raw_name_when_a_ledger_of_it_is_about_to_go(cl
     cluster.put(f"{cluster.topic_path(TOPIC)}/{raw}", cursor_format.encode(position))
     (decision,) = delete(cluster, latest, before)
     assert (decision.outcome, decision.reason) == (KEPT, "still in use: its cursor's z-node names it")
+
+
+def test_a_schema_with_a_strange_name_whose_ledger_is_gone_keeps_its_namespace(cluster: SimulatedCluster) -> None:
+    cluster.schema("t/ns/a b", [99_999])
+    kept, free = cluster.ledger(data_tags(TOPIC)), cluster.ledger(data_tags(Topic.parse("persistent://t/free/x")))
+    cluster.topic(Topic.parse("persistent://t/free/live"))
+    latest, decisions = whole_round(cluster)
+    assert latest.epoch.covered, latest.epoch.gaps
+    assert {d.info.ledger_id for d in decisions if d.outcome == DELETED} == {free}
+    assert cluster.exists(kept)

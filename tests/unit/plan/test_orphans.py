@@ -164,6 +164,13 @@ def test_as_whose_the_schemas_of_a_topic_or_a_namespace_go(name: str, owner: str
     assert orphans.schema_owner(name) == owner
 
 
+def test_of_an_owner_with_a_strange_name_the_whole_namespace_is_kept() -> None:
+    gone = [("R3", "t/n/persistent/a+b"), ("R5", "t/c/n/x"), ("R5", "t/odd/a b"), ("R1", "t/other/persistent/a b")]
+    topics, namespaces = orphans.owners_to_keep(gone)
+    assert topics == {"persistent://t/n/a b", "persistent://t/c/n/x"}
+    assert namespaces == {"t/odd", "t/other"}
+
+
 @pytest.mark.parametrize("owner", ["t/n/persistent/x-partition-0", "t/c/n/persistent/x-partition-0"])
 def test_an_open_ledger_of_a_partition_keeps_the_schemas_that_all_partitions_share(owner: str) -> None:
     open_ = pa.Table.from_pylist([data_ledger(ledger_id=9, state="OPEN", managed_ledger=owner)], BOOKKEEPER_LEDGERS)

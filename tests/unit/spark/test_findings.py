@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.io.lake import Lake
@@ -13,7 +14,7 @@ from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, REFERENCES, TOPICS
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.findings import Judging, unread_references
+from pulsar_lifecycle.spark.findings import Judging, dangling_row, unread_references
 
 DAY = 86_400_000
 
@@ -93,3 +94,20 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(tmp_path
     assert len(rows) == len(found)
     orphan, kept = Finding.ORPHAN, Finding.KEPT
     assert found == {1: orphan, 3: kept, 4: orphan, 5: orphan, 6: kept, 7: orphan}
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "topic", "namespace"),
+    [
+        ("R1", "t/n/persistent/a%2Bb", "persistent://t/n/a+b", "t/n"),
+        ("R5", "t/n/a%2Bb", "persistent://t/n/a+b", "t/n"),
+        ("R5", "t/c/n/x", "persistent://t/c/n/x", "t/c/n"),
+        ("R5", "t/n/a b", "", ""),
+    ],
+)
+def test_a_dangling_reference_names_its_z_node_and_its_topic_if_there_is_one(
+    kind: str, owner: str, topic: str, namespace: str
+) -> None:
+    row = dangling_row({"ledger_id": 7, "kind": kind, "owner": owner, "referrer": "/z/node"})
+    assert (row["topic"], row["namespace"]) == (topic, namespace)
+    assert "/z/node" in str(row["reason"])
