@@ -571,11 +571,23 @@ def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
             continue
         try:
             document = json.loads(node.data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptFormat(path, 0, f"policies as JSON: {error}") from error
-        if isinstance(document, dict):
-            found[path[len(POLICIES_ROOT) + 1 :]] = document
+        _check_policies(path, document)
+        found[path[len(POLICIES_ROOT) + 1 :]] = document
     return found
+
+
+def _check_policies(path: str, document: Any) -> None:
+    """Raise CorruptFormat unless what :func:`read_topics` takes out of policies is of the type they have in Pulsar."""
+    retention = document.get("retention_policies") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(retention, dict | None):
+        raise CorruptFormat(path, 0, "policies, an object, with an object retention_policies")
+    numbers = {name: (retention or {}).get(name) for name in ("retentionTimeInMinutes", "retentionSizeInMB")}
+    numbers["message_ttl_in_seconds"] = document.get("message_ttl_in_seconds")
+    for name, value in numbers.items():
+        if value is not None and (type(value) is not int or not -(2**63) <= value < 2**63):
+            raise CorruptFormat(path, 0, f"policies with a whole number as {name}, found {value!r}")
 
 
 def namespaces(store: MetadataStore) -> frozenset[str]:

@@ -45,6 +45,28 @@ def test_v1_and_v2_topics_are_read_and_their_namespaces_known(cluster: Simulated
     assert not set(leaked) & cluster.ledger_ids()
 
 
+@pytest.mark.parametrize(
+    "policies",
+    [
+        b"[]",
+        b"5",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"retention_policies": 5}',
+        b'{"retention_policies": {"retentionSizeInMB": "5"}}',
+        b'{"retention_policies": {"retentionTimeInMinutes": true}}',
+        b'{"message_ttl_in_seconds": 1e3}',
+        b'{"message_ttl_in_seconds": 9223372036854775808}',
+    ],
+)
+def test_policies_of_another_shape_name_their_z_node(cluster: SimulatedCluster, policies: bytes) -> None:
+    cluster.put("/admin/policies/acme/whole", b'{"retention_policies": null, "message_ttl_in_seconds": 60}')
+    assert set(inventory.namespace_policies(cluster.open_store())) == {"acme/whole"}
+    cluster.put("/admin/policies/acme/odd", policies)
+    with pytest.raises(CorruptFormat, match="/admin/policies/acme/odd"):
+        inventory.namespace_policies(cluster.open_store())
+
+
 @pytest.mark.parametrize("path", ["acme", "acme/orders", "acme/orders/ml", "acme/dc1/orders/kop/x"])
 def test_what_is_no_topic_of_pulsar_is_a_gap(cluster: SimulatedCluster, path: str) -> None:
     cluster.topic(V2, [cluster.ledger(data_tags(V2))])
