@@ -35,8 +35,10 @@ from tests.integration.pipeline import (
 
 pytestmark = pytest.mark.integration
 
-GRACE = {"orphans": {"grace_period": "7d"}}
-"""What phase one marked must not wait for it; the lake has no other orphan then."""
+SETTINGS = {
+    "orphans": {"grace_period": "7d"},  # what phase one marked must not wait for it
+    "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},  # what a broker was just loading comes again soon
+}
 
 
 def trim(pipeline: Pipeline, topic: str, up_to: int, *, dry_run: bool = False) -> dict[int, Marked]:
@@ -63,10 +65,14 @@ def owed(pipeline: Pipeline) -> list[control.OwedUnload]:
 
 
 def deleted(pipeline: Pipeline, ledgers: set[int]) -> None:
-    """Scan and delete until none of the ledgers waits any more, and prove that each was deleted for its mark."""
-    pipeline.scan_and_delete()
-    for ledger in ledgers:
-        assert [row["outcome"] for row in pipeline.journal(ledger)][-1:] == ["deleted"], pipeline.journal(ledger)
+    """Scan and delete until all of the ledgers were deleted; what a broker was just loading is retried."""
+    for _ in range(5):
+        pipeline.scan_and_delete()
+        last = {ledger: pipeline.journal(ledger)[-1]["outcome"] for ledger in ledgers}
+        if "retrying" not in last.values():
+            break
+        time.sleep(2)
+    assert set(last.values()) == {"deleted"}, last
 
 
 def backlog(admin: Admin, topic: str, subscription: str) -> int:
@@ -99,7 +105,7 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     since = time.time()
     wait_unlisted(sandbox, [topic])
     wait_until_unloaded_counts(since)
-    pipeline = pipelines(GRACE)
+    pipeline = pipelines(SETTINGS)
     pipeline.scan()
 
     with sandbox.metadata() as zk:
@@ -109,12 +115,12 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     expected = {ids[0]: GOES, ids[1]: GOES, ids[2]: REFUSED, ids[3]: REFUSED}
     assert outcomes(planned) == expected, planned
     assert planned[ids[2]].reason == f"cursor s stands at {ids[2]}:19"
-    assert waiting(sandbox) == 0
+    before_it = waiting(sandbox)
 
     assert outcomes(trim(pipeline, topic, ids[3])) == {i: REMOVED if o == GOES else o for i, o in expected.items()}
     assert listed(sandbox, topic) == ids[2:]
     assert owed(pipeline) == []
-    assert waiting(sandbox) == 2
+    assert waiting(sandbox) == before_it + 2
     marked = [(r["ledger_id"], r["outcome"]) for r in journal_rows(pipeline.lake, run_id="trim").to_pylist()]
     assert marked == [(i, o) for o in ("sent", "marked", "removed") for i in ids[:2]]
 
@@ -128,7 +134,7 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     deleted(pipeline, set(ids[:2]))
     assert not existing(sandbox, ids[:2])
     assert existing(sandbox, ids[2:]) == set(ids[2:])
-    assert waiting(sandbox) == 0
+    assert waiting(sandbox) <= before_it
     with pulsar_client(sandbox.service_url) as client:
         assert read_all(client, topic, len(left)) == left
 
@@ -187,8 +193,8 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
     sandbox: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic = f"persistent://{new_namespace(sandbox, 'live')}/loaded"
-    pipeline = pipelines({**GRACE, "trimming": {"loaded_topics": True}})
-    careful = pipelines(GRACE)
+    pipeline = pipelines({**SETTINGS, "trimming": {"loaded_topics": True}})
+    careful = pipelines(SETTINGS)
     gone: set[int] = set()
     with Traffic(sandbox.service_url, topic) as traffic:
         wait_for("ledgers", lambda: len(traffic.received) > 200, 60)
@@ -208,15 +214,16 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
         assert owed(pipeline) == []
         with KazooStore(pipeline.where.settings.zookeeper) as store:  # as a run leaves it that was killed
             control.owe_unload(store, control.OwedUnload(Topic.parse(topic), True, 0))
-        deleted(pipeline, gone)
+        assert phase_one.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
         assert owed(pipeline) == []
+        wait_listed(sandbox, topic)
+        deleted(pipeline, gone)
         assert not existing(sandbox, gone)
     assert traffic.failed == []
     assert sorted(traffic.acknowledged) == list(range(traffic.sent))
     assert set(traffic.received) == set(range(traffic.sent))
     still = listed(sandbox, topic)
     assert existing(sandbox, still) == set(still)
-    assert waiting(sandbox) == 0
 
 
 def run_delete_topics(pipeline: Pipeline, topic: str, **config: bool) -> dg.ExecuteInProcessResult:
@@ -238,17 +245,18 @@ def test_a_whole_topic_goes_with_a_message_for_each_ledger(
         compacted = admin.compact(topic)
         cursors = {znodes.read_cursor(zk, topic, name).cursorsLedgerId for name in ("holes", "__compaction")} - {-1}
         ids = {*znodes.listed_ledgers(zk, topic), compacted, *cursors}
-        pipeline = pipelines(GRACE)
+        pipeline = pipelines(SETTINGS)
         pipeline.scan()
 
+        before_it = waiting(sandbox)
         assert run_delete_topics(pipeline, topic).success  # a dry run, unless told otherwise
         assert existing(sandbox, ids) == ids
-        assert waiting(sandbox) == 0
+        assert waiting(sandbox) == before_it
 
         consumer = client.subscribe(topic, "busy")
         assert not run_delete_topics(pipeline, topic, dry_run=False).success
         assert zk.exists(znodes.topic_znode(topic))
-        assert waiting(sandbox) >= len(ids)
+        assert waiting(sandbox) >= before_it + len(ids)
         consumer.close()
     rows = journal_rows(pipeline.lake, topic=topic).to_pylist()
     assert {(row["phase"], row["outcome"]) for row in rows} == {
@@ -282,8 +290,9 @@ def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
         ids = sorted(set(topics.publish(client, topic, topics.payloads(60))))
     pipeline = pipelines({"orphans": {"legal_holds": [namespace]}, "trimming": {"loaded_topics": True}})
     pipeline.scan()
+    before_it = waiting(sandbox)
     assert trim(pipeline, topic, ids[0])[ids[0]].reason == "legal hold"
     assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: REFUSED}
-    assert waiting(sandbox) == 0
     held = by_ledger(phase_one.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
     assert [(one.outcome, one.reason) for one in held.values()] == [(REFUSED, "legal hold")]
+    assert waiting(sandbox) == before_it
