@@ -9,7 +9,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check ui bench bench-metastore bench-deletion clean
+.PHONY: help setup demo test check simulate ui bench bench-metastore bench-deletion clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -36,6 +36,9 @@ check: setup ## Linters, types and import rules
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30; test $${PIPESTATUS[0]} -eq 0
 	@$(BIN)/pyright
+
+simulate: setup ## Random schedules of brokers, operators and faults against the deletion code (SEEDS=10000 FROM=0)
+	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --from $(or $(FROM),0)
 
 ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
 	@$(BIN)/python -m sandbox.cli start

@@ -408,10 +408,14 @@ def revive(world: World) -> str | None:
         if made.kind == "schema":
             if made.topic.schema_id not in {sid for sid, _ in world.model.pending.values()}:
                 found.append((ledger, None))
+        elif topic is None and len(world.model.topics) < 8:
+            found.append((ledger, ModelTopic(made.topic)))
         elif topic and not topic.loaded and not topic.away and not topic.shadow_of and _whole(world, topic):
             found.append((ledger, topic))
     if not found:
         return None
+    queued = world.queued()
+    found = [one for one in found if one[0] in queued] or found
     ledger, topic = world.random.choice(found)
     made = world.model.ledgers[ledger]
     assert ledger not in live
@@ -423,6 +427,9 @@ def revive(world: World) -> str | None:
         world.schema(schema_id, world.model.schemas[schema_id])
         return f"schema {schema_id} names {ledger} again"
     assert topic is not None
+    if made.topic not in world.model.topics:
+        world.model.topics[made.topic] = topic
+        world.store(topic)
     if made.kind == "data":
         topic.ledgers = sorted([*topic.ledgers, ledger])
         world.store(topic)
@@ -460,10 +467,10 @@ ACTS: Sequence[tuple[int, Act]] = (
     (2, delete_schema),
     (3, delete_topic),
     (1, delete_namespace),
-    (2, shadow),
-    (2, rename),
+    (3, shadow),
+    (3, rename),
     (3, go_away),
-    (8, leak),
+    (12, leak),
     (1, foreign),
     (2, declared),
     (2, recover),

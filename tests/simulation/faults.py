@@ -52,7 +52,7 @@ KINDS = {
     "lost": 10,
     "unavailable": 4,
     "meanwhile": 16,
-    "revive": 8,
+    "revive": 10,
     "again": 6,
     "second": 8,
     "admin": 5,
@@ -61,6 +61,8 @@ KINDS = {
     "pause": 3,
     "restore": 1,
     "speculative": 6,
+    "touch": 8,
+    "unread owner": 8,
 }
 
 
@@ -91,7 +93,8 @@ def _injection(
     interceptor: Interceptor,
     count: Callable[[str], None],
 ) -> Injection:
-    nth, when = random.randrange(30), random.choice(["before", "after"])
+    where = random.choice([ALL, ALL, ("queue.",), ("journal.",), ("store.delete_many",), ("store.sync",)])
+    nth, when = random.randrange(30 if where is ALL else 4), random.choice(["before", "after"])
     error = random.choice([Unavailable("no answer"), StoreError("500"), AccessDenied("403")])
     seed = random.getrandbits(32)
 
@@ -124,6 +127,22 @@ def _injection(
         if done:
             interceptor.fired.append(f"meanwhile {done}")
             count("F8")
+
+    def touch(call: str) -> None:
+        was, world.random = world.random, random
+        try:
+            done = random.choice([acts.recover, acts.replicate])(world)
+        finally:
+            world.random = was
+        interceptor.fired.append(f"meanwhile {done}")
+        count("F8")
+
+    def unread_owner(call: str) -> None:
+        revive(call)
+        here = [p for p in _metadata(world) if random.random() < 0.5]
+        world.zookeeper.unreadable.update(here)
+        interceptor.fired.append(f"meanwhile unreadable: {here}")
+        count("F12")
 
     def second(call: str) -> None:
         if world.trace is None or operator.depth > 1:
@@ -172,32 +191,40 @@ def _injection(
         world.deletion_topics.held.clear()
 
     if kind == "crash":
-        return Injection("crash", ALL, nth, when, counted("F1", crash(interceptor)))
+        return Injection("crash", where, nth, when, counted("F1", crash(interceptor)))
     if kind == "lost":
         error, times = OutcomeUnknown("connection lost"), random.choice([1, 1, 2, 6])
-        return Injection("lost", WRITES, nth % 8, when, counted("F3", _raising(error)), times)
+        calls = random.choice([WRITES, ("store.delete_many",)])
+        return Injection(
+            "lost", calls, nth % (8 if calls is WRITES else 2), when, counted("F3", _raising(error)), times
+        )
     if kind == "unavailable":
         lost = _raising(Unavailable("connection lost"))
         return Injection("unavailable", READS, nth, "before", counted("F3", lost), random.choice([1, 3]))
     if kind == "revive":
-        return Injection("revive", ("queue.receive",), nth % 4, when, revive)
+        return Injection("revive", ("queue.receive",), nth % 3, when, revive)
     if kind == "again":
-        return Injection("redelivery", ALL, nth, when, redeliver)
+        return Injection("redelivery", where, nth, when, redeliver)
     if kind == "second":
-        return Injection("second run", ALL, nth, when, second)
+        where = random.choice([where, ("journal.archive",), ("store.delete_many",)])
+        return Injection("second run", where, nth if where is ALL else nth % 3, "before", second)
+    if kind == "touch":
+        return Injection("touch", ("journal.archive", "store.delete_many"), nth % 2, "before", touch, 3)
+    if kind == "unread owner":
+        return Injection("unread owner", ("queue.receive",), nth % 2, when, unread_owner)
     if kind == "speculative":
-        return Injection("speculative", ALL, nth, when, speculative)
+        return Injection("speculative", where, nth, when, speculative)
     if kind == "admin":
         return Injection("admin", ("admin.",), nth % 5, "before", counted("F12", _raising(error)), 1)
     if kind == "slow":
         return Injection("slow", ("store.",), nth, when, slow)
     if kind == "journal":
-        return Injection("journal", ("journal.",), nth % 4, when, counted("F16", _raising(StoreError("503 SlowDown"))))
+        return Injection("journal", ("journal.",), nth % 2, when, counted("F16", _raising(StoreError("503 SlowDown"))))
     if kind == "pause":
-        return Injection("pause", ALL, nth, when, pause)
+        return Injection("pause", where, nth, when, pause)
     if kind == "restore":
-        return Injection("restore", ALL, nth, when, restore)
-    return Injection("meanwhile", ALL, nth, when, meanwhile, random.choice([1, 1, 2, 4]))
+        return Injection("restore", where, nth, when, restore)
+    return Injection("meanwhile", where, nth, when, meanwhile, random.choice([1, 1, 2, 4]))
 
 
 def executor_lost(random: Random, interceptor: Interceptor, count: Callable[[str], None]) -> Injection:
@@ -379,7 +406,10 @@ def disturb(random: Random, world: World, count: Callable[[str], None]) -> str:
     ledgers = [i for i in sorted(world.model.ledgers) if world.exists(i) and world.model.ledgers[i].kind != "foreign"]
     if not ledgers:
         return "nothing to forge a message about"
-    ledger = random.choice(ledgers)
+    live, topics_ = world.live(), world.model.topics
+    held = [i for i in ledgers if i in live and str(world.model.ledgers[i].topic) not in live[i]]  # not by its own tags
+    freed = [i for i in world.leaks() if i in ledgers and world.model.ledgers[i].topic in topics_]
+    ledger = random.choice(random.choice([ledgers, held or ledgers, freed or ledgers]))
     info = world.message(ledger)
     topics.publish(encode_deletion_message(info))
     number = topics.last

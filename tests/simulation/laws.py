@@ -101,7 +101,8 @@ class Laws:
             return f"it is {age / HOUR:.0f} hours old, younger than the grace period"
         if not 0 < stat.ctime <= world.time.now_ms():
             return f"its ctime {stat.ctime} says nothing of its age"
-        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded]
+        since = world.restored_at  # what was seen before a restore says nothing
+        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded and at >= since]
         if not free or max(free) - min(free) < CONFIRMED_AFTER:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
@@ -143,7 +144,8 @@ class Laws:
             return f"I8: its evidence {trace.epoch_id} is not covered: {spoiled}"
         if trace.latency_at_receive > 500:
             return f"I9: ZooKeeper answers in {trace.latency_at_receive} ms"
-        allowed = trace.per_second * (world.time.now_ms() - trace.started) / 1000 + trace.batch
+        each = trace.per_second * (world.time.now_ms() - trace.started) / 1000 + trace.batch
+        allowed = trace.tasks * each
         if len(trace.deleted) + 1 > allowed + 1:
             return f"I9: {len(trace.deleted) + 1} deletions, the budget allows {allowed:.1f}"
         return ""

@@ -310,6 +310,8 @@ class Operator:
         world = self.world
         store, queue = world.open_store(), (open_queue or world.open_queue)()
         outcomes: list[str] = []
+        assert world.trace is not None
+        world.trace.tasks += 1
         try:
             tools = Tools(store, world.reader, world.admin, queue, world.journal, world.clock)
             for decision in work_off(run, tools, 1_000, IDLE_MS):

@@ -123,6 +123,7 @@ class Trace:
     started: int = 0
     deleted: set[int] = field(default_factory=set)
     transactions: int = 0
+    tasks: int = 0
     latency_at_receive: float = 0.0
 
 

@@ -238,12 +238,12 @@ class _Schedule:
             del kept["other"]
         raise Violation(f"P8: a plan of another cluster is applied: {other}")
 
-    def _process(self, random: Random, what: str, work: Callable[[], str]) -> str:
+    def _process(self, random: Random, what: str, work: Callable[[], str], faulty: float = FAULTY) -> str:
         """One process of the control plane, to which something may happen."""
         world, operator = self.world, self.operator
         interceptor = new_interceptor(world)
         operator.between = None
-        if random.random() < FAULTY and what not in ("pause", "resume", "redrive"):
+        if random.random() < faulty and what not in ("pause", "resume", "redrive"):
             interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
             if random.random() < 0.15:
                 lost = faults.executor_lost(random, interceptor, self._count)
@@ -277,13 +277,29 @@ class _Schedule:
             act(world)
         if world.restored:
             operator.accept_restore()
-        for number, (at, due, raw, properties) in list(world.deletion_topics.waiting.items()):
-            world.deletion_topics.waiting[number] = (at, min(due, world.time.now_ms() + DAY), raw, properties)
-        for wait, what in ((8 * DAY, "scan"), (25 * HOUR, "scan"), (0, "plan")):
+        self._no_more_delays()
+        late = [at for at, _, _, _ in world.deletion_topics.waiting.values()]
+        world.wait_ms(max([8 * DAY, *(at - world.time.now_ms() for at in late)]))  # until wrong clocks are right
+        for wait, what in ((0, "scan"), (25 * HOUR, "scan"), (0, "plan")):
             world.wait_ms(wait)
             self.say(f"peace: {self._calmly(getattr(operator, what))}")
         if not operator.lake.kept_plans:
             return
+        summary, rows = list(operator.lake.kept_plans.values())[-1]
+        if not summary.actionable:
+            self.result.facts["report-only at the end"] += 1
+            return
+        self._storm(summary.plan_id)
+        self.say(f"peace: {self._heal(Random(0))}")
+        for act in (acts.settle_recovery,) * 9:
+            act(world)
+        self._no_more_delays()
+        if world.restored:
+            operator.accept_restore()
+            self.say(f"peace: {self._calmly(operator.scan)}")
+            world.wait_ms(25 * HOUR)
+        for what in (operator.scan, operator.plan):
+            self.say(f"peace: {self._calmly(what)}")
         summary, rows = list(operator.lake.kept_plans.values())[-1]
         if not summary.actionable:
             self.result.facts["report-only at the end"] += 1
@@ -298,6 +314,26 @@ class _Schedule:
             else:
                 break
         self._all_done(summary, rows.column("ledger_id").to_pylist())
+
+    def _no_more_delays(self) -> None:
+        topics, soon = self.world.deletion_topics, self.world.time.now_ms() + HOUR
+        for number, (at, due, raw, properties) in list(topics.waiting.items()):
+            topics.waiting[number] = (at, min(due, soon), raw, properties)
+
+    def _storm(self, plan_id: str) -> None:
+        """A plan that can be applied, on a cluster that is well: now every call of a port counts."""
+        random = Random(self.begins + 1)
+        self.world.random = self.operator.random = random
+        apply = lambda: self.operator.apply(plan_id)  # noqa: E731
+        self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")
+        for _ in range(2):
+            self.say(f"storm: {self._world(random)}")
+            for _ in range(random.randrange(4)):
+                self.say(f"storm: {faults.disturb(random, self.world, self._count)}")
+            self.world.wait_ms(random.choice([HOUR, 12 * HOUR]))
+            self.say(f"storm: {self._process(random, 'scan', self.operator.scan, 0.2)}")
+            self.world.lagging = random.random() < 0.4
+            self.say(f"storm: {self._process(random, 'delete', self.operator.delete, 0.95)}")
 
     def _calmly(self, work: Callable[[], str]) -> str:
         new_interceptor(self.world)

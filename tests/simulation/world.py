@@ -8,6 +8,7 @@ control plane (``operator.py``), faults (``faults.py``), and what must hold (``l
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -147,6 +148,7 @@ class World(SimulatedCluster):
         self.roots: dict[str, SimulatedCluster] = {}
         self.backup: tuple[dict, Model, dict, int, int] | None = None
         self.restored = 0
+        self.restored_at = 0
         self.wire: Callable[[SimQueue], None] = lambda queue: None
         self.put(f"/loadbalance/brokers/{BROKER}", b"")
         for topic in TOPICS:
@@ -228,6 +230,16 @@ class World(SimulatedCluster):
         """Ledgers of the model that exist and that nobody needs, lowest first."""
         live = self.live()
         return [i for i in sorted(self.model.ledgers) if i not in live and self.exists(i)]
+
+    def queued(self) -> set[int]:
+        """Ledgers that some message of the queue is about."""
+        found: set[int] = set()
+        for _, _, raw, _ in self.deletion_topics.waiting.values():
+            try:
+                found.add(int(json.loads(raw)["ledgerId"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return found
 
     def message(self, ledger: int) -> PendingDeleteLedgerInfo:
         """The intent that a two-phase broker would send about a ledger."""
@@ -434,6 +446,7 @@ class World(SimulatedCluster):
         self.reader.payloads = {i: list(entries) for i, entries in payloads.items()}
         self._last_id = last
         self.restored += 1
+        self.restored_at = self.time.now_ms()
         for topic in self.model.topics.values():
             topic.loaded, topic.compacting = False, None
             topic.memory.clear()

@@ -1,0 +1,310 @@
+"""Deliberate faults of the engine, to prove that the simulator bites.
+
+Belongs here: one context manager per mutation. Not here: how many seeds each may take (``test_mutations.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from pulsar_lifecycle.engine import deletion, inventory, owners
+from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
+from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, Unread
+from pulsar_lifecycle.spark import runs
+from tests.fakes.metadata_store import FakeStore
+from tests.simulation.ports import SimStore
+
+Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+def skip_owner_check() -> AbstractContextManager[Any]:
+    """What a scan has seen is good enough."""
+    return patch.object(deletion, "look_at_owners", lambda run, tools, live: None)
+
+
+@contextmanager
+def acknowledge_first() -> Iterator[None]:
+    """Acknowledge what was decided, then delete and journal it."""
+    real = deletion.delete_batch
+
+    def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+        tools.queue.acknowledge(messages)
+        return real(run, tools, messages, budgets)
+
+    with patch.object(deletion, "delete_batch", eager):
+        yield
+
+
+@contextmanager
+def acknowledge_before_journal() -> Iterator[None]:
+    """Acknowledge after deleting, and journal last."""
+    real = deletion.delete_batch
+
+    def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+        journal = tools.journal
+
+        class Late:
+            def record(self, rows: Sequence[Any]) -> str:
+                tools.queue.acknowledge(messages)
+                return journal.record(rows)
+
+            def archive(self, nodes: Sequence[Any]) -> str:
+                return journal.archive(nodes)
+
+        tools.journal = Late()
+        try:
+            return real(run, tools, messages, budgets)
+        finally:
+            tools.journal = journal
+
+    with patch.object(deletion, "delete_batch", eager):
+        yield
+
+
+@contextmanager
+def _evidence(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
+    real = deletion.work_off
+    from tests.simulation import operator
+
+    def working(run: Run, *rest: Any) -> Any:
+        return real(replace(run, evidence=change(run.evidence)), *rest)
+
+    with patch.object(operator, "work_off", working):
+        yield
+
+
+@contextmanager
+def drop_grace() -> Iterator[None]:
+    """A ledger may go as soon as nothing refers to it."""
+
+    def ungracious(evidence: Evidence) -> Evidence:
+        return replace(evidence, context=replace(evidence.context, grace=0))
+
+    with _evidence(ungracious), patch("tests.simulation.pipeline.GRACE", 0):
+        yield
+
+
+def trust_the_message() -> AbstractContextManager[Any]:
+    """Whoever sent an intent knew that nothing refers to the ledger."""
+    return _evidence(lambda evidence: replace(evidence, refs=Referenced(), earlier=Referenced(), started_at=1 << 60))
+
+
+def ignore_earlier_scan() -> AbstractContextManager[Any]:
+    """One scan is enough."""
+    return _evidence(
+        lambda evidence: replace(evidence, earlier=Referenced(), earlier_started_at=1 << 60, earlier_czxid=1 << 60)
+    )
+
+
+def no_version_guard() -> AbstractContextManager[Any]:
+    """Delete whatever version a z-node has."""
+    return _deleting(lambda deletions, guard, store: ([replace(d, version=-1) for d in deletions], guard))
+
+
+def no_lease_guard() -> AbstractContextManager[Any]:
+    """Delete whoever has the lease."""
+
+    def unguarded(deletions: Sequence[Deletion], guard: tuple[str, int], store: FakeStore) -> Any:
+        stat = store.server.stat(guard[0])
+        return deletions, (guard[0], stat.version if stat else guard[1])
+
+    return _deleting(unguarded)
+
+
+@contextmanager
+def _deleting(change: Callable[[Any, Any, Any], Any]) -> Iterator[None]:
+    real, outcome = SimStore._transaction, SimStore._outcome
+
+    def transaction(self: SimStore, deletions: Sequence[Deletion], guard: tuple[str, int]) -> Any:
+        return real(self, *change(deletions, guard, self))
+
+    def lenient(self: SimStore, one: Deletion, absent: str) -> str:
+        return outcome(self, one, absent) if one.version != -1 else ("" if self.server.stat(one.path) else absent)
+
+    with patch.object(SimStore, "_transaction", transaction), patch.object(SimStore, "_outcome", lenient):
+        yield
+
+
+@contextmanager
+def lost_means_not_deleted() -> Iterator[None]:
+    """A connection lost during a deletion is taken for a deletion that was not done, and nobody looks."""
+    real = SimStore.delete_many
+
+    def hasty(self: SimStore, deletions: Sequence[Deletion], guard: tuple[str, int]) -> list[DeletionResult]:
+        def once() -> Any:
+            return self._transaction(deletions, guard)
+
+        try:
+            self._effect("delete_many", tuple(d.path for d in deletions), once)
+        except OutcomeUnknown:
+            self.hasty = True  # pyright: ignore[reportAttributeAccessIssue]
+            return [DeletionResult(d.path, "lost") for d in deletions]
+        return real(self, deletions, guard)
+
+    def confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+        for path, d in doomed.items():
+            if outcomes.get(path) == "lost":
+                d.settle(RETRYING, "the connection was lost: it was not deleted")
+        confirmed(tools, doomed, outcomes, failed)
+
+    confirmed = deletion._confirm
+    with patch.object(SimStore, "delete_many", hasty), patch.object(deletion, "_confirm", confirm):
+        yield
+
+
+@contextmanager
+def unreadable_is_absent() -> Iterator[None]:
+    """A z-node that may not be read is not there."""
+
+    def blind(node: Node | Unread | None) -> Node | None:
+        return node if isinstance(node, Node) else None
+
+    with patch.object(owners, "readable", blind):
+        yield
+
+
+@contextmanager
+def unreadable_is_gone_to_scans() -> Iterator[None]:
+    """A scan takes a z-node that may not be read for one that is gone."""
+    real = inventory._scanned
+
+    def blind(store: Any, paths: list[str], listed: Any) -> Any:
+        for rows in real(store, paths, listed):
+            rows.errors = ["gone" if (e or "").startswith("unread: no permission") else e for e in rows.errors]
+            yield rows
+
+    with patch.object(inventory, "_scanned", blind):
+        yield
+
+
+@contextmanager
+def skip_sync() -> Iterator[None]:
+    """Read whatever the server one happens to be connected to knows."""
+    with patch.object(SimStore, "sync", lambda self, path="/": None):
+        yield
+
+
+@contextmanager
+def no_archive() -> Iterator[None]:
+    """Delete without having kept what is deleted."""
+    with patch.object(deletion, "_archive", lambda run, tools, doomed: None):
+        yield
+
+
+@contextmanager
+def retry_uncopied() -> Iterator[None]:
+    """What failed is acknowledged without a copy in the retry topic."""
+
+    def forgetful(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
+        return None
+
+    with patch.object(deletion, "_reconsume", forgetful):
+        yield
+
+
+@contextmanager
+def waiting_is_done() -> Iterator[None]:
+    """What must wait is acknowledged."""
+    real = deletion.delete_batch
+
+    def hasty(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+        decisions = real(run, tools, messages, budgets)
+        tools.queue.acknowledge([d.message for d in decisions if d.outcome == WAITING])
+        return decisions
+
+    with patch.object(deletion, "delete_batch", hasty):
+        yield
+
+
+@contextmanager
+def trust_any_scan() -> Iterator[None]:
+    """Act on the newest scan, covered or not."""
+
+    def newest(cluster: Any, fingerprint: str) -> Any:
+        epochs = cluster.lake.epochs(fingerprint)
+        if not epochs:
+            raise runs.NotFound("no scan")
+        return epochs[-1]
+
+    with patch.object(runs, "newest_epoch", newest):
+        yield
+
+
+@contextmanager
+def forget_history() -> Iterator[None]:
+    """Never ask whether the metadata store went back in time."""
+    from pulsar_lifecycle.engine import history
+
+    with (
+        patch.object(history, "broken_since", lambda *_: ""),
+        patch("tests.simulation.pipeline.broken_history", lambda *_: ""),
+        patch("pulsar_lifecycle.plan.coverage.broken_history", lambda *_: ""),
+    ):
+        yield
+
+
+@contextmanager
+def no_pause() -> Iterator[None]:
+    """Go on while paused."""
+    from pulsar_lifecycle.engine import control
+
+    with patch.object(control, "check_not_paused", lambda store: None):
+        yield
+
+
+@contextmanager
+def no_budget() -> Iterator[None]:
+    """Delete as fast as it goes."""
+    with patch.object(deletion.Budgets, "take", lambda self, doomed: None):
+        yield
+
+
+@contextmanager
+def no_latency_guard() -> Iterator[None]:
+    """Go on while ZooKeeper is slow."""
+    with patch.object(deletion, "mind_latency", lambda run, tools: None):
+        yield
+
+
+@contextmanager
+def skipped_children_ignored() -> Iterator[None]:
+    """Take a listing for whole although its parent counts more children."""
+    real = SimStore.children
+
+    def agreeing(self: SimStore, paths: Sequence[str]) -> Any:
+        return [replace(c, num_children=len(c.names)) if hasattr(c, "names") else c for c in real(self, paths)]
+
+    with patch.object(SimStore, "children", agreeing):
+        yield
+
+
+MUTATIONS: Mapping[str, Mutation] = {
+    "skip the owner check": skip_owner_check,
+    "acknowledge before deleting": acknowledge_first,
+    "acknowledge before journalling": acknowledge_before_journal,
+    "drop the grace period": drop_grace,
+    "trust the message instead of the covered epoch": trust_the_message,
+    "delete without version guard": no_version_guard,
+    "delete without lease guard": no_lease_guard,
+    "count a lost connection as not deleted": lost_means_not_deleted,
+    "ignore the earlier scan": ignore_earlier_scan,
+    "treat unreadable as absent when asking the owner": unreadable_is_absent,
+    "treat unreadable as gone when scanning": unreadable_is_gone_to_scans,
+    "skip sync": skip_sync,
+    "delete without archiving": no_archive,
+    "acknowledge what was not copied to the retry topic": retry_uncopied,
+    "acknowledge what must wait": waiting_is_done,
+    "act on a scan that is not covered": trust_any_scan,
+    "never look whether the store went back in time": forget_history,
+    "go on while paused": no_pause,
+    "no budget": no_budget,
+    "go on while ZooKeeper is slow": no_latency_guard,
+    "take listings for whole": skipped_children_ignored,
+}
+"""Each by what the engine would do."""

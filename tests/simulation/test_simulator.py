@@ -1,0 +1,38 @@
+"""Thousands of schedules of brokers, operators, time and faults: every invariant holds after every step."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from tests.simulation.faults import NAMES
+from tests.simulation.many import report, run_many
+from tests.simulation.simulator import shrink, simulate
+
+SCHEDULES = 2_000
+
+
+@pytest.mark.timeout(1800)
+def test_every_invariant_holds_in_every_schedule() -> None:
+    began = time.monotonic()
+    results = run_many(0, SCHEDULES, os.cpu_count() or 1, patience=1)
+    said = report(results, time.monotonic() - began)
+    broken = [r for r in results if r.violation]
+    if broken:
+        skip = shrink(broken[0].seed, most_runs=60)
+        said += f"\n{broken[0].steps - len(skip)} of its {broken[0].steps} steps are enough: --shrink"
+    assert not broken, said
+    assert len(results) == SCHEDULES
+    missing = [f"{code}: {name}" for code, name in NAMES.items() if not any(r.faults[code] for r in results)]
+    assert not missing, said
+    assert sum(r.facts["deleted"] for r in results) > SCHEDULES / 2, "next to nothing was deleted"
+
+
+def test_a_seed_always_makes_the_same_schedule() -> None:
+    first, second = list[str](), list[str]()
+    for lines in (first, second):
+        for seed in range(5):
+            simulate(seed, say=lines.append)
+    assert first == second
