@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.metrics import DEAD_LETTERED, LEDGER, RETRYING, SENT, WAITING
+from pulsar_lifecycle.plan.metrics import DEAD_LETTERED, DELETED, GONE, LEDGER, RETRYING, SENT, WAITING
 
 STANDING = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""
@@ -29,7 +29,7 @@ _OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED
 
 
 def standing(rows: pa.Table) -> pa.Table:
-    """The newest word on each intent: ``ledger_id``, ``action``, ``topic``, ``state``, one row per ledger and action.
+    """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at``.
 
     ``rows`` (:data:`STANDING`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
     final outcome.
@@ -39,7 +39,7 @@ def standing(rows: pa.Table) -> pa.Table:
     decided = pc.and_(pc.equal(rows.column("phase"), "delete"), pc.greater_equal(rows.column("ledger_id"), 0))
     known = rows.filter(pc.or_(sent, decided)).sort_by("at")
     last = known.group_by(["ledger_id", "action"], use_threads=False).aggregate(
-        [("topic", "last"), ("outcome", "last")]
+        [("topic", "last"), ("outcome", "last"), ("at", "last")]
     )
     states = [_OPEN.get(outcome, outcome) for outcome in last.column("outcome_last").to_pylist()]
     return pa.table(
@@ -48,6 +48,7 @@ def standing(rows: pa.Table) -> pa.Table:
             "action": last.column("action"),
             "topic": last.column("topic_last"),
             "state": pa.array(states, pa.string()),
+            "at": last.column("at_last"),
         }
     )
 
@@ -90,9 +91,17 @@ def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str]
     return [Standing(name, states.get(name, {}), *totals.get(name, (0, 0))) for name in sorted(names)]
 
 
+def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:
+    """Plan rows without the ledgers that a deletion run found deleted or gone at ``since`` (ms) or later."""
+    gone = pc.and_(pc.is_in(intents.column("state"), pa.array([DELETED, GONE])), pc.greater_equal(intents["at"], since))
+    return _without(rows, intents.filter(gone))
+
+
 def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
-    """Those plan rows whose intent is not in flight."""
-    flying = intents.filter(
-        pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), LEDGER))
-    )
-    return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), flying.column("ledger_id").combine_chunks())))
+    """Plan rows without those whose intent is in flight."""
+    return _without(rows, intents.filter(pc.equal(intents.column("state"), IN_FLIGHT)))
+
+
+def _without(rows: pa.Table, intents: pa.Table) -> pa.Table:
+    ids = intents.filter(pc.equal(intents.column("action"), LEDGER)).column("ledger_id").combine_chunks()
+    return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), ids)))

@@ -22,7 +22,7 @@ from pulsar_lifecycle.io.journal import intents_standing
 from pulsar_lifecycle.io.queue import pending
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
-from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, to_send
+from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, still_there, to_send
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
 
@@ -49,9 +49,10 @@ def reconcile(
 ) -> Reconciled:
     """Plan the confirmed orphans of some namespaces (none: of all), and send their intents if ``apply``.
 
-    It looks at the newest scan. What the journal says is in flight is left out, unless ``resend`` or the queue is
-    empty: then those messages are lost. A deletion run finds a ledger whose intent was sent twice gone. Raises Refused,
-    NotFound; with ``apply`` also Paused, and Refused for a report-only plan or one that exceeds the settings' caps.
+    It looks at the newest scan, without what was deleted since. What the journal says is in flight is left out, unless
+    ``resend`` or the queue is empty: then those messages are lost. A deletion run finds a ledger whose intent was sent
+    twice gone. Raises Refused, NotFound; with ``apply`` also Paused, and Refused for a report-only plan or one that
+    exceeds the settings' caps.
     """
     settings = cluster.settings
     with KazooStore(settings.zookeeper, read_only=True) as store:
@@ -65,6 +66,7 @@ def reconcile(
     def chosen(rows: pa.Table) -> pa.Table:
         if namespaces:
             rows = rows.filter(pc.is_in(rows.column("namespace"), pa.array(sorted(namespaces), pa.string())))
+        rows = still_there(rows, intents, epoch.started_at)
         confirmed.append(rows)
         return rows if resend or not backlog else to_send(rows, intents)
 

@@ -29,8 +29,9 @@ def counted(*rows: JournalRow) -> dict[str, int]:
 def test_the_words_are_those_of_the_runs() -> None:
     assert (metrics.LEDGER, metrics.OFFLOAD_LEDGER) == (decision.DELETE_LEDGER, decision.DELETE_OFFLOADED)
     assert metrics.SENT == apply.SENT
-    assert (metrics.DELETED, metrics.RETRYING, metrics.DEAD_LETTERED, metrics.WAITING) == (
+    assert (metrics.DELETED, metrics.GONE, metrics.RETRYING, metrics.DEAD_LETTERED, metrics.WAITING) == (
         decision.DELETED,
+        decision.GONE,
         decision.RETRYING,
         decision.DEAD_LETTERED,
         decision.WAITING,

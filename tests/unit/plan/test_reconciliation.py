@@ -10,7 +10,16 @@ import pytest
 from pulsar_lifecycle.engine import apply, decision
 from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.plan.deletion import PLAN
-from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT, STANDING, Standing, by_namespace, standing, to_send
+from pulsar_lifecycle.plan.reconciliation import (
+    DEAD,
+    IN_FLIGHT,
+    STANDING,
+    Standing,
+    by_namespace,
+    standing,
+    still_there,
+    to_send,
+)
 from pulsar_lifecycle.ports import JournalRow
 
 SENT = JournalRow(
@@ -68,6 +77,15 @@ def test_what_is_in_flight_is_not_sent_again_and_an_offloaded_copy_is_another_ma
         replace(SENT, ledger_id=3, action=decision.DELETE_OFFLOADED),
     )
     assert to_send(orphans(1, 2, 3, 4), found).column("ledger_id").to_pylist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("outcome", [decision.DELETED, decision.GONE, decision.KEPT])
+def test_what_was_deleted_since_the_scan_is_no_orphan_any_more(outcome: str) -> None:
+    """Before the scan it was another ledger: a restored store issues ids again."""
+    found = intents(SENT, decided(outcome, at=20))
+    settled = outcome != decision.KEPT
+    assert still_there(orphans(1, 2), found, 20).column("ledger_id").to_pylist() == ([2] if settled else [1, 2])
+    assert still_there(orphans(1, 2), found, 21).column("ledger_id").to_pylist() == [1, 2]
 
 
 def test_every_wanted_namespace_stands_somewhere() -> None:

@@ -1,0 +1,175 @@
+"""Switching two-phase deletion off with intents in flight and on again; deriving intents again; a restored store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from pulsar_lifecycle.cli import main
+from pulsar_lifecycle.engine.redrive import Wanted
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.journal import intents_standing
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
+from pulsar_lifecycle.spark import phase_one
+from pulsar_lifecycle.spark.reconcile import Reconciled, reconcile
+from pulsar_lifecycle.spark.redrive import redrive_now
+from sandbox import plant, topics, verify, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from sandbox.seed import Live
+from tests.integration.forgery import forged
+from tests.integration.pipeline import (
+    Pipeline,
+    drain,
+    existing,
+    new_namespace,
+    send,
+    wait_unlisted,
+    waiting,
+)
+
+pytestmark = pytest.mark.integration
+
+
+def leaks(sandbox: Cluster, namespace: str, count: int) -> set[int]:
+    """Orphans of one topic that is gone."""
+    return {plant.young(sandbox, f"persistent://{namespace}/leaked")[0].ledger_id for _ in range(count)}
+
+
+def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "rollback")
+    leaked = f"persistent://{namespace}/gone"
+    orphans = {entry.ledger_id for entry in plant.orphan_data(sandbox, leaked)} | leaks(sandbox, namespace, 6)
+    wait_unlisted(sandbox, [leaked])
+    pipeline = pipelines()
+    planned = pipeline.confirmed_plan()
+    assert orphans <= planned.ids
+    applied = pipeline.apply(pipeline.order(planned))
+
+    off = pipelines({"deletion": {"topicTwoPhaseDeletionEnabled": False}}, lake=pipeline.lake)
+    order = off.order(planned)
+    before = existing(sandbox, planned.ids)
+    for effect in (
+        lambda: off.apply(order),
+        lambda: off.scan_and_delete("off"),
+        lambda: phase_one.trim(off.where, "off", [], dry_run=False),
+        lambda: phase_one.delete_topics(off.where, "off", [Topic.parse(leaked)], force=False, dry_run=False),
+        lambda: redrive_now(off.where.settings, "off", Wanted(), 10, lambda _: None),
+        lambda: reconciled(off, [namespace], apply=True),
+    ):
+        with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled is false"):
+            effect()
+    assert waiting(sandbox) == applied.sent
+    assert existing(sandbox, planned.ids) == before
+
+    # Meanwhile the cluster lives on: brokers restart, topics are written and deleted, ledgers come and go.
+    sandbox.restart("broker-1")
+    live = f"persistent://{namespace}/live"
+    contents = topics.payloads(130)
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        topics.publish(client, live, contents)
+        topics.publish(client, f"persistent://{namespace}/passing", topics.payloads(60))
+        admin.topic("DELETE", f"persistent://{namespace}/passing", "?force=true")
+    with sandbox.metadata() as zk:
+        listed = set(znodes.listed_ledgers(zk, live))
+        taken = min(orphans)  # someone restored or deleted one by hand
+        zk.delete(znodes.ledger_znode(taken))
+    send(sandbox, forged(sandbox, listed))
+    assert waiting(sandbox) == applied.sent + len(listed)
+
+    outcomes = pipeline.scan_and_delete("on")
+    assert waiting(sandbox) == 0, outcomes
+    assert not existing(sandbox, orphans)
+    for ledger in planned.ids:
+        rows = [(row["run_id"], row["outcome"]) for row in pipeline.journal(ledger)]
+        assert rows == [("on", "gone" if ledger == taken else "deleted")]
+    assert existing(sandbox, listed) == listed
+    assert {row["outcome"] for ledger in listed for row in pipeline.journal(ledger)} == {"kept"}
+    assert verify.read_back(sandbox, [Live(live, len(contents), topics.digest(contents))]) == []
+
+
+def reconciled(pipeline: Pipeline, namespaces: list[str], *, apply: bool, resend: bool = False) -> Reconciled:
+    run_id = f"reconcile-{uuid4().hex[:6]}"
+    return reconcile(pipeline.where, run_id, namespaces, apply=apply, resend=resend, progress=lambda _: None)
+
+
+def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    drain(sandbox)
+    chosen, other = new_namespace(sandbox, "chosen"), new_namespace(sandbox, "other")
+    ours, theirs = leaks(sandbox, chosen, 4), leaks(sandbox, other, 2)
+    pipeline = pipelines({"apply": {"max_share": 1.0}})
+    pipeline.scan()
+    pipeline.scan()
+    first = reconciled(pipeline, [chosen], apply=False)
+    assert set(first.rows.column("ledger_id").to_pylist()) == ours
+    assert [(s.namespace, s.orphans, s.in_flight) for s in first.standings] == [(chosen, 4, 0)]
+    assert (first.applied, waiting(sandbox)) == (None, 0)
+
+    sent = reconciled(pipeline, [chosen], apply=True)
+    assert sent.applied is not None
+    assert (sent.applied.sent, waiting(sandbox)) == (4, 4)
+    standing = intents_standing(pipeline.lake, "sandbox").to_pylist()
+    assert {row["ledger_id"]: row["state"] for row in standing} == dict.fromkeys(ours, IN_FLIGHT)
+
+    again = reconciled(pipeline, [chosen, other], apply=True)  # what is in flight is not sent twice
+    assert again.applied is not None
+    assert (again.applied.sent, waiting(sandbox)) == (2, 6)
+    assert reconciled(pipeline, [chosen], apply=False, resend=True).summary.ledgers == 4
+
+    drain(sandbox)  # the queue is lost, as after a restore
+    lost = reconciled(pipeline, [chosen, other], apply=True)
+    assert lost.applied is not None
+    assert (lost.applied.sent, waiting(sandbox)) == (6, 6)
+    pipeline.scan_and_delete()
+    assert not existing(sandbox, ours | theirs)
+    after = reconciled(pipeline, [chosen, other], apply=True)
+    assert after.applied is None
+    assert [(s.orphans, s.in_flight, s.settled) for s in after.standings] == [(0, 0, 4), (0, 0, 2)]
+
+
+def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    """As if the newest scan had been made of a later state than the one that is there now."""
+    namespace = new_namespace(sandbox, "restored")
+    orphans = leaks(sandbox, namespace, 2)
+    pipeline = pipelines()
+    pipeline.scan()
+    newest = pipeline.scan()
+    planned = pipeline.plan(newest)
+    assert planned.summary.actionable, planned.summary.gaps
+    document = Path(pipeline.lake, "epochs", newest.epoch_id, "epoch.json")
+    document.write_text(json.dumps({**json.loads(document.read_text()), "zxid": newest.zxid + (1 << 33)}))
+    for effect in (
+        lambda: pipeline.apply(pipeline.order(planned)),
+        pipeline.delete_pending,
+        lambda: phase_one.trim(pipeline.where, "back", [], dry_run=False),
+    ):
+        with pytest.raises(Refused, match="went back in time"):
+            effect()
+    back = pipeline.scan()
+    assert "went back in time" in back.broken
+    assert not pipeline.plan(back).summary.actionable
+
+    main_exit(pipeline, "accept-restore", "the test did it")
+    with pytest.raises(Refused, match="accept-restore"):
+        pipeline.apply(pipeline.order(planned))
+    pipeline.scan()
+    fresh = pipeline.plan(pipeline.scan())
+    assert fresh.summary.actionable, fresh.summary.gaps
+    assert orphans <= fresh.ids
+
+
+def main_exit(pipeline: Pipeline, *arguments: str) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--config", str(pipeline.file), *arguments])
+    assert not end.value.code
