@@ -1,0 +1,52 @@
+"""The jobs of phase one: dry by default, a topic's ledgers named one way, refusals shown first."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, shown
+from pulsar_lifecycle.engine.decision import REFUSED
+from pulsar_lifecycle.engine.marking import FAILED, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.errors import CorruptFormat, UsageError
+from pulsar_lifecycle.model import Topic
+
+NAME = "persistent://acme/orders/placed"
+
+
+def test_both_jobs_are_dry_runs_unless_told_otherwise() -> None:
+    assert TrimConfig(topics=[]).dry_run
+    assert DeleteTopicsConfig(topics=[]).dry_run
+    assert not DeleteTopicsConfig(topics=[]).force
+
+
+def test_a_topic_with_its_ledgers_is_an_order() -> None:
+    topic = Topic.parse(NAME)
+    assert TrimmedTopic(topic=NAME, ledgers=[3, 1]).order() == TrimOrder(topic, frozenset({1, 3}))
+    assert TrimmedTopic(topic=NAME, up_to_ledger=0).order() == TrimOrder(topic, up_to=0)
+
+
+@pytest.mark.parametrize("given", [{}, {"ledgers": [1], "up_to_ledger": 2}])
+def test_ledgers_are_named_in_one_way(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=NAME):
+        TrimmedTopic.model_validate({"topic": NAME, **given}).order()
+
+
+def test_a_topic_needs_its_full_name() -> None:
+    with pytest.raises(CorruptFormat):
+        TrimmedTopic(topic="placed", ledgers=[1]).order()
+
+
+def test_what_needs_an_eye_comes_first() -> None:
+    rows = [
+        Marked(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger"),
+        Marked(NAME, 2, REFUSED, "cursor s stands at 2:0", 20, "Managed-Ledger"),
+        Marked(f"{NAME}-2", -1, FAILED, "no answer"),
+    ]
+    metadata = shown(rows, dry_run=False)
+    sample = metadata["sample"]
+    assert isinstance(sample, dg.TableMetadataValue)
+    assert [record.data["outcome"] for record in sample.records] == [FAILED, REFUSED, REMOVED]
+    assert metadata["ledgers"] == 2
+    assert "cursor s stands at 2:0" in metadata["topics"].md_str
+    assert "| removed | 1 | 10 B |" in metadata["outcomes"].md_str
