@@ -118,7 +118,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         rows = journal_rows(lifecycle.settings().lake.path)
         rows = rows.filter(pc.equal(rows.column("cluster"), cluster))
         for namespace, metadata in _by_namespace(rows, set(context.partition_keys)).items():
-            context.log_event(dg.AssetMaterialization(context.asset_key, partition=namespace, metadata=metadata))
+            context.add_asset_metadata(metadata, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 

@@ -39,7 +39,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
             lifecycle.cluster(), context.run.run_id, names, apply=False, resend=False, progress=context.log.info
         )
         for name, metadata in standings_shown(found).items():
-            context.log_event(dg.AssetMaterialization(context.asset_key, partition=name, metadata=metadata))
+            context.add_asset_metadata(metadata, context.asset_key, name)
 
     return namespace_reconciliation
 

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
+import dagster as dg
 import pytest
 
+from assets.reconciliation import run_config
+from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import Refused
@@ -134,6 +137,46 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     after = reconciled(pipeline, [chosen, other], apply=True)
     assert after.applied is None
     assert [(s.orphans, s.in_flight, s.settled) for s in after.standings] == [(0, 0, 4), (0, 0, 2)]
+
+
+def test_an_operator_reconciles_in_the_ui(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    """A namespace of which only a leak is left can be chosen; asset and job show the same and send nothing unasked."""
+    drain(sandbox)
+    namespace = new_namespace(sandbox, "ui")
+    leaks(sandbox, namespace, 3)
+    pipeline = pipelines({"apply": {"max_share": 1.0}})
+    defs = build_defs(str(pipeline.file))
+    quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
+    name = dg.AssetKey(["sandbox", "namespace_reconciliation"])
+    with dg.DagsterInstance.ephemeral() as instance:
+
+        def shown() -> list[tuple[int, int]]:
+            records = instance.fetch_materializations(
+                dg.AssetRecordsFilter(name, asset_partitions=[namespace]), limit=9
+            )
+            pages = [record.asset_materialization for record in records.records]
+            names = ("confirmed orphans", "in flight by the journal")
+            return [tuple(page.metadata[name].value for name in names) for page in pages if page]  # type: ignore[misc]
+
+        for _ in range(2):
+            defs.resolve_job_def("scan").execute_in_process(run_config=quiet, instance=instance)
+        assert namespace in instance.get_dynamic_partitions("namespaces_sandbox")
+        asset_job = defs.resolve_implicit_global_asset_job_def()
+        asset_job.execute_in_process(
+            run_config=quiet, instance=instance, asset_selection=[name], partition_key=namespace
+        )
+        assert shown() == [(3, 0)]
+        job = defs.resolve_job_def("reconcile_namespaces")
+        for dry_run, sent in ((True, 0), (False, 3)):
+            job.execute_in_process(run_config={**quiet, **run_config([namespace], dry_run=dry_run)}, instance=instance)
+            assert waiting(sandbox) == sent
+        assert shown()[0] == (3, 0)
+        pending = defs.resolve_implicit_global_asset_job_def().execute_in_process(
+            run_config=quiet, instance=instance, asset_selection=[dg.AssetKey(["sandbox", "pending_deletions"])]
+        )
+        (event,) = pending.get_asset_materialization_events()
+        assert event.materialization.metadata["dagster/row_count"].value == 3
+        assert event.materialization.metadata["ledgers sent"].value == 3
 
 
 def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
