@@ -35,7 +35,7 @@ from pulsar_lifecycle.engine.decision import (
     Tools,
     action_of,
 )
-from pulsar_lifecycle.engine.owners import look_at_owners
+from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import LifecycleError, Overloaded
 from pulsar_lifecycle.formats import ledger_path
@@ -246,15 +246,18 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         row, finding = by_id[d.info.ledger_id], found.get(d.info.ledger_id)
         d.length = row["length"] or 0
         mismatch = _mismatch(d.info, row)
+        marked_at = marked.get(d.info.ledger_id)
         if mismatch:
             d.settle(REFUSED, mismatch)
-        elif finding is None:
-            d.settle(KEPT, "still in use: something refers to it")
+        elif marked_at is not None and marked_at >= evidence.started_at:
+            d.settle(WAITING, "no covered scan has started since it left its topic")
+        elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
+            fresh = marked_at is not None and run.now - marked_at < RACE_WINDOW_MS
+            d.settle(RETRYING if fresh else KEPT, "still in use: something refers to it")
         elif finding["finding"] not in (Finding.ORPHAN, orphans.PENDING):
             d.settle(KEPT, f"{finding['finding']}: {finding['reason']}")
-        elif d.info.ledger_id in marked:
-            if marked[d.info.ledger_id] >= evidence.started_at:
-                d.settle(WAITING, "no covered scan has started since it left its topic")
+        elif marked_at is not None:
+            continue
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
             d.settle(KEPT, "not confirmed: the earlier scan still found a reference; the orphan scan goes on looking")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:

@@ -97,8 +97,10 @@ class Scene:
     def send_all(self) -> None:
         self.publish(*(self.intent(i) for i in sorted(self.orphans)))
 
-    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> list[Decision]:
-        return delete(self.cluster, self.now, self.before, wrap=wrap)
+    def delete(
+        self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "delete-run"
+    ) -> list[Decision]:
+        return delete(self.cluster, self.now, self.before, wrap=wrap, run_id=run_id)
 
     @property
     def waiting(self) -> int:
@@ -554,11 +556,52 @@ def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(s
         return tools
 
     with pytest.raises(LifecycleError):
-        scene.delete(cut)
+        scene.delete(cut, run_id="cut off")
     (row,) = scene.cluster.journal.rows
     assert (row.outcome, scene.waiting) == (WAITING, 1)
     assert "not known" in row.reason
     assert outcomes(scene.delete()) == [GONE]
+    said = [(row.outcome, row.run_id) for row in scene.cluster.journal.rows]
+    assert said == [(WAITING, "cut off"), (DELETED, "cut off"), (GONE, "delete-run")]
+
+
+def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(scene: Scene) -> None:
+    scene.send_all()
+    journal = scene.cluster.journal
+
+    def full(tools: Tools) -> Tools:
+        def fail(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                journal.failure = StoreError("the disk is full")
+
+        tools.store.after = fail
+        return tools
+
+    with pytest.raises(StoreError):
+        scene.delete(full, run_id="failed")
+    assert journal.rows == []
+    journal.failure = None
+    last = scene.now
+    scene.cluster.wait(1)
+    assert scan(scene.cluster, Policy(max_shrinkage=0), [last]).epoch.covered
+    assert outcomes(scene.delete()) == [GONE] * 5
+    gone = {row.ledger_id: row for row in journal.rows if row.outcome == DELETED}
+    assert set(gone) == scene.orphans
+    row = gone[scene.cursor]
+    assert (row.run_id, row.component, row.topic) == ("failed", "Managed-Cursor", str(TOPIC))
+    assert {(node.ledger_id, node.at) for node in journal.nodes} == {(row.ledger_id, row.at) for row in gone.values()}
+    assert all(row.checksum and "settled_by" in row.detail for row in gone.values())
+    scene.delete()
+    assert len([row for row in journal.rows if row.outcome == DELETED]) == 5
+
+
+def test_what_an_earlier_run_archived_and_left_there_is_decided_again(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data))
+    calls: list[str] = []
+    with pytest.raises(Killed):
+        scene.delete(recorded(calls, 10_000), run_id="never") if False else scene.delete(
+            recorded([], _call_of("store.delete_many")), run_id="killed"
+        )
 
 
 class Killed(BaseException):
@@ -616,15 +659,16 @@ def test_a_run_killed_at_any_call_is_finished_by_the_next(after: bool) -> None:
         scene.send_all()
         before = scene.cluster.ledger_ids()
         with pytest.raises(Killed):
-            scene.delete(recorded([], number, after))
+            scene.delete(recorded([], number, after), run_id="killed")
         gone = before - scene.cluster.ledger_ids()
-        assert gone <= {node.ledger_id for node in scene.cluster.journal.nodes}
+        journal = scene.cluster.journal
+        assert gone <= {node.ledger_id for node in journal.nodes}
         assert set(outcomes(scene.delete())) <= {DELETED, GONE}
         assert before - scene.cluster.ledger_ids() == scene.orphans
         assert scene.waiting == 0
-        deleted = [row.ledger_id for row in scene.cluster.journal.rows if row.outcome == DELETED]
-        assert len(deleted) == len(set(deleted))
-        assert {row.ledger_id for row in scene.cluster.journal.rows} == scene.orphans
+        deleted = [(row.ledger_id, row.run_id) for row in journal.rows if row.outcome == DELETED]
+        assert sorted(deleted) == sorted((i, "killed" if i in gone else "delete-run") for i in scene.orphans)
+        assert {row.ledger_id for row in journal.rows} == scene.orphans
 
 
 def test_a_journal_that_cannot_be_written_stops_before_the_deletion(scene: Scene) -> None:
@@ -714,6 +758,8 @@ def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
     info = PendingDeleteLedgerInfo(
         topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.live
     )
-    scene.publish(info)
-    (decision,) = delete(cluster, scene.now, scene.before, marked={scene.live: (stat.czxid, 1)})
-    assert (decision.outcome, cluster.exists(scene.live)) == (KEPT, True)
+    scene.publish(info, info)
+    just_now = scene.now.epoch.started_at - 1
+    for marked_at, outcome in ((just_now, RETRYING), (1, KEPT)):
+        (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={scene.live: (stat.czxid, marked_at)})
+        assert (decision.outcome, cluster.exists(scene.live)) == (outcome, True)
