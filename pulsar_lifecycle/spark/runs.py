@@ -15,14 +15,14 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control, history, inventory
+from pulsar_lifecycle.engine import control, history, inventory, unsettled
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, marked_offloads, sent_ledgers
+from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, marked_offloads, sent_ledgers, unsettled_nodes
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
@@ -215,7 +215,7 @@ def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for
     try:
         age = now - cluster.lake.epoch(summary.epoch_id).started_at
     except NotFound as error:
-        raise Refused(f"plan {summary.plan_id}: its scan is not kept any more: {error}") from None
+        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}") from None
     if not 0 <= age <= valid_for_ms:
         raise Refused(
             f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
@@ -280,6 +280,8 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             # What fails is tried by every run and reported by those that trim; no deletion depends on it.
             settle_unloads(store, admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
             brokers = inventory.hear(store, admin)
+        left = unsettled_nodes(settings.lake.path, settings.cluster, now - unsettled.WITHIN_MS)
+        unsettled.settle(run_id, left, store, FileJournal(settings.lake.path), settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,
             cluster=settings.cluster,
