@@ -114,6 +114,7 @@ def store_memory(world: World) -> str | None:
     if world.model.ledgers[ledger].kind == "data" and world.random.random() < 0.7:
         topic.ledgers.insert(max(0, len(topic.ledgers) - 1), ledger)
         topic.ledgers.sort()
+        topic.moved = True  # what no scan has seen named must stay where the next one sees it
         world.store(topic)
         return f"{topic.name} lists {ledger} at last"
     return f"the broker of {topic.name} forgets {ledger}"
@@ -427,6 +428,7 @@ def revive(world: World) -> str | None:
         world.schema(schema_id, world.model.schemas[schema_id])
         return f"schema {schema_id} names {ledger} again"
     assert topic is not None
+    topic.moved = True  # what two scans found free is not taken away again before the next one
     if made.topic not in world.model.topics:
         world.model.topics[made.topic] = topic
         world.store(topic)

@@ -14,9 +14,10 @@ from pulsar_lifecycle.engine.decision import DEAD_LETTERED, DELETED, FINAL, RETR
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.ports import SimQueue, SimStore, Trace
-from tests.simulation.world import HOUR, World
+from tests.simulation.world import HOUR, Ledger, World
 
 GRACE = 7 * 24 * HOUR
 CONFIRMED_AFTER = 24 * HOUR
@@ -46,7 +47,7 @@ class Laws:
         self.paused_at: dict[int, int] = {}
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
-        self.deleted = 0
+        self.deleted = self.trimmed = 0
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
         world.journal.on_record = self.about_to_record
@@ -87,7 +88,7 @@ class Laws:
             return "I1: it is not closed"
         return (
             self._not_old_enough(ledger, stat, trace)
-            or self._owner_forbids(str(made.topic))
+            or self._owner_forbids(_owner(made))
             or self._not_archived(ledger, stat, data)
             or self._not_ours_to_act(trace)
         )
@@ -162,12 +163,18 @@ class Laws:
         after = [item.ledger_id for item in managed_ledger.decode(new).ledgers]
         if not after or after != before[len(before) - len(after) :]:
             raise Violation(f"I5: the product makes {after} of {before} in {path}")
+        why = self.world.trimmed(path, after)
+        if why:
+            raise Violation(f"I5: the product makes {after} of {before} in {path}: {why}")
+        self.trimmed += len(before) - len(after)
 
     # -------------------------------------------------------------------------------------------- journal, queue, caps
 
     def about_to_record(self, rows: Sequence[JournalRow]) -> None:
         """Judge what the journal is told."""
         for row in rows:
+            if row.phase == "mark" and row.outcome == "marked":
+                self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))
             if row.phase != "delete" or row.ledger_id < 0 or row.action != "delete-ledger":
                 continue
             there = self.world.exists(row.ledger_id)
@@ -212,3 +219,11 @@ class Laws:
             if row.phase == "delete":
                 found[json.loads(row.detail)["message"]].add(row.outcome)
         return found
+
+
+def _owner(made: Ledger) -> str:
+    """Full name of the topic that a ledger's tags name; a schema's leaves a V1 name's cluster out."""
+    if made.kind != "schema":
+        return str(made.topic)
+    namespace, _, name = made.topic.schema_id.rpartition("/")
+    return str(Topic.from_managed_ledger(f"{namespace}/persistent/{name}"))

@@ -14,6 +14,7 @@ from unittest.mock import patch
 from pulsar_lifecycle.engine import deletion, inventory, owners
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, Unread
 from pulsar_lifecycle.spark import runs
@@ -284,6 +285,36 @@ def skipped_children_ignored() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def compensate() -> Iterator[None]:
+    """After a compare-and-set whose outcome is not known, write back what was there."""
+    real = SimStore.write
+
+    def write(self: SimStore, path: str, data: bytes, version: int) -> Any:
+        before = self.server.data(path) if self.server.stat(path) is not None else b""
+        try:
+            return real(self, path, data, version)
+        except OutcomeUnknown:
+            if path.startswith("/managed-ledgers/"):
+                real(self, path, before, -1)
+            raise
+
+    with patch.object(SimStore, "write", write):
+        yield
+
+
+@contextmanager
+def trim_past_cursors() -> Iterator[None]:
+    """Trim whatever is asked, wherever the cursors stand."""
+    real = trimming.judge
+
+    def judge(info: Any, cursors: Any, *rest: Any) -> Any:
+        return real(info, {}, *rest)
+
+    with patch.object(trimming, "judge", judge):
+        yield
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -305,6 +336,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "go on while paused": no_pause,
     "no budget": no_budget,
     "go on while ZooKeeper is slow": no_latency_guard,
+    "compensate after an ambiguous compare-and-set": compensate,
+    "trim past the cursors": trim_past_cursors,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

@@ -19,6 +19,7 @@ from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.decision import Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
@@ -26,7 +27,7 @@ from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark import phase_one, runs
 from tests.fakes.deletion_queue import FakeDeadLetterQueue
 from tests.simulation import pipeline
 from tests.simulation.laws import Laws, Violation
@@ -106,7 +107,7 @@ class Operator:
         world = self.world
         world.trace = None
         before, began, spoiled = world.zookeeper.zxid, world.time.now_ms(), self.spoiled()
-        live, acts = set(world.live()), len(world.interceptor.fired)
+        live, acts = set(world.live(memory=False)), len(world.interceptor.fired)
         namespaces = _namespaces(world)
         sources = {t.shadow_of for t in world.model.topics.values() if not t.away}
         found = pipeline.scan(world, self.policy, self.lake.scans)
@@ -114,7 +115,7 @@ class Operator:
             raise Violation("I6: a scan wrote to the metadata store")
         if len(world.interceptor.fired) == acts and spoiled and found.epoch.covered:
             raise Violation(f"I8: {spoiled}, and the scan says that it read everything")
-        unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live())))
+        unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live(memory=False))))
         existing = frozenset(i for i in unneeded if world.exists(i))
         if self.lake.scans and self.lake.scans[-1].epoch.epoch_id == found.epoch.epoch_id:
             self.lake.scans.pop()
@@ -185,6 +186,19 @@ class Operator:
             outcomes = runs.apply_directly(self.cluster, run_id, order)
         return str(outcomes)
 
+    def trim(self) -> str:
+        """Take the oldest ledgers off some topic's list."""
+        topics = sorted(self.world.model.topics.values(), key=lambda t: (bool(t.cursors), str(t.name)))
+        topics = [t for t in topics if len(t.ledgers) > 1]
+        if not topics:
+            return "no topic to trim"
+        topic = self.random.choice([topics[0]] * 9 + topics)
+        order = TrimOrder(topic.name, up_to=self.random.choice(topic.ledgers[1:]))
+        self.world.trace = None
+        with self._adapters():
+            done = phase_one.trim(self.cluster, self._run_id("trim"), [order], dry_run=False)
+        return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
+
     def pause(self) -> str:
         """Stop every effect."""
         store = self.world.open_store()
@@ -240,23 +254,26 @@ class Operator:
             "KazooStore": lambda settings, read_only=False, **_: world.open_store(read_only=read_only),
             "HttpBrokerAdmin": lambda *_, **__: admin,
             "PulsarDeletionQueue": lambda *_, **__: world.open_queue(),
+            "BookieReader": lambda *_, **__: world.reader,
             "FileJournal": lambda *_, **__: world.journal,
             "SystemClock": lambda: world.clock,
             "sent_ledgers": self._sent_ledgers,
             "marked_ledgers": self._marked_ledgers,
+            "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
             "concurrency": lambda spark: 1,
             "delete_from_queue": self._delete_from_queue,
             "delete_directly": self._delete_directly,
             "secrets": SimpleNamespace(token_hex=lambda n: f"{len(self.lake.kept_plans):04x}"),
         }
-        kept = {name: getattr(runs, name) for name in stand_ins}
-        for name, value in stand_ins.items():
-            setattr(runs, name, value)
+        places = [(module, name) for module in (runs, phase_one) for name in stand_ins if hasattr(module, name)]
+        kept = [(module, name, getattr(module, name)) for module, name in places]
+        for module, name in places:
+            setattr(module, name, stand_ins[name])
         try:
             yield
         finally:
-            for name, value in kept.items():
-                setattr(runs, name, value)
+            for module, name, value in kept:
+                setattr(module, name, value)
 
     def _sent_ledgers(self, lake: str, plan_id: str) -> frozenset[int]:
         rows = self.world.journal.rows

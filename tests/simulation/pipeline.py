@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import apply, control, history, inventory, references
+from pulsar_lifecycle.engine import apply, control, history, inventory, references, unsettled
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.inventory import Brokers
@@ -130,6 +130,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     tagged = pc.sum(pc.equal(ledgers.column("component"), "schema")).as_py() or 0
     last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
     deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
+    deleted += len(unsettled.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
     epochs = [one.epoch for one in previous]
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
     gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
@@ -232,6 +233,7 @@ def begin(
     before: Scan,
     policy: Policy | None = None,
     batch: int = 4,
+    run_id: str = "delete-run",
 ) -> tuple[Run, control.Lease]:
     """Take the lease and gather the evidence, as ``spark/runs.py`` does."""
     policy = policy or Policy()
@@ -239,8 +241,10 @@ def begin(
     context = replace(
         now.context, holds=policy.holds, gone_namespaces=policy.gone_namespaces, system_topics=policy.system_topics
     )
+    left = cluster.journal.unsettled_nodes("simulated", cluster.clock.now_ms() - unsettled.WITHIN_MS)
+    unsettled.settle(run_id, left, store, cluster.journal, "/ledgers")
     run = Run(
-        run_id="delete-run",
+        run_id=run_id,
         cluster="simulated",
         guard=lease.guard,
         ledgers_root="/ledgers",
@@ -273,11 +277,12 @@ def delete(
     wrap: Callable[[Tools], Tools] = lambda tools: tools,
     limit: int = 1_000_000,
     marked: Mapping[int, tuple[int, int]] | None = None,
+    run_id: str = "delete-run",
 ) -> list[Decision]:
     """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports."""
     store, queue = cluster.open_store(), cluster.open_queue()
     try:
-        run, lease = begin(cluster, store, now, before, policy)
+        run, lease = begin(cluster, store, now, before, policy, run_id=run_id)
         run = replace(run, evidence=replace(run.evidence, marked=marked or {}))
         decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), limit, 1_000))
         control.release_lease(store, lease)

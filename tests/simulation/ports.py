@@ -128,7 +128,7 @@ class Trace:
 
 
 class SimZooKeeper(FakeZooKeeper):
-    """Tells ``on_delete`` and ``on_write`` what a session of the product is about to do."""
+    """Tells ``on_delete`` what a session of the product is about to delete, ``on_write`` what it has written."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
@@ -166,9 +166,11 @@ class SimZooKeeper(FakeZooKeeper):
         super().delete(path, version)
 
     def write(self, path: str, data: bytes, version: int) -> Stat:
-        if self.acting is not None and self.stat(path) is not None:
-            self.on_write(self.acting, path, self.data(path), data)
-        return super().write(path, data, version)
+        old = self.data(path) if self.stat(path) is not None else b""
+        stat = super().write(path, data, version)
+        if self.acting is not None:
+            self.on_write(self.acting, path, old, data)
+        return stat
 
     def create(self, path: str, data: bytes, owner: int) -> Stat:
         if self.acting is not None:
@@ -296,6 +298,7 @@ class SimAdmin(FakeBrokerAdmin):
         self.denied: dict[str, LifecycleError] = {}
         self.memory: Callable[[Topic], TopicInternals] = lambda topic: TopicInternals("", (), {}, {}, None, ())
         self.compaction: Callable[[Topic], str] = lambda topic: "NOT_RUN"
+        self.unloading: Callable[[Topic], None] = lambda topic: None
 
     def loaded_topics(self) -> dict[str, str]:
         self.interceptor.before("admin.loaded_topics")
@@ -314,6 +317,12 @@ class SimAdmin(FakeBrokerAdmin):
         self.interceptor.before("admin.compaction_status")
         self._answer_for(topic)
         return self.compaction(topic)
+
+    def unload(self, topic: Topic) -> None:
+        self.interceptor.before("admin.unload")
+        self._answer_for(topic)
+        self.unloading(topic)
+        self.interceptor.after("admin.unload")
 
     def _answer_for(self, topic: Topic) -> None:
         self._answer()

@@ -49,6 +49,7 @@ EXTRAS = {
     "backup": 2,
     "restore": 1,
     "accept": 1,
+    "trim": 4,
 }
 FAULTY = 0.5
 """Share of the control plane's steps that something happens to."""
@@ -131,6 +132,7 @@ class _Schedule:
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._violated(index, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
         self.result.facts["deleted"] += self.laws.deleted
+        self.result.facts["trimmed"] += self.laws.trimmed
         return self.result
 
     def _violated(self, index: int, what: str) -> None:
@@ -328,6 +330,7 @@ class _Schedule:
         self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")
         for _ in range(2):
             self.say(f"storm: {self._world(random)}")
+            self.say(f"storm: {self._process(random, 'trim', self.operator.trim, 0.7)}")
             for _ in range(random.randrange(4)):
                 self.say(f"storm: {faults.disturb(random, self.world, self._count)}")
             self.world.wait_ms(random.choice([HOUR, 12 * HOUR]))
@@ -377,6 +380,7 @@ def _settings(random: Random) -> Settings:
                 "shared_with": random.choice([[]] * 16 + [[{"name": WEST, "hosts": "west:2181"}]] * 3 + [None])
             },
             "orphans": {"legal_holds": holds, "system_topics": random.random() < 0.2},
+            "trimming": {"loaded_topics": random.random() < 0.6},
             "apply": {"max_share": 1.0, "max_ledgers": random.choice([3, 100, 100])},
             "deletion": {
                 "batch": random.choice([1, 2, 3, 5]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -91,7 +91,9 @@ class Cursor:
 
 @dataclass
 class ModelTopic:
-    """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored."""
+    """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored. ``moved``: they
+    are not taken away, or given another name, any more.
+    """
 
     name: Topic
     ledgers: list[int] = field(default_factory=list)
@@ -137,6 +139,7 @@ class World(SimulatedCluster):
         self.reader = SimReader()
         self.admin = SimAdmin([BROKER])
         self.admin.memory, self.admin.compaction = self._internals, self._compaction_status
+        self.admin.unloading = self._unload_on_demand
         self.journal = SimJournal()
         self.deletion_topics = SimTopics()
         self.model = Model()
@@ -195,20 +198,46 @@ class World(SimulatedCluster):
             self.load(found)
         return "RUNNING" if found.compacting is not None else "SUCCESS"
 
+    def _unload_on_demand(self, topic: Topic) -> None:
+        found = self.model.topics.get(topic)
+        if found is None or found.away:
+            raise NotFound(f"{topic}: no such topic")
+        if found.loaded:
+            self.unload(found)
+
+    def trimmed(self, path: str, left: Sequence[int]) -> str:
+        """The product wrote a topic's z-node: why it must not have; else a broker that has it loaded goes on with
+        what it has in memory.
+        """
+        topic = next((t for t in self.model.topics.values() if self.topic_path(t.name) == path and not t.away), None)
+        if topic is None:
+            return "no such topic"
+        gone = [i for i in topic.ledgers if i not in left]
+        if topic.cursors and gone:
+            return f"cursor {sorted(topic.cursors)[0]} has not passed {gone}"
+        if topic.shadow_of:
+            return "it is a shadow topic"
+        if topic.loaded:
+            topic.memory |= set(gone)
+        topic.ledgers = [i for i in topic.ledgers if i in left]
+        for ledger in gone:
+            topic.offloaded.pop(ledger, None)
+        return ""
+
     # ---------------------------------------------------------------------------------------------------------- truth
 
-    def live(self) -> dict[int, str]:
-        """Every ledger that somebody needs, and who."""
+    def live(self, *, memory: bool = True) -> dict[int, str]:
+        """Every ledger that somebody needs, and who; without ``memory`` only what metadata says."""
         found: dict[int, str] = dict(self.model.elsewhere)
         for topic in self.model.topics.values():
-            self._live_of(topic, found)
+            self._live_of(topic, found, memory)
         for schema_id, versions in self.model.schemas.items():
             found.update(dict.fromkeys(versions, f"schema {schema_id} has it"))
-        for ledger, (schema_id, _) in self.model.pending.items():
+        for ledger, (schema_id, _) in self.model.pending.items() if memory else ():
             found[ledger] = f"schema {schema_id} is about to name it"
         return {ledger: why for ledger, why in found.items() if self.exists(ledger)}
 
-    def _live_of(self, topic: ModelTopic, found: dict[int, str]) -> None:
+    def _live_of(self, topic: ModelTopic, found: dict[int, str], memory: bool) -> None:
         for ledger in topic.ledgers:
             context = topic.offloaded.get(ledger)
             if not (context and context.complete and context.bookkeeper_deleted):
@@ -218,9 +247,9 @@ class World(SimulatedCluster):
                 if ledger is not None and ledger >= 0:
                     found[ledger] = f"cursor {name} of {topic.name} names it"
             for (_, end), ledger in cursor.swallowed.items():
-                if topic.loaded and topic.ledgers and end >= min(topic.ledgers):
+                if memory and topic.loaded and topic.ledgers and end >= min(topic.ledgers):
                     found[ledger] = f"the broker of {topic.name} holds this snapshot in memory"
-        if topic.loaded:
+        if memory and topic.loaded:
             for ledger in topic.memory:
                 found[ledger] = f"the broker of {topic.name} has it in memory alone"
             if topic.compacting is not None:
