@@ -6,7 +6,8 @@ Belongs here: the order of these steps for one batch. The rule itself is ``plan/
 plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.
 
 A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
-one is found gone and acknowledged. What fails goes to the retry topic before its message is acknowledged.
+one is found gone and acknowledged; whose deletion that was, the next run writes down (``unsettled.py``). What fails
+goes to the retry topic before its message is acknowledged.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from pulsar_lifecycle.engine.decision import (
 )
 from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
 from pulsar_lifecycle.errors import LifecycleError, Overloaded
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
@@ -146,7 +148,7 @@ def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> Lifecycle
     except LifecycleError as error:
         stopped = stopped or error
         for d in doomed.values():
-            d.settle(WAITING, f"whether it was deleted is not known: {error}")
+            d.settle(WAITING, f"{NOT_KNOWN}: {error}")
     return stopped
 
 

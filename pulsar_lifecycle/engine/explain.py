@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import inventory, references
 from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.model import Topic
@@ -49,7 +50,7 @@ class Verdict(StrEnum):
     DELETED = "deleted"
     """Our journal says which run deleted it."""
     GONE = "gone"
-    """It is not there any more, and it was not us."""
+    """It is not there any more, and our journal has no deletion of it (yet)."""
     UNKNOWN = "unknown"
     """No trace of it anywhere."""
 
@@ -209,6 +210,11 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     deletions = [row for row in history.journal if row["outcome"] == DELETED]
     if needing:
         return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
+    unsaid = unsettled(
+        pa.Table.from_pylist(list(history.archived), ARCHIVE), pa.Table.from_pylist(list(history.journal), SAID)
+    )
+    for run_id, _, _ in unsaid:
+        return Verdict.GONE, f"run {run_id} was about to delete it and ended before it could say so: the next one will"
     if deletions:
         return Verdict.DELETED, f"run {deletions[-1]['run_id']} deleted it: {deletions[-1]['reason']}"
     if found.references.num_rows:

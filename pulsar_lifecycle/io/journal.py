@@ -28,6 +28,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pulsar_lifecycle.engine.decision import DELETE_OFFLOADED
+from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
+from pulsar_lifecycle.engine.unsettled import SAID, unsettled
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
@@ -239,10 +241,13 @@ def _tally_of(filesystem: pafs.FileSystem, folder: str, tallies: str, today: str
 
 
 def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> pa.Table:
+    return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition & (pc.field("outcome") == outcome) & _since(since))
+
+
+def _since(since: int) -> pc.Expression:
     # A batch is filed under the day of its first row, which may be the day before.
     day = datetime.fromtimestamp(max(0, since / 1000 - 86_400), UTC).date().isoformat()
-    condition &= (pc.field("outcome") == outcome) & (pc.field("at") >= since) & (pc.field("date") >= day)
-    return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition)
+    return (pc.field("at") >= since) & (pc.field("date") >= day)
 
 
 def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
@@ -265,6 +270,20 @@ def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Coll
         if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
             newest[node.ledger_id] = node
     return [newest[ledger_id] for ledger_id in sorted(newest)]
+
+
+def unsettled_nodes(lake: str, cluster: str, since: int) -> list[Archived]:
+    """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
+    recent = _since(since) & (pc.field("cluster") == cluster)
+    archived = _scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent, ARCHIVED.names)
+    if not archived.num_rows:
+        return []
+    phases = pc.field("phase").isin(["delete", "undo"])
+    found = unsettled(archived, _scan(lake, JOURNAL, JOURNAL_SCHEMA, recent & phases, SAID.names))
+    ids = pa.array(sorted({ledger_id for _, ledger_id, _ in found}), pa.int64())
+    rows = _scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None
+    nodes = [Archived(**row) for row in rows.to_pylist()] if rows else []
+    return list({key: n for n in nodes if (key := (n.run_id, n.ledger_id, n.at)) in found}.values())
 
 
 def rows_of_phase(lake: str, phase: str) -> pa.Table:

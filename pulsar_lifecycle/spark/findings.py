@@ -16,9 +16,10 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.engine.history import read_marks
+from pulsar_lifecycle.engine.unsettled import absent
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.io.journal import deleted_since
+from pulsar_lifecycle.io.journal import deleted_since, unsettled_nodes
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import orphans, tables
@@ -44,8 +45,10 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     with KazooStore(settings.zookeeper, read_only=True) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
-    # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage over it.
-    previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
+        # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
+        previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
+        last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
+        unsaid = len(absent(store, unsettled_nodes(lake.location, settings.cluster, last))) if last else 0
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,
@@ -70,8 +73,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         unread.append("the scan began on another cluster: its fingerprint differs")
     epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread))
     epoch = replace(epoch, broken=broken_history(epoch, previous))
-    last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
-    deleted = deleted_since(lake.location, last, settings.cluster) if last else 0
+    deleted = deleted_since(lake.location, last, settings.cluster) + unsaid if last else 0
     gaps = prove(epoch, previous, deleted, settings.orphans.max_shrinkage, schemas)
     epoch = replace(epoch, gaps=gaps)
     cluster.lake.store_offload_uuids(epoch_id, [stored_name("managed_ledgers", root) for root in cluster.roots()])

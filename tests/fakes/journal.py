@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
+import pyarrow as pa
+
+from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.ports import Archived, JournalRow
 
@@ -22,6 +26,15 @@ class FakeJournal:
 
     def archive(self, nodes: Sequence[Archived]) -> str:
         return self._store(self.nodes, nodes)
+
+    def unsettled_nodes(self, cluster: str, since: int) -> list[Archived]:
+        """As ``io.journal.unsettled_nodes``."""
+        nodes = [n for n in self.nodes if n.cluster == cluster and n.at >= since]
+        rows = [asdict(row) for row in self.rows if row.cluster == cluster and row.at >= since]
+        found = unsettled(
+            pa.Table.from_pylist([asdict(node) for node in nodes], ARCHIVE), pa.Table.from_pylist(rows, SAID)
+        )
+        return [n for n in nodes if (n.run_id, n.ledger_id, n.at) in found]
 
     def _store(self, kept: list, rows: Sequence) -> str:
         if self.failure:

@@ -279,6 +279,18 @@ def test_the_journal_says_which_run_deleted_it(world: World) -> None:
     assert found.answer == "run run-9 deleted it: orphan: nothing refers to it"
 
 
+def test_a_deletion_that_is_not_journalled_yet_names_its_run(world: World) -> None:
+    archived = {"run_id": "run-9", "ledger_id": 7, "at": 3}
+    gone = journalled("gone", 4) | {"run_id": "run-10", "phase": "delete", "action": "delete-ledger", "ledger_id": 7}
+    world.history = replace(world.history, journal=(journalled("sent"), gone), archived=(archived,))
+    found = world.explain(7)
+    assert found.verdict is Verdict.GONE
+    assert found.answer.startswith("run run-9 was about to delete it and ended before it could say so")
+    said = gone | {"run_id": "run-9", "outcome": "deleted", "checksum": "abc"}
+    world.history = replace(world.history, journal=(*world.history.journal, said))
+    assert world.explain(7).verdict is Verdict.DELETED
+
+
 def test_a_deleted_ledger_that_its_topic_lists_again_is_dangling(world: World) -> None:
     world.history = replace(world.history, journal=(journalled("deleted"),))
     world.topic(LedgerInfo(7))

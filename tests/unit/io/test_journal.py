@@ -21,6 +21,7 @@ from pulsar_lifecycle.io.journal import (
     marked_offloads,
     rows_of_phase,
     tallied,
+    unsettled_nodes,
 )
 from pulsar_lifecycle.plan.metrics import count
 from pulsar_lifecycle.ports import Archived, JournalRow
@@ -128,6 +129,25 @@ def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
     journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
     assert marked_ledgers(lake, "sandbox") == {2: (7, NOON)}
     assert marked_offloads(lake, "sandbox") == {1: (ROW.topic, NOON), 3: (ROW.topic, NOON)}
+
+
+def test_what_was_archived_and_never_journalled_is_found(journal, tmp_path):
+    def unsettled(since):
+        if isinstance(journal, FakeJournal):
+            return journal.unsettled_nodes("sandbox", since)
+        return unsettled_nodes(str(tmp_path), "sandbox", since)
+
+    assert unsettled(0) == []
+    nodes = [replace(NODE, ledger_id=i) for i in range(3)]
+    journal.archive([*nodes, replace(NODE, ledger_id=3, cluster="neighbour")])
+    journal.archive([replace(nodes[2], run_id="run-0", at=NOON - 86_400_000)])
+    said = replace(ROW, phase="delete", action="delete-ledger", outcome="deleted", checksum="abc")
+    journal.record([replace(said, ledger_id=1), replace(said, ledger_id=0, cluster="neighbour")])
+    assert sorted(unsettled(0), key=lambda node: node.ledger_id) == [nodes[0], nodes[2]]
+    assert len(unsettled(NOON)) == 2
+    assert unsettled(NOON + 1) == []
+    journal.record([replace(said, ledger_id=2), replace(said, ledger_id=0)])
+    assert unsettled(0) == []
 
 
 def test_unfinished_objects_are_not_read(tmp_path):

@@ -1,0 +1,117 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Deletions that were archived and never journalled, because their run ended in between: whose they were.
+
+Belongs here: telling which they are from archive and journal, and writing the missing rows. Not here: reading either.
+Whoever archived a ledger last, under the lease, is the only one who can have deleted it since: every deletion checks
+the lease, and archives the z-node as it is then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETED, WAITING
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.deletion import component_of
+from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Stat
+
+WITHIN_MS = 7 * 86_400_000
+"""How far back a deletion run looks for what earlier ones left unsaid."""
+
+NOT_KNOWN = "whether it was deleted is not known"
+"""How the reason of a message begins whose ledger may or may not have been deleted."""
+
+ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
+"""The archive's columns that :func:`unsettled` takes."""
+
+SAID = pa.schema(
+    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "reason", "checksum"))],
+)
+"""The journal's columns that :func:`unsettled` takes."""
+
+
+def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]]:
+    """(run id, ledger id, when archived) of what was archived last of its ledger, and nothing was said of since.
+
+    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`SAID`) are of one cluster, in any order. A row of the journal
+    is about an archived z-node if it has a checksum; a ledger that an undo restored since is settled.
+    """
+    keys = ["run_id", "ledger_id"]
+    reason = pc.fill_null(journal.column("reason"), "")
+    not_known = pc.and_(pc.equal(journal.column("outcome"), WAITING), pc.starts_with(reason, NOT_KNOWN))
+    decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
+    decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
+    said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])
+    joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer")
+    silent = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
+    ids = joined.filter(silent).column("ledger_id").unique()
+    if not len(ids):
+        return set()
+    restored = pc.and_(pc.equal(journal.column("phase"), "undo"), pc.equal(journal.column("outcome"), "restored"))
+    back = journal.filter(restored).group_by("ledger_id").aggregate([("at", "max")]).to_pylist()
+    settled_at = {row["ledger_id"]: row["at_max"] for row in back}
+    last: dict[int, tuple[int, bool, str]] = {}
+    for row in joined.filter(pc.is_in(joined.column("ledger_id"), ids)).to_pylist():
+        settled = row["at_max"] is not None and row["at_max"] >= row["at"]
+        found = (row["at"], settled, row["run_id"])
+        last[row["ledger_id"]] = max(found, last.get(row["ledger_id"], found))
+    return {
+        (run_id, ledger_id, at)
+        for ledger_id, (at, settled, run_id) in last.items()
+        if not settled and settled_at.get(ledger_id, -1) < at
+    }
+
+
+def absent(store: MetadataStore, nodes: Sequence[Archived]) -> list[Archived]:
+    """Those of ``nodes`` that are not there now."""
+    if not nodes:
+        return []
+    store.sync("/")
+    return [one for one, node in zip(nodes, store.read([n.path for n in nodes]), strict=True) if node is None]
+
+
+def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
+    """Journal the unsettled ``nodes`` that are not there as deleted by the runs that archived them; returns how many.
+
+    To be called under the lease. What is there still needs no word: it is decided again.
+    """
+    gone = sorted(absent(store, nodes), key=lambda one: (one.at, one.ledger_id))
+    for _, day in groupby(gone, key=lambda one: datetime.fromtimestamp(one.at / 1000, UTC).date()):
+        journal.record(_rows(run_id, list(day), ledgers_root))
+    return len(gone)
+
+
+def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
+    read = [Node(n.path, n.data, Stat(n.czxid, n.czxid, n.ctime, n.ctime, n.version, 0, 0, 0, 0, 0)) for n in nodes]
+    rows: list[JournalRow] = []
+    for one, tags in zip(nodes, inventory.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
+        component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
+        rows.append(
+            JournalRow(
+                run_id=one.run_id,
+                cluster=one.cluster,
+                plan_id="",
+                ledger_id=one.ledger_id,
+                component=component,
+                topic=orphans.owner_of(*(tags[tag] for tag in orphans.OWNER_TAGS))[1],
+                action=DELETE_LEDGER,
+                phase="delete",
+                outcome=DELETED,
+                reason="its run ended before it could say so",
+                bytes=tags["length"] or 0,
+                checksum=hashlib.sha256(one.data).hexdigest(),
+                detail=json.dumps({"settled_by": run_id}),
+                at=one.at,
+            )
+        )
+    return rows
