@@ -217,7 +217,7 @@ class Laws:
         found: dict[str, set[str]] = defaultdict(set)
         for row in self.world.journal.rows:
             if row.phase == "delete":
-                found[json.loads(row.detail)["message"]].add(row.outcome)
+                found[json.loads(row.detail).get("message", "")].add(row.outcome)
         return found
 
 
