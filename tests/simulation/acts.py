@@ -42,6 +42,14 @@ def create_topic(world: World) -> str | None:
     return f"{topic.name} is created{' and loaded' if topic.loaded else ''}"
 
 
+def plain(world: World) -> str | None:
+    """A resting topic with a few ledgers and no cursor: its oldest may be trimmed."""
+    name = Topic.parse("persistent://acme/orders/plain")
+    topic = world.model.topics[name] = ModelTopic(name, [world.make("data", name) for _ in range(4)])
+    world.store(topic)
+    return f"{name} rests with {topic.ledgers}"
+
+
 def load(world: World) -> str | None:
     topic = _pick(world, lambda t: not t.loaded)
     if topic is None or world.full():
@@ -128,7 +136,7 @@ def move_cursor(world: World) -> str | None:
     cursor = topic.cursors.setdefault(name, Cursor())
     old = cursor.ledger
     state = LedgerState.OPEN if topic.loaded else LedgerState.CLOSED
-    cursor.ledger = world.make("cursor", topic.name, cursor=name, state=state)
+    cursor.ledger = world.make("cursor", topic.name, cursor=name, state=state, entries=[world.position_entry()])
     world.store_cursor(topic, name)
     world.drop(old)
     return f"cursor {name} of {topic.name} moves to {cursor.ledger}"

@@ -144,7 +144,8 @@ class _Schedule:
             self.result.faults[code] += 1
 
     def _begin(self) -> str:
-        return "; ".join(self._act() for _ in range(self.world.random.randint(4, 14)))
+        rests = str(acts.plain(self.world)) if self.world.random.random() < 0.5 else "no topic rests"
+        return "; ".join([rests, *(self._act() for _ in range(self.world.random.randint(4, 14)))])
 
     def _act(self) -> str:
         done = acts.happen(self.world, acts.ACTS)
