@@ -180,7 +180,8 @@ class Laws:
             there = self.world.exists(row.ledger_id)
             trace = self.world.trace
             mine = trace is not None and row.ledger_id in trace.deleted
-            if row.outcome == DELETED and there:
+            back = trace is not None and self.world.restored_at >= trace.started  # a restore brought it back since
+            if row.outcome == DELETED and there and not back:
                 raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
             if mine and not there and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
                 raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")

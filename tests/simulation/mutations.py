@@ -238,19 +238,6 @@ def trust_any_scan() -> Iterator[None]:
 
 
 @contextmanager
-def forget_history() -> Iterator[None]:
-    """Never ask whether the metadata store went back in time."""
-    from pulsar_lifecycle.engine import history
-
-    with (
-        patch.object(history, "broken_since", lambda *_: ""),
-        patch("tests.simulation.pipeline.broken_history", lambda *_: ""),
-        patch("pulsar_lifecycle.plan.coverage.broken_history", lambda *_: ""),
-    ):
-        yield
-
-
-@contextmanager
 def no_pause() -> Iterator[None]:
     """Go on while paused."""
     from pulsar_lifecycle.engine import control
@@ -332,7 +319,6 @@ MUTATIONS: Mapping[str, Mutation] = {
     "acknowledge what was not copied to the retry topic": retry_uncopied,
     "acknowledge what must wait": waiting_is_done,
     "act on a scan that is not covered": trust_any_scan,
-    "never look whether the store went back in time": forget_history,
     "go on while paused": no_pause,
     "no budget": no_budget,
     "go on while ZooKeeper is slow": no_latency_guard,
