@@ -19,10 +19,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.spark import deletion
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.spark import deletion, phase_one
 from tests.integration.pipeline import NO_CAPS, Pipeline
 
 PORTS: dict[str, type] = {"store": KazooStore, "journal": FileJournal, "queue": PulsarDeletionQueue}
@@ -105,11 +108,14 @@ def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> N
         deletion._Worker = lambda *values: StruckWorker(made(*values), fault)  # type: ignore[assignment,misc]
         print(pipeline.delete_pending(arguments["run_id"]))
         return
+    where = pipeline.where
     fault.arm()
     if task == "apply":
-        from pulsar_lifecycle.engine.apply import Order
-
-        print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
+        order = Order(arguments["plan_id"], arguments["digest"], NO_CAPS)
+        print(pipeline.apply(order, arguments["run_id"]))
+    elif task == "trim":
+        orders = [TrimOrder(Topic.parse(arguments["topic"]), up_to=arguments["up_to"])]
+        print(phase_one.trim(where, arguments["run_id"], orders, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")
 

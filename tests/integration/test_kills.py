@@ -19,6 +19,9 @@ from pathlib import Path
 import pulsar
 import pytest
 
+from pulsar_lifecycle.engine.marking import GOES, TrimOrder
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.spark import phase_one
 from sandbox import znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -128,6 +131,33 @@ def traffic(cluster: Cluster) -> Iterator[Traffic]:
     assert not any(running.unread().values()), "acknowledged messages that no consumer got"
 
 
+def begin(
+    cluster: Cluster, folder: Path, lake: str, task: str, arguments: dict[str, object], **fault: object
+) -> subprocess.Popen[str]:
+    """Begin a run in a process group of its own, with a fault that makes ``folder/struck`` when it strikes."""
+    master = "local-cluster[2,1,1024]" if fault["victim"] == "executor" else "local[2]"
+    file = settings_file(
+        cluster,
+        folder / "run",
+        {
+            "zookeeper": {"session_timeout": "4s"},
+            "lake": {"path": lake},
+            "spark": {"master": master},
+            "deletion": {"batch": 5},
+            "trimming": {"loaded_topics": True},
+        },
+    )
+    command = [sys.executable, "-m", "tests.integration.killed_run", str(file), task]
+    return subprocess.Popen(
+        [*command, json.dumps(arguments), json.dumps({"flag": str(folder / "struck"), **fault})],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @dataclass
 class Scene:
     """One lake, one namespace, and the orphans planted in it."""
@@ -147,29 +177,8 @@ class Scene:
         assert self.orphans <= self.planned.ids
 
     def start(self, task: str, arguments: dict[str, object], **fault: object) -> subprocess.Popen[str]:
-        """Begin a run in a process group of its own, with a fault."""
         self.flag = self.folder / "struck"
-        master = "local-cluster[2,1,1024]" if fault["victim"] == "executor" else "local[2]"
-        file = settings_file(
-            self.cluster,
-            self.folder / "run",
-            {
-                "zookeeper": {"session_timeout": "4s"},
-                "lake": {"path": self.pipeline.lake},
-                "spark": {"master": master},
-                "deletion": {"batch": 5},
-            },
-        )
-        fault = {"flag": str(self.flag), **fault}
-        command = [sys.executable, "-m", "tests.integration.killed_run", str(file), task]
-        return subprocess.Popen(
-            [*command, json.dumps(arguments), json.dumps(fault)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        return begin(self.cluster, self.folder, self.pipeline.lake, task, arguments, **fault)
 
     def finish(self) -> None:
         """Rerun until the queue is empty, and look at what became of every intent."""
@@ -210,6 +219,48 @@ def test_a_run_killed_after_sending_sends_again_and_deletes_once(scene: Scene, t
     sent(scene)
     assert waiting(scene.cluster) == 2 * len(scene.planned.ids)
     scene.finish()
+
+
+def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
+    cluster: Cluster, traffic: Traffic, spark: None, tmp_path: Path
+) -> None:
+    """The worst moment of all: a loaded topic's z-node is written, and its broker does not know."""
+    drain(cluster)
+    settings = {
+        "zookeeper": {"session_timeout": "4s"},
+        "orphans": {"grace_period": "7d"},  # what phase one marked must not wait for it
+        "trimming": {"loaded_topics": True},
+        "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
+    }
+    pipeline = Pipeline(settings_file(cluster, tmp_path, settings))
+    pipeline.scan()
+    pipeline.scan()
+    topic = min(traffic.sent)
+    with cluster.metadata() as zk:
+        asked = sorted(znodes.listed_ledgers(zk, topic))[:2]
+    order = TrimOrder(Topic.parse(topic), up_to=asked[-1])
+
+    def may_go() -> bool:
+        found = phase_one.trim(pipeline.where, "look", [order], dry_run=True)
+        return [one.outcome for one in found] == [GOES, GOES]
+
+    wait_for(f"the ledgers of {topic} to be consumed", may_go, 60)
+    fault = {"port": "store", "method": "write", "call": 2, "after": True, "victim": "driver"}
+    arguments = {"topic": topic, "up_to": asked[-1], "run_id": "killed"}
+    run = begin(cluster, tmp_path, pipeline.lake, "trim", arguments, **fault)
+    _, errors = run.communicate(timeout=180)
+    assert (tmp_path / "struck").exists(), errors[-3000:]
+    with cluster.metadata() as zk:
+        assert not set(asked) & set(znodes.listed_ledgers(zk, topic)), "it was killed before its write"
+
+    pipeline.scan_and_delete("rerun")  # settles the owed unload first
+    traffic.check()
+    for _ in range(8):
+        if not existing(cluster, set(asked)):
+            break
+        pipeline.scan_and_delete("rerun")
+    assert not existing(cluster, set(asked))
+    assert {pipeline.journal(ledger)[-1]["outcome"] for ledger in asked} == {"deleted"}
 
 
 STEPS = {
