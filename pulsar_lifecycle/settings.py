@@ -175,7 +175,7 @@ class LakeSettings(_Section):
     @field_validator("path")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        if not (value.startswith("/") or "://" in value):
+        if not (value.startswith("/") or "://" in value.rstrip("/")):
             raise ValueError("expected an absolute path or a URI such as s3://bucket/prefix")
         return value.rstrip("/")
 
@@ -310,6 +310,8 @@ def load_settings(path: str | os.PathLike[str] | None = None) -> Settings:
         document: dict[str, Any] = tomllib.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{name}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not UTF-8 text at byte {error.start}") from error
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not valid TOML: {error}") from error
     try:

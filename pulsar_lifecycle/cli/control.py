@@ -127,6 +127,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         if newest is None or begun_at > newest.started_at
         else None,
         "plan": plans[-1].to_json() if plans else None,
+        "broken_plans": [str(error) for error in lake.broken_plans()],
         "queue": queue,
     }
 
@@ -152,6 +153,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     if begun and begun["epoch_id"]:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
     plan = "none"
+    broken = [f"broken: {why}" for why in document["broken_plans"]]
     if document["plan"]:
         newest = PlanSummary.from_json(document["plan"])
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
@@ -162,7 +164,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("effects", f"PAUSED {since(document['paused'])}" if document["paused"] else "not paused"),
             ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
             ("last scan", lines),
-            ("last plan", plan),
+            ("last plan", [plan, *broken]),
             (
                 "queue",
                 f"{show.counted(queue['pending'], 'intent')} in flight"

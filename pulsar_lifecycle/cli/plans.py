@@ -29,7 +29,10 @@ def plans(context: typer.Context, as_json: AsJson = False) -> None:
     from pulsar_lifecycle.io.lake import Lake
 
     settings = settings_of(context)
-    found = list(reversed(Lake(settings.lake.path).plans()))
+    lake = Lake(settings.lake.path)
+    found = list(reversed(lake.plans()))
+    for broken in lake.broken_plans():
+        print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
     if as_json:
         show.json_document([plan.to_json() for plan in found])
         return

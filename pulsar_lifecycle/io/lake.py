@@ -9,9 +9,9 @@ Layout: ``epochs/EPOCH/TABLE/*.parquet`` and ``epochs/EPOCH/epoch.json``; ``plan
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -20,13 +20,16 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
+from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.plan.coverage import Census, Epoch, census_from_json
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
+
+T = TypeVar("T")
 
 DAY_MS = 86_400_000
 KEPT_WHOLE_MS = 2 * DAY_MS
@@ -47,12 +50,16 @@ OFFLOAD_UUIDS = "offload-uuids.bin"
 class Lake:
     """An absolute folder that driver and executors share, or a URI such as ``s3://bucket/prefix``.
 
-    Raises StoreError when the lake does not answer, NotFound for what is not there.
+    Raises ConfigError for a location that cannot be opened, StoreError when the lake does not answer, NotFound for what
+    is not there, CorruptFormat with the file's path for what is not what a lake holds.
     """
 
     def __init__(self, location: str) -> None:
         self.location = location
-        self._filesystem, self._root = pafs.FileSystem.from_uri(location)
+        try:
+            self._filesystem, self._root = pafs.FileSystem.from_uri(location)
+        except (OSError, pa.ArrowException) as error:
+            raise ConfigError(f"lake.path: {location} is no absolute folder or URI that answers: {error}") from error
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
@@ -137,24 +144,26 @@ class Lake:
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         """(epoch id, started at) of the scan that ``run_id`` began, else of the newest one. Raises NotFound."""
         for name in sorted(self._folders("epochs"), reverse=True):
-            document = self._document(f"epochs/{name}/started.json")
-            if document is not None and run_id in ("", document["run_id"]):
-                return document["epoch_id"], document["started_at"]
+            started = self._started(name)
+            if started is not None and run_id in ("", started.run_id):
+                return started.epoch_id, started.started_at
         if run_id:
             return self.open_epoch("")
         raise NotFound(f"{self.location}: no scan has begun yet; materialize bookkeeper_ledgers first")
 
     def begun_by(self, epoch_id: str) -> str:
         """The run that began an epoch."""
-        return (self._document(f"epochs/{epoch_id}/started.json") or {}).get("run_id", "")
+        started = self._started(epoch_id)
+        return started.run_id if started else ""
 
     def fingerprint(self, epoch_id: str) -> str:
         """The cluster on which an epoch began; empty where it was not noted."""
-        return (self._document(f"epochs/{epoch_id}/started.json") or {}).get("fingerprint", "")
+        started = self._started(epoch_id)
+        return started.fingerprint if started else ""
 
     def finished(self, epoch_id: str) -> bool:
         """Whether an epoch was closed with its coverage proof."""
-        return self._document(f"epochs/{epoch_id}/epoch.json") is not None
+        return self._document(f"epochs/{epoch_id}/epoch.json", Epoch.from_json) is not None
 
     def store_census(self, epoch_id: str, census: Census) -> None:
         """Keep the count of one table of one root."""
@@ -175,11 +184,11 @@ class Lake:
         names = sorted(
             info.base_name for info in self._filesystem.get_file_info(selector) if info.base_name.endswith(".json")
         )
-        return [census_from_json(json.loads(self._read(f"epochs/{epoch_id}/census/{name}"))) for name in names]
+        return [self._parsed(f"epochs/{epoch_id}/census/{name}", census_from_json) for name in names]
 
     def epoch(self, epoch_id: str) -> Epoch:
         """A finished epoch. Raises NotFound, also for one that is set aside."""
-        epoch = Epoch.from_json(json.loads(self._read(f"epochs/{epoch_id}/epoch.json")))
+        epoch = self._parsed(f"epochs/{epoch_id}/epoch.json", Epoch.from_json)
         if epoch.started_at <= self._set_aside(epoch.cluster):
             raise NotFound(f"scan {epoch_id} was set aside by accept-restore")
         return epoch
@@ -189,7 +198,8 @@ class Lake:
         self._write_document(f"{SET_ASIDE}/{cluster}.json", {"until": now, "reason": reason})
 
     def _set_aside(self, cluster: str) -> int:
-        return (self._document(f"{SET_ASIDE}/{cluster}.json") or {"until": -1})["until"]
+        until = self._document(f"{SET_ASIDE}/{cluster}.json", lambda document: int(document["until"]))
+        return -1 if until is None else until
 
     def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
         """Finish an epoch: referenced ids and the decisions' context first, its document last."""
@@ -199,7 +209,12 @@ class Lake:
 
     def referenced(self, epoch_id: str) -> Referenced:
         """The referenced ids of a finished epoch."""
-        return Referenced.from_bytes(self._read(f"epochs/{epoch_id}/{REFERENCED}"))
+        relative = f"epochs/{epoch_id}/{REFERENCED}"
+        data = self._read(relative)
+        try:
+            return Referenced.from_bytes(data)
+        except (ValueError, LookupError) as error:
+            raise CorruptFormat(f"{self.location}/{relative}", 0, f"two bitmaps: {error}") from error
 
     def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
         """Gather every offload UUID in an epoch's tables of topics (one per root) into one small file."""
@@ -222,15 +237,15 @@ class Lake:
 
     def context(self, epoch_id: str) -> Context:
         """The context of a finished epoch's decisions."""
-        return Context.from_json(json.loads(self._read(f"epochs/{epoch_id}/{CONTEXT}")))
+        return self._parsed(f"epochs/{epoch_id}/{CONTEXT}", Context.from_json)
 
     def epochs(self, fingerprint: str = "") -> list[Epoch]:
         """Finished epochs, oldest first, without those set aside; of one metadata store if a fingerprint is given."""
         found: list[Epoch] = []
         for name in self._folders("epochs"):
-            document = self._document(f"epochs/{name}/epoch.json")
-            if document is not None:
-                found.append(Epoch.from_json(document))
+            epoch = self._document(f"epochs/{name}/epoch.json", Epoch.from_json)
+            if epoch is not None:
+                found.append(epoch)
         aside = {cluster: self._set_aside(cluster) for cluster in {e.cluster for e in found}}
         wanted = [e for e in found if e.started_at > aside[e.cluster] and fingerprint in ("", e.fingerprint)]
         return sorted(wanted, key=lambda e: e.started_at)
@@ -256,8 +271,11 @@ class Lake:
         return sorted(old)
 
     def _started_at(self, epoch_id: str) -> int:
-        document = self._document(f"epochs/{epoch_id}/started.json")
-        return document["started_at"] if document else 0
+        started = self._started(epoch_id)
+        return started.started_at if started else 0
+
+    def _started(self, epoch_id: str) -> _Started | None:
+        return self._document(f"epochs/{epoch_id}/started.json", TypeAdapter(_Started).validate_python)
 
     # --------------------------------------------------------------------------------------------------------- plans
 
@@ -271,11 +289,15 @@ class Lake:
 
     def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan with its rows, read from the files. Raises NotFound."""
-        document = self._document(f"plans/{plan_id}/plan.json") if _is_name(plan_id) else None
-        if document is None:
+        summary = self._document(f"plans/{plan_id}/plan.json", PlanSummary.from_json) if _is_name(plan_id) else None
+        if summary is None:
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/plans")
-        rows = pq.read_table(pa.BufferReader(self._read(f"plans/{plan_id}/rows.parquet")))
-        return PlanSummary.from_json(document), rows.select(PLAN.names).cast(PLAN)
+        relative = f"plans/{plan_id}/rows.parquet"
+        data = self._read(relative)
+        try:
+            return summary, pq.read_table(pa.BufferReader(data)).select(PLAN.names).cast(PLAN)
+        except (OSError, KeyError, pa.ArrowException) as error:
+            raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
 
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""
@@ -289,9 +311,24 @@ class Lake:
         return rows.num_rows > 0
 
     def plans(self) -> list[PlanSummary]:
-        """Stored plans, oldest first."""
-        documents = [self._document(f"plans/{name}/plan.json") for name in self._folders("plans")]
-        return sorted((PlanSummary.from_json(d) for d in documents if d is not None), key=lambda p: p.created_at)
+        """Stored plans, oldest first, without those of :meth:`broken_plans`."""
+        return sorted(self._plans()[0], key=lambda plan: plan.created_at)
+
+    def broken_plans(self) -> list[CorruptFormat]:
+        """What is wrong with plans whose document is not a plan's, one error each."""
+        return self._plans()[1]
+
+    def _plans(self) -> tuple[list[PlanSummary], list[CorruptFormat]]:
+        plans: list[PlanSummary] = []
+        broken: list[CorruptFormat] = []
+        for name in sorted(self._folders("plans")):
+            try:
+                plan = self._document(f"plans/{name}/plan.json", PlanSummary.from_json)
+            except CorruptFormat as error:
+                broken.append(error)
+                continue
+            plans += [] if plan is None else [plan]
+        return plans, broken
 
     # --------------------------------------------------------------------------------------------------------- files
 
@@ -306,15 +343,24 @@ class Lake:
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be listed: {error}") from error
 
-    def _document(self, relative: str) -> dict[str, Any] | None:
+    def _document(self, relative: str, make: Callable[[Mapping[str, Any]], T]) -> T | None:
+        """As :meth:`_parsed`; None where there is none."""
         try:
-            data = self._read(relative)
+            return self._parsed(relative, make)
         except NotFound:
             return None
+
+    def _parsed(self, relative: str, make: Callable[[Mapping[str, Any]], T]) -> T:
+        """What ``make`` makes of a JSON document."""
+        data = self._read(relative)
         try:
-            return json.loads(data)
-        except ValueError as error:
-            raise CorruptFormat(f"{self.location}/{relative}", 0, f"a JSON document: {error}") from error
+            return make(json.loads(data))
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            why = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                why = f"{'.'.join(map(str, first['loc'])) or 'document'}: {first['msg']}"
+            raise CorruptFormat(f"{self.location}/{relative}", 0, f"our own JSON document: {why}") from error
 
     def _write_document(self, relative: str, document: Mapping[str, Any]) -> None:
         self._write(relative, json.dumps(document, indent=1, sort_keys=True).encode())
@@ -342,6 +388,14 @@ class Lake:
                 self._filesystem.move(target, path)
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be stored: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    epoch_id: str
+    started_at: int
+    run_id: str
+    fingerprint: str = ""
 
 
 def _gathered(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[list[pa.RecordBatch]]:

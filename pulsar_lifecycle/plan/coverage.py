@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from pulsar_lifecycle.plan.history import UNKNOWN, WHAT_TO_DO, Marks, went_back
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
@@ -103,9 +104,8 @@ def _pairs(batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[str, str]]:
 
 
 def census_from_json(document: Mapping[str, Any]) -> Census:
-    """A census from the plain values of ``dataclasses.asdict``, lists for tuples."""
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document.items()}
-    return Census(**values)
+    """A census from the plain values of ``dataclasses.asdict``, lists for tuples. Raises ValueError for others."""
+    return _CENSUS.validate_python(document)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +154,11 @@ class Epoch:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Epoch:
-        """The inverse of :meth:`to_json`."""
-        values = dict(document)
-        values["census"] = tuple(census_from_json(c) for c in values["census"])
-        for name in ("acknowledged", "reference_errors", "broker_errors", "gaps", "shared_with"):
-            values[name] = tuple(values[name]) if values[name] is not None else None
-        values["lease"] = tuple(values.get("lease", (UNKNOWN, UNKNOWN)))
-        return cls(**values)
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
+        return _EPOCH.validate_python(document)
 
+
+_CENSUS, _EPOCH = TypeAdapter(Census), TypeAdapter(Epoch)
 
 ROOTS = ("managed_ledgers", "managed_cursors", "schemas")
 """Tables that every declared root must have."""

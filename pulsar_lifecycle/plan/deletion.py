@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import TypeAdapter
 
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -58,9 +59,11 @@ class PlanSummary:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> PlanSummary:
-        """The inverse of :meth:`to_json`."""
-        values: dict[str, Any] = {**document, "gaps": tuple(document["gaps"])}
-        return cls(**values)
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
+        return _SUMMARY.validate_python(document)
+
+
+_SUMMARY = TypeAdapter(PlanSummary)
 
 
 def confirm(now: pa.Table, before: pa.Table) -> pa.Table:

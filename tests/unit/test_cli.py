@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from pulsar_lifecycle.plan.tables import FINDINGS
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from tests.golden.files import GOLDEN, entries
+from tests.simulation.cluster import SimulatedCluster
 
 TOPIC = "persistent://shop/orders/placed"
 
@@ -240,6 +242,50 @@ def test_a_plan_whose_file_was_changed_is_refused(
     Lake(load_settings(settings_file).lake.path).store_plan(plan, FINDINGS.empty_table())
     assert run("plan", "orphans-1") == 1
     assert "digest" in capsys.readouterr().out
+
+
+def test_a_broken_plan_is_named_and_hides_no_other(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Path(load_settings(settings_file).lake.path) / "plans" / "orphans-0" / "plan.json"
+    broken.parent.mkdir()
+    broken.write_text("[]")
+    assert run("plans", "--json") == 0
+    captured = capsys.readouterr()
+    assert [p["plan_id"] for p in json.loads(captured.out)] == ["orphans-1"]
+    assert captured.err.count("\n") == 1
+    assert str(broken) in captured.err
+    assert run("plan", "orphans-0") == 1
+    assert str(broken) in capsys.readouterr().err
+
+
+def test_status_shows_a_broken_plan_and_goes_on(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    broken = Path(load_settings(settings_file).lake.path) / "plans" / "orphans-0" / "plan.json"
+    broken.parent.mkdir()
+    broken.write_text("{}")
+    run("status", "--json")
+    (error,) = json.loads(capsys.readouterr().out)["broken_plans"]
+    assert str(broken) in error
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "broken: " in out
+    assert "answers in" in out
+
+
+@pytest.mark.parametrize("path", ["foo://x", "s3://"])
+def test_a_lake_that_cannot_be_opened_is_a_wrong_setting(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    lake = load_settings(settings_file).lake.path
+    settings_file.write_text(settings_file.read_text().replace(lake, path))
+    assert run("plans") == 2
+    captured = capsys.readouterr()
+    assert "lake.path" in captured.err
+    assert captured.err.count("\n") == 1
 
 
 def test_an_unknown_plan_ends_with_1(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -54,6 +54,13 @@ def test_every_wrong_key_is_named(tmp_path: Path, change: tuple[str, str], named
         load_settings(write(tmp_path, MINIMAL.replace(*change)))
 
 
+def test_a_file_that_is_no_text_is_a_wrong_setting(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    path.write_bytes(path.read_bytes() + b'x = "\xff"')
+    with pytest.raises(ConfigError, match="not UTF-8 text at byte"):
+        load_settings(path)
+
+
 def test_several_wrong_keys_are_named_at_once(tmp_path: Path) -> None:
     text = MINIMAL.replace('"/lake"', '"lake"').replace('cluster = "c"', 'cluster = ""')
     with pytest.raises(ConfigError, match=r"(?s)cluster.*lake\.path"):

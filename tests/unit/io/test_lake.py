@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
 from pulsar_lifecycle.io.lake import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
 from pulsar_lifecycle.plan.coverage import Census, Epoch
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
@@ -88,6 +88,73 @@ def test_a_plan_reads_back_with_its_rows(lake: Lake) -> None:
 def test_a_plan_that_is_not_there_is_not_found(lake: Lake, plan_id: str) -> None:
     with pytest.raises(NotFound, match="no plan"):
         lake.plan(plan_id)
+
+
+SHAPES = [b"[]", b"5", b"{}", b"\xff", b"{", b'{"created_at": "x", "started_at": "x", "until": "x"}']
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_plan_of_another_shape_names_its_file_and_hides_no_other(lake: Lake, shape: bytes) -> None:
+    summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "digest")
+    for plan_id in ("p1", "p2"):
+        lake.store_plan(replace(summary, plan_id=plan_id), PLAN.empty_table())
+    broken = Path(lake.location) / "plans" / "p2" / "plan.json"
+    broken.write_bytes(shape)
+    assert lake.plans() == [summary]
+    (error,) = lake.broken_plans()
+    assert str(broken) in str(error)
+    with pytest.raises(CorruptFormat, match=r"p2/plan\.json"):
+        lake.plan("p2")
+
+
+@pytest.mark.parametrize("value", [b'"soon"', b"null", b"[1]"])
+def test_a_plan_with_one_wrong_field_names_it(lake: Lake, value: bytes) -> None:
+    summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "digest")
+    lake.store_plan(summary, PLAN.empty_table())
+    file = Path(lake.location) / "plans" / "p1" / "plan.json"
+    file.write_bytes(file.read_bytes().replace(str(NOW).encode(), value))
+    with pytest.raises(CorruptFormat, match="created_at"):
+        lake.plan("p1")
+
+
+def test_rows_that_are_no_plans_rows_name_their_file(lake: Lake) -> None:
+    lake.store_plan(PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "d"), PLAN.empty_table())
+    rows = Path(lake.location) / "plans" / "p1" / "rows.parquet"
+    other = pa.table({"n": [1]})
+    for write_rows in (lambda: rows.write_bytes(b"garbage"), lambda: pq.write_table(other, rows)):
+        write_rows()
+        with pytest.raises(CorruptFormat, match=r"p1/rows\.parquet"):
+            lake.plan("p1")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", ["epoch.json", "started.json", "context.json", "referenced.bin"])
+def test_an_epoch_of_another_shape_names_its_file(lake: Lake, name: str, shape: bytes) -> None:
+    finish(lake, epoch("e1", NOW))
+    (Path(lake.location) / "epochs" / "e1" / name).write_bytes(shape)
+    reads: dict[str, Callable[[], object]] = {
+        "epoch.json": lake.epochs,
+        "started.json": lambda: lake.open_epoch(""),
+        "context.json": lambda: lake.context("e1"),
+        "referenced.bin": lambda: lake.referenced("e1"),
+    }
+    with pytest.raises(CorruptFormat, match=f"e1/{name}"):
+        reads[name]()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_note_of_scans_set_aside_of_another_shape_names_its_file(lake: Lake, shape: bytes) -> None:
+    finish(lake, epoch("e1", NOW))
+    lake.set_scans_aside("c", 0, "")
+    (Path(lake.location) / "set-aside" / "c.json").write_bytes(shape)
+    with pytest.raises(CorruptFormat, match=r"set-aside/c\.json"):
+        lake.epochs()
+
+
+@pytest.mark.parametrize("location", ["foo://x", "relative"])
+def test_a_location_that_cannot_be_opened_names_the_setting(location: str) -> None:
+    with pytest.raises(ConfigError, match=r"lake\.path"):
+        Lake(location)
 
 
 def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) -> None:
