@@ -20,8 +20,8 @@ from pulsar_lifecycle.formats.retry_letter import due_at
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.ports import QueueReader, Received
-from pulsar_lifecycle.spark.runs import SWITCHED_OFF
 from resources.lifecycle import LifecycleResource
 
 RING_EVERY_SECONDS = 300

@@ -84,6 +84,8 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
             lake.context(epoch.epoch_id),
             grace=int(settings.orphans.grace_period * 1000),
             holds=frozenset(settings.orphans.legal_holds),
+            gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
+            system_topics=settings.orphans.system_topics,
         ),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding=findings[0] if findings else None,

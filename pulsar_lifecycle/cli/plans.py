@@ -17,6 +17,7 @@ from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pulsar_lifecycle.io.lake import Lake
     from pulsar_lifecycle.plan.deletion import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
@@ -68,9 +69,10 @@ def plan(
     from pulsar_lifecycle.plan import deletion
 
     settings = settings_of(context)
-    summary, rows = Lake(settings.lake.path).plan(plan_id)
+    lake = Lake(settings.lake.path)
+    summary, rows = lake.plan(plan_id)
     now = now_ms()
-    refusal = _refusal(summary, rows, settings, now)
+    refusal = _refusal(summary, rows, lake, settings, now)
     done = Counter(journal_rows(settings.lake.path, plan_id=plan_id).column("outcome").to_pylist())
     config = deletion.run_config(summary, settings.apply.model_dump())
     if run_config:
@@ -100,14 +102,20 @@ def journal(
     plan: Annotated[str | None, typer.Option("--plan", help="What became of a plan.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What was decided and done, oldest first; name a ledger, a run, a plan, or several of them."""
+    """What was decided and done on this cluster, oldest first; name a ledger, a run, a plan, or several of them."""
+    import pyarrow.compute as pc
+
     from pulsar_lifecycle.errors import UsageError
     from pulsar_lifecycle.io.journal import journal_rows
 
     if ledger is None and run is None and plan is None:
         raise UsageError("journal: name at least one of --ledger, --run, --plan")
     settings = settings_of(context)
-    rows = journal_rows(settings.lake.path, ledger_id=ledger, run_id=run, plan_id=plan)
+    every = journal_rows(settings.lake.path, ledger_id=ledger, run_id=run, plan_id=plan)
+    rows = every.filter(pc.field("cluster") == settings.cluster)
+    if rows.num_rows < every.num_rows:
+        others = show.counted(every.num_rows - rows.num_rows, "row")
+        print(f"pulsar-lifecycle: {others} of other clusters in this lake left out", file=sys.stderr)
     if as_json:
         show.json_document(rows.to_pylist())
         return
@@ -133,21 +141,25 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
-def _refusal(summary: PlanSummary, rows: pa.Table, settings: Settings, now: int) -> str:
+def _refusal(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
     from pulsar_lifecycle.plan import deletion
 
+    valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
+        if not settings.deletion.topicTwoPhaseDeletionEnabled:
+            raise Refused(deletion.SWITCHED_OFF)
         deletion.check_applicable(
             summary,
             rows,
             digest_given=summary.digest,
             fingerprint=summary.fingerprint,
             now=now,
-            valid_for_ms=int(settings.orphans.plan_valid_for * 1000),
+            valid_for_ms=valid_for_ms,
         )
         deletion.check_caps(summary, rows, deletion.Caps(**settings.apply.model_dump()))
+        deletion.check_scan(summary, lake.epoch, now, valid_for_ms)
     except Refused as refused:
         return str(refused)
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"

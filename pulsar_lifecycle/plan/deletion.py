@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,8 +20,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.tables import FINDINGS
 
@@ -129,6 +130,28 @@ def check_applicable(
         raise Refused(
             f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
             f"valid for {valid_for_ms // 60_000}; make a new one"
+        )
+
+
+SWITCHED_OFF = (
+    "two-phase deletion is switched off: deletion.topicTwoPhaseDeletionEnabled is false; "
+    "what the queue holds stays there until it is true again"
+)
+
+
+def check_scan(summary: PlanSummary, epoch_of: Callable[[str], Epoch], now: int, valid_for_ms: int) -> None:
+    """Raise Refused unless the plan's scan is kept and young: a plan is as old as what it was made of.
+
+    ``epoch_of`` gives a scan by its id and raises NotFound.
+    """
+    try:
+        age = now - epoch_of(summary.epoch_id).started_at
+    except NotFound as error:
+        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}") from None
+    if not 0 <= age <= valid_for_ms:
+        raise Refused(
+            f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}; scan again and make a new one"
         )
 
 

@@ -17,8 +17,8 @@ from pulsar_lifecycle.io.journal import FileJournal, dead_letter_reasons
 from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeadLetterQueue
 from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.runs import SWITCHED_OFF
 
 SAMPLE = 50
 """Letters sent again that the result shows."""

@@ -29,7 +29,7 @@ from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, PlanSummary
+from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, SWITCHED_OFF, PlanSummary
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
@@ -146,12 +146,6 @@ def check_store(cluster: Cluster, store: MetadataStore) -> str:
     return fingerprint
 
 
-SWITCHED_OFF = (
-    "two-phase deletion is switched off: deletion.topicTwoPhaseDeletionEnabled is false; "
-    "what the queue holds stays there until it is true again"
-)
-
-
 def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
     """The newest finished epoch; NotFound if there is none, Refused if it does not cover the roots declared now."""
     epochs = cluster.lake.epochs(fingerprint)
@@ -206,21 +200,8 @@ def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) 
     summary, rows = cluster.lake.plan(order.plan_id)
     valid = int(settings.orphans.plan_valid_for * 1000)
     some = chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
-    _refuse_old_scan(cluster, summary, now, valid)
+    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid)
     return some, summary
-
-
-def _refuse_old_scan(cluster: Cluster, summary: PlanSummary, now: int, valid_for_ms: int) -> None:
-    """A plan is as old as what it was made of, however lately it was made."""
-    try:
-        age = now - cluster.lake.epoch(summary.epoch_id).started_at
-    except NotFound as error:
-        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}") from None
-    if not 0 <= age <= valid_for_ms:
-        raise Refused(
-            f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}; scan again and make a new one"
-        )
 
 
 def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:

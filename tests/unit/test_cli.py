@@ -17,13 +17,18 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.zk import cluster_fingerprint
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion
+from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.tables import FINDINGS
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from tests.golden.files import GOLDEN, entries
-from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.cluster import SimulatedCluster, data_tags
 
 TOPIC = "persistent://shop/orders/placed"
 
@@ -195,8 +200,16 @@ def plan(settings_file: Path) -> PlanSummary:
     now = time.time_ns() // 1_000_000
     summary = PlanSummary("orphans-1", "test", "f", "e1", "e0", now, True, (), 1, 1000, 2000, 10, "")
     summary = replace(summary, digest=deletion.digest(rows, summary.to_json()))
-    Lake(load_settings(settings_file).lake.path).store_plan(summary, rows)
+    lake = Lake(load_settings(settings_file).lake.path)
+    lake.store_plan(summary, rows)
+    store_scan(lake, now)
     return summary
+
+
+def store_scan(lake: Lake, started_at: int) -> None:
+    """The scan of the stored plan, begun at ``started_at`` (ms)."""
+    context = Context(now=started_at, grace=1, namespaces=frozenset())
+    lake.store_epoch(Epoch("e1", "test", "f", started_at, started_at, (), 1, 1, ()), Referenced(), context)
 
 
 def test_plans_lists_what_can_be_applied(plan: PlanSummary, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,6 +247,30 @@ def test_a_plan_that_would_be_refused_says_why_and_ends_with_1(
     out = capsys.readouterr().out
     assert "max_share: 10.0%" in out
     assert "apply.json" not in out
+
+
+def test_a_plan_that_is_switched_off_is_refused(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings_file.write_text(settings_file.read_text() + "deletion = { topicTwoPhaseDeletionEnabled = false }\n")
+    assert run("plan", "orphans-1") == 1
+    out = capsys.readouterr().out
+    assert "topicTwoPhaseDeletionEnabled is false" in " ".join(out.split())
+    assert "apply.json" not in out
+
+
+def test_a_plan_of_an_old_scan_is_refused(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake(load_settings(settings_file).lake.path)
+    store_scan(lake, plan.created_at - 25 * 3_600_000)
+    assert run("plan", "orphans-1") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "its scan e1 is 1500 minutes old" in out
+    assert "apply.json" not in out
+    lake.set_scans_aside("test", plan.created_at, "restored")
+    assert run("plan", "orphans-1") == 1
+    assert "set aside by accept-restore" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_plan_whose_file_was_changed_is_refused(
@@ -276,6 +313,33 @@ def test_status_shows_a_broken_plan_and_goes_on(
     assert "answers in" in out
 
 
+@pytest.mark.parametrize(
+    ("topic", "setting"),
+    [
+        ("persistent://shop/gone/x", 'bookkeeper = { gone_namespaces = ["shop/gone"] }'),
+        ("persistent://shop/orders/__change_events", "orphans = { system_topics = true }"),
+    ],
+)
+def test_explain_judges_by_the_settings_of_today(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, topic: str, setting: str
+) -> None:
+    cluster = SimulatedCluster()
+    ledger, store = cluster.ledger(data_tags(Topic.parse(topic))), cluster.open_store()
+    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    at = cluster.clock.now_ms() + 1000
+    epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
+    context = Context(now=at, grace=1, namespaces=frozenset({"shop/orders"}))
+    lake = Lake(load_settings(settings_file).lake.path)
+    lake.store_epoch(epoch, Referenced(), context)
+    lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
+    verdicts: list[str] = []
+    for text in (settings_file.read_text(), settings_file.read_text() + setting + "\n"):
+        settings_file.write_text(text)
+        assert run("explain", str(ledger), "--json") == 0
+        verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
+    assert verdicts == ["kept", "may_go"]
+
+
 @pytest.mark.parametrize("path", ["foo://x", "s3://"])
 def test_a_lake_that_cannot_be_opened_is_a_wrong_setting(
     settings_file: Path, capsys: pytest.CaptureFixture[str], path: str
@@ -312,6 +376,11 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
     assert asked("--run", "run-3") == []
     assert run("journal", "--ledger", "7") == 0
     assert "deleted" in capsys.readouterr().out
+    FileJournal(load_settings(settings_file).lake.path).record([replace(rows[1], cluster="other", run_id="run-9")])
+    assert run("journal", "--ledger", "7", "--json") == 0
+    captured = capsys.readouterr()
+    assert [row["run_id"] for row in json.loads(captured.out)] == ["run-1", "run-2"]
+    assert "1 row of other clusters" in captured.err
 
 
 def test_what_a_cluster_holds_cannot_steer_the_terminal(
