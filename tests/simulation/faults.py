@@ -238,6 +238,17 @@ def executor_lost(random: Random, interceptor: Interceptor, count: Callable[[str
     return Injection("executor lost", ALL, random.randrange(25), random.choice(["before", "after"]), act)
 
 
+def lost_at_the_compare_and_set(random: Random, count: Callable[[str], None]) -> Injection:
+    """The connection breaks while a topic's z-node is written: the lease's is the first write, this is the second."""
+    broken = _raising(OutcomeUnknown("connection lost"))
+
+    def act(call: str) -> None:
+        count("F3")
+        broken(call)
+
+    return Injection("lost", ("store.write",), 1, random.choice(["before", "after", "after"]), act)
+
+
 def code_of(done: str) -> str:
     """Which fault an act of the world is, by what it says it did."""
     if "created again" in done:

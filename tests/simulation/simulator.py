@@ -248,6 +248,8 @@ class _Schedule:
         operator.between = None
         if random.random() < faulty and what not in ("pause", "resume", "redrive"):
             interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
+            if what == "trim" and random.random() < 0.6:
+                interceptor.injections = [faults.lost_at_the_compare_and_set(random, self._count)]
             if random.random() < 0.15:
                 lost = faults.executor_lost(random, interceptor, self._count)
                 operator.between = lambda run, trace: interceptor.injections.append(lost)
