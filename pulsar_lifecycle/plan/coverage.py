@@ -33,11 +33,18 @@ class Census:
     gone: int
     empty: int
     corrupt: tuple[str, ...] = ()
-    """Paths of undecodable z-nodes (all of them: each blocks)."""
+    """Paths of undecodable z-nodes, :data:`SHOWN` at most."""
     unread: tuple[str, ...] = ()
     """``path: reason`` of what could not be read."""
     mismatched: tuple[str, ...] = ()
     """Parents whose own count of children differs from the rows below them."""
+    corrupt_beyond: int = 0
+    """Undecodable z-nodes that ``corrupt`` does not name."""
+
+    @property
+    def undecodable(self) -> int:
+        """How many z-nodes could not be decoded."""
+        return len(self.corrupt) + self.corrupt_beyond
 
 
 SHOWN = 1_000
@@ -68,10 +75,12 @@ def take_census(table: str, root: str, rows: Iterable[pa.RecordBatch], troubled:
     listed, found = by_parent.column("listed_max_max"), by_parent.column("listed_count_sum")
     corrupt: list[str] = []
     unread: list[str] = []
+    undecodable = 0
     if total != sum(counts.values()):
         for path, error in _pairs(troubled):
-            if error.startswith(CORRUPT) and len(corrupt) < SHOWN:
-                corrupt.append(path)
+            if error.startswith(CORRUPT):
+                undecodable += 1
+                corrupt += [path] if len(corrupt) < SHOWN else []
             elif error.startswith(UNREAD) and len(unread) < SHOWN:
                 unread.append(f"{path}: {error.removeprefix(UNREAD)}")
     return Census(
@@ -82,6 +91,7 @@ def take_census(table: str, root: str, rows: Iterable[pa.RecordBatch], troubled:
         corrupt=tuple(corrupt),
         unread=tuple(unread),
         mismatched=tuple(by_parent.filter(pc.not_equal(listed, found)).column("parent").to_pylist()[:SHOWN]),
+        corrupt_beyond=undecodable - len(corrupt),
     )
 
 
@@ -226,8 +236,10 @@ def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: in
             for path in census.corrupt
             if path not in acknowledged
         )
+    if census.corrupt_beyond and census.table != "bookkeeper_ledgers":
+        gaps.append(f"{place}: cannot decode {census.corrupt_beyond} more z-nodes")
     gaps.extend(f"{place}: the children of {path} do not add up" for path in census.mismatched)
-    accounted = census.decoded + census.gone + census.empty + len(census.corrupt)
+    accounted = census.decoded + census.gone + census.empty + census.undecodable
     if census.listed != accounted:
         gaps.append(f"{place}: {census.listed} listed, but {accounted} decoded, empty or confirmed gone")
     return gaps

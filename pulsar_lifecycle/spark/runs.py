@@ -299,7 +299,7 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, earlier: Epoch) -> Offload
     return OffloadEvidence(
         now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
         earlier=OffloadUuidsOf(cluster.lake.location, earlier.epoch_id),
-        undecoded=sum(len(c.corrupt) for c in topics),
+        undecoded=sum(c.undecodable for c in topics),
         marked=marked_offloads(cluster.settings.lake.path, cluster.settings.cluster),
     )
 

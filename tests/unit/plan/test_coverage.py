@@ -103,6 +103,28 @@ def test_an_undecodable_ledger_refers_to_nothing() -> None:
     assert gaps(with_census("bookkeeper_ledgers", decoded=999, corrupt=("/ledgers/x",))) == ()
 
 
+def undecodable(table: str, number: int) -> Census:
+    """The census of as many undecodable z-nodes."""
+    error = f"{tables.CORRUPT}x"
+    rows = [{"parent": "/p", "listed": number, "error": error, "path": f"/p/{n}"} for n in range(number)]
+    batch = pa.RecordBatch.from_pylist(rows, pa.schema(tables.CENSUS))
+    return take_census(table, "", [batch], [batch])
+
+
+def test_any_number_of_undecodable_ledgers_adds_up() -> None:
+    census = undecodable("bookkeeper_ledgers", 1500)
+    assert (len(census.corrupt), census.undecodable) == (1000, 1500)
+    assert gaps(replace(EPOCH, census=(census, *EPOCH.census[1:]))) == ()
+
+
+@pytest.mark.parametrize("table", TABLES[2:])
+def test_what_is_not_shown_cannot_be_acknowledged(table: str) -> None:
+    census = undecodable(table, 1001)
+    others = tuple(c for c in EPOCH.census if c.table != table)
+    (gap,) = gaps(replace(EPOCH, census=(census, *others), acknowledged=census.corrupt))
+    assert gap.startswith(f"{table}: cannot decode 1 more")
+
+
 def test_schemas_may_be_missing_only_where_no_ledger_is_a_schemas() -> None:
     missing = with_census("schemas", listed=0, decoded=0, unread=(f"/schemas: {MISSING_ROOT}",))
     assert gaps(missing, schema_ledgers=0) == ()
