@@ -165,12 +165,12 @@ class Decision:
     path: str = ""
     checksum: str = ""
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    info: PendingDeleteLedgerInfo = field(init=False)
+    """The message's content; only messages that have one have it."""
 
-    @property
-    def info(self) -> PendingDeleteLedgerInfo:
-        """The message's content; only for messages that have one."""
-        assert self.message.info is not None
-        return self.message.info
+    def __post_init__(self) -> None:
+        if self.message.info is not None:
+            self.info = self.message.info
 
     def settle(self, outcome: str, reason: str) -> None:
         """Decide, once: later calls change nothing."""

@@ -49,6 +49,12 @@ from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 
+COMPARED = [
+    *("ledger_id", "length", "error", "czxid", "ctime", "application", "component", "managed_ledger", "cursor"),
+    *("schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
+]
+"""What of a ledger's row a message is compared with."""
+
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
 
@@ -232,7 +238,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         return
     evidence = run.evidence
     rows = inventory.ledger_rows([d.node for d in live if d.node], run.ledgers_root)
-    by_id = {row["ledger_id"]: row for row in rows.to_pylist()}
+    by_id = {row["ledger_id"]: row for row in rows.select(COMPARED).to_pylist()}
     context = evidence.context.at(run.now)
     found = _found(rows, run, context)
     marked = {
@@ -267,7 +273,8 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
 
 
 def _found(rows: pa.Table, run: Run, context: orphans.Context) -> dict[int, dict[str, Any]]:
-    return {row["ledger_id"]: row for row in orphans.judge(rows, run.evidence.refs, context).to_pylist()}
+    found = orphans.judge(rows, run.evidence.refs, context).select(["ledger_id", "finding", "reason"])
+    return {row["ledger_id"]: row for row in found.to_pylist()}
 
 
 def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:

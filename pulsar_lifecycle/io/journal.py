@@ -16,7 +16,6 @@ import json
 import os
 import uuid
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ class FileJournal:
         if not rows:
             return ""
         day = datetime.fromtimestamp(rows[0].at / 1000, UTC).date().isoformat()
-        table = pa.Table.from_pylist([asdict(row) for row in rows], schema)
+        table = pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema)
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd")
         name = f"{uuid.uuid4().hex}.parquet"
