@@ -137,5 +137,5 @@ def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: Simula
 def test_a_limit_takes_the_lowest_ids(planned, limit: int) -> None:
     summary, rows = planned
     order = Order(summary.plan_id, summary.digest, CAPS, limit)
-    some = chosen(order, summary, rows, fingerprint="simulated", now=summary.created_at, valid_for_ms=1)
+    some = chosen(order, summary, rows, fingerprint=summary.fingerprint, now=summary.created_at, valid_for_ms=1)
     assert some.column("ledger_id").to_pylist() == [2, 3, 4, 5, 6][:limit]
