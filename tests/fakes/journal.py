@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,10 +30,11 @@ class FakeJournal:
     def unsettled_nodes(self, cluster: str, since: int) -> list[Archived]:
         """As ``io.journal.unsettled_nodes``."""
         nodes = [n for n in self.nodes if n.cluster == cluster and n.at >= since]
-        rows = [asdict(row) for row in self.rows if row.cluster == cluster and row.at >= since]
-        found = unsettled(
-            pa.Table.from_pylist([asdict(node) for node in nodes], ARCHIVE), pa.Table.from_pylist(rows, SAID)
-        )
+        if not nodes:
+            return []
+        phases = ("delete", "undo")
+        rows = [r for r in self.rows if r.phase in phases and r.cluster == cluster and r.at >= since]
+        found = unsettled(_table(nodes, ARCHIVE), _table(rows, SAID))
         return [n for n in nodes if (n.run_id, n.ledger_id, n.at) in found]
 
     def _store(self, kept: list, rows: Sequence) -> str:
@@ -44,3 +45,7 @@ class FakeJournal:
         kept.extend(rows)
         self._objects += 1
         return f"memory:{self._objects}"
+
+
+def _table(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    return pa.table([[getattr(row, name) for row in rows] for name in schema.names], schema)

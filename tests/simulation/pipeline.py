@@ -337,6 +337,8 @@ def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
 
 
 def _good(rows: pa.Table) -> pa.Table:
+    if rows.column("error").null_count == rows.num_rows:
+        return rows
     return rows.filter(pc.is_null(rows.column("error")))
 
 
@@ -349,17 +351,18 @@ def _references(
     topics: pa.Table | None,
 ) -> pa.Table:
     """``topics`` are our own: the brokers of another cluster cannot be asked."""
-    rows = _good(cursors).to_pylist()
+    owners, cursors, schemas = _good(owners), _good(cursors), _good(schemas)
+    rows = cursors.select(["cursor", "managed_ledger", "path", "cursors_ledger_id"]).to_pylist()
     compaction = [r for r in rows if r["cursor"] == references.COMPACTION_CURSOR]
     locators = [
         (r["schema_id"], r["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"]])
-        for r in _good(schemas).to_pylist()
+        for r in schemas.select(["schema_id", "path", "versions"]).to_pylist()
     ]
     with_cursor = {r["managed_ledger"] for r in compaction}
-    known = topics.to_pylist() if topics is not None else []
+    known = ["topic", "broker", "last_ledger_state", "managed_ledger"]
     loaded = [
         r["topic"]
-        for r in known
+        for r in (topics.select(known).to_pylist() if topics is not None and with_cursor else ())
         if r["broker"] and r["last_ledger_state"] == "OPEN" and r["managed_ledger"] in with_cursor
     ]
     open_cursors = [
@@ -370,9 +373,9 @@ def _references(
     words += references.broker_words(cluster.admin, loaded, lambda topic: Topic.parse(topic).managed_ledger)
     return pa.concat_tables(
         [
-            plan_references.from_managed_ledgers(_good(owners)),
-            plan_references.from_cursors(_good(cursors)),
-            plan_references.from_schemas(_good(schemas)),
+            plan_references.from_managed_ledgers(owners),
+            plan_references.from_cursors(cursors),
+            plan_references.from_schemas(schemas),
             plan_references.from_words(words),
         ]
     )
@@ -390,12 +393,17 @@ def _context(
     unclosed = pc.and_(pc.not_equal(ledgers["state"], "CLOSED"), pc.equal(ledgers["application"], "pulsar"))
     needed = pc.is_in(ledgers["ledger_id"], pa.array(list(refs.needed), pa.int64()))
     unneeded = _good(ledgers.filter(pc.and_(unclosed, pc.invert(needed))))
-    gone = [(r["kind"], r["owner"]) for r in refs_table.to_pylist() if (r["error"] or "").startswith(tables.GONE)]
+    unread = refs_table.filter(pc.is_valid(refs_table.column("error"))).to_pylist()
+    gone = [(r["kind"], r["owner"]) for r in unread if r["error"].startswith(tables.GONE)]
     kept_topics, strange = orphans.owners_to_keep(gone)
     corrupt = [
-        row["path"] for rows in read for row in rows.to_pylist() if (row["error"] or "").startswith(tables.CORRUPT)
+        path
+        for rows in read
+        if rows.column("error").null_count < rows.num_rows
+        for path, error in zip(rows.column("path").to_pylist(), rows.column("error").to_pylist(), strict=True)
+        if (error or "").startswith(tables.CORRUPT)
     ]
-    sources = {row["shadow_source"] for row in read[0].to_pylist()} - {None}
+    sources = set(read[0].column("shadow_source").to_pylist()) - {None}
     sources |= inventory.partitioned_shadow_sources(store)
     return orphans.Context(
         now=now,
@@ -414,6 +422,8 @@ def _context(
 
 def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:
     pending = pc.equal(judged.column("finding"), orphans.PENDING)
+    if not pc.any(pending).as_py():
+        return judged
     facts = {row["topic"]: row for row in _good(topics).to_pylist()}
     known = {(row["topic"], row["cursor"]) for row in _good(cursors).to_pylist()}
     rows: list[dict[str, Any]] = []
