@@ -21,6 +21,7 @@ from tests.simulation.world import HOUR, Ledger, World
 
 GRACE = 7 * 24 * HOUR
 CONFIRMED_AFTER = 24 * HOUR
+SETTLED_WITHIN = 6 * 24 * HOUR
 PAUSE = "/pulsar-lifecycle/pause"
 LEASE = "/pulsar-lifecycle/lease"
 
@@ -47,6 +48,7 @@ class Laws:
         self.paused_at: dict[int, int] = {}
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
+        self.effects: list[tuple[str, int, int]] = []
         self.deleted = self.trimmed = 0
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
@@ -74,6 +76,7 @@ class Laws:
         if why:
             raise Violation(f"ledger {ledger} is deleted by {trace.run_id}: {why}")
         self.deleted += 1
+        self.effects.append((trace.run_id, ledger, self.world.time.now_ms()))
         trace.deleted.add(ledger)
 
     def _why_not(self, ledger: int, stat: Stat, data: bytes, trace: Trace) -> str:
@@ -185,6 +188,16 @@ class Laws:
                 raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
             if mine and not there and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
                 raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")
+
+    def all_said(self, began: int) -> None:
+        """I4: once a run that began then (ms) is through, the journal names the run of every deletion before it."""
+        since = max(began - SETTLED_WITHIN, self.world.restored_at)
+        said = {
+            (r.run_id, r.ledger_id) for r in self.world.journal.rows if r.phase == "delete" and r.outcome == DELETED
+        }
+        for run_id, ledger, at in self.effects:
+            if since <= at < began and (run_id, ledger) not in said:
+                raise Violation(f"I4: {run_id} deleted {ledger}, and no later run wrote that down")
 
     def was_sent(self, sent: Sent) -> None:
         """P13: however often a plan is applied, it sends no more than its cap."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, inventory, owners
+from pulsar_lifecycle.engine import deletion, inventory, owners, unsettled
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
@@ -302,6 +302,11 @@ def trim_past_cursors() -> Iterator[None]:
         yield
 
 
+def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
+    """What a run deleted and could not journal is nobody's business."""
+    return patch.object(unsettled, "settle", lambda *given: 0)
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -324,6 +329,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "go on while ZooKeeper is slow": no_latency_guard,
     "compensate after an ambiguous compare-and-set": compensate,
     "trim past the cursors": trim_past_cursors,
+    "never journal for a run that ended": unsettled_stays_unsaid,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

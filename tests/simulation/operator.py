@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.decision import Run, Tools
+from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETE_OFFLOADED, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.errors import LifecycleError, NotFound
@@ -26,6 +26,7 @@ from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import phase_one, runs
 from tests.fakes.deletion_queue import FakeDeadLetterQueue
@@ -167,9 +168,11 @@ class Operator:
 
     def delete(self) -> str:
         """One deletion run."""
-        run_id = self._run_id("delete")
+        run_id, began = self._run_id("delete"), self.world.time.now_ms()
         with self._tracing(Trace(run_id)), self._adapters():
             outcomes = runs.delete_pending(self.cluster, run_id)
+        if self.depth == 0:
+            self.laws.all_said(began)
         return str(outcomes)
 
     def direct(self, plan_id: str) -> str:
@@ -259,6 +262,8 @@ class Operator:
             "SystemClock": lambda: world.clock,
             "sent_ledgers": self._sent_ledgers,
             "marked_ledgers": self._marked_ledgers,
+            "marked_offloads": self._marked_offloads,
+            "OffloadUuidsOf": lambda lake, epoch_id: self.lake.scan(epoch_id).offload_uuids,
             "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
             "concurrency": lambda spark: 1,
             "delete_from_queue": self._delete_from_queue,
@@ -280,17 +285,19 @@ class Operator:
         return frozenset(r.ledger_id for r in rows if r.outcome == "sent" and r.plan_id == plan_id)
 
     def _marked_ledgers(self, lake: str, cluster: str) -> dict[int, tuple[int, int]]:
+        rows = ((r.ledger_id, json.loads(r.detail)["czxid"], r.at) for r in self._open(DELETE_LEDGER))
+        return {ledger: (czxid, at) for ledger, czxid, at in rows if czxid is not None}
+
+    def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[str, int]]:
+        return {r.ledger_id: (r.topic, r.at) for r in self._open(DELETE_OFFLOADED)}
+
+    def _open(self, action: str) -> list[JournalRow]:
+        """Marks whose copy no deletion run found gone since, as ``io.journal`` reads them."""
         rows = self.world.journal.rows
-        settled = {
-            r.ledger_id
-            for r in rows
-            if r.phase == "delete" and r.action == "delete-ledger" and r.outcome in ("deleted", "gone")
-        }
-        found: dict[int, tuple[int, int]] = {}
-        for row in rows:
-            if row.phase == "mark" and row.outcome == "marked" and row.ledger_id not in settled:
-                found[row.ledger_id] = (json.loads(row.detail)["czxid"], row.at)
-        return found
+        done = [r for r in rows if r.phase == "delete" and r.action == action and r.outcome in ("deleted", "gone")]
+        settled = {r.ledger_id for r in done}
+        marks = [r for r in rows if r.phase == "mark" and r.outcome == "marked" and r.ledger_id not in settled]
+        return sorted(marks, key=lambda r: r.at)
 
     def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
         return self._work(run, lambda: self.world.open_queue())
