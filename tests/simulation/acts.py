@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
-from tests.simulation.cluster import deleted_copy
+from tests.simulation.offloaded import CLUSTER, attempt
 from tests.simulation.world import COMPACTION, CURSORS, ELSEWHERE, HOUR, TOPICS, Cursor, ModelTopic, World
 
 WEST = "west"
@@ -47,7 +47,11 @@ def plain(world: World) -> str | None:
     name = Topic.parse("persistent://acme/orders/plain")
     topic = world.model.topics[name] = ModelTopic(name, [world.make("data", name) for _ in range(4)])
     world.store(topic)
-    return f"{name} rests with {topic.ledgers}"
+    for ledger in topic.ledgers[: world.random.choice([0, 1, 3])]:
+        uuid = world.upload(name, ledger, CLUSTER)
+        topic.offloaded[ledger] = attempt(uuid, bookkeeper_deleted=world.random.random() < 0.5)
+    world.store(topic)
+    return f"{name} rests with {topic.ledgers}, {len(topic.offloaded)} of them offloaded"
 
 
 def load(world: World) -> str | None:
@@ -86,8 +90,9 @@ def trim(world: World) -> str | None:
     gone, topic.ledgers = topic.ledgers[:count], topic.ledgers[count:]
     world.store(topic)
     for ledger in gone:
-        topic.offloaded.pop(ledger, None)
+        context = topic.offloaded.pop(ledger, None)
         world.drop(ledger)
+        world.drop_copy(context, ledger)
     return f"{topic.name} trims {gone}"
 
 
@@ -96,10 +101,17 @@ def offload(world: World) -> str | None:
     if topic is None:
         return None
     ledger = world.random.choice(topic.ledgers[:-1])
+    if (known := topic.offloaded.get(ledger)) and known.complete:
+        return None
     complete = world.random.random() < 0.7
     deleted = complete and world.random.random() < 0.6
-    topic.offloaded[ledger] = deleted_copy(complete=complete, bookkeeper_deleted=deleted)
+    uuid = world.upload(topic.name, ledger, CLUSTER, index=complete or world.random.random() < 0.5)
+    before = topic.offloaded.get(ledger)
+    topic.offloaded[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=deleted)
     world.store(topic)
+    world.drop_copy(before, ledger)
+    if deleted:
+        world.drop(ledger)
     return f"{topic.name} offloads {ledger}: complete {complete}, BookKeeper copy deleted {deleted}"
 
 
@@ -346,6 +358,11 @@ def foreign(world: World) -> str | None:
     """Another application, or another Pulsar cluster that nobody declared, on the same BookKeeper."""
     if world.full():
         return None
+    if world.model.ledgers and world.random.random() < 0.6:
+        ledger = world.random.choice(sorted(world.model.ledgers))
+        topic = world.random.choice([world.model.ledgers[ledger].topic, ELSEWHERE])
+        world.attempts_elsewhere.add(world.upload(topic, ledger, "pulsar-two"))
+        return f"another system offloads its own {ledger} of {topic}"
     kind = world.random.choice(["foreign", "data"])
     ledger = world.make(kind, ELSEWHERE)
     world.model.elsewhere[ledger] = "another system on the same BookKeeper needs it"
@@ -464,7 +481,7 @@ ACTS: Sequence[tuple[int, Act]] = (
     (5, unload),
     (5, roll),
     (6, trim),
-    (2, offload),
+    (4, offload),
     (3, remember),
     (2, store_memory),
     (4, move_cursor),
@@ -481,7 +498,7 @@ ACTS: Sequence[tuple[int, Act]] = (
     (3, rename),
     (3, go_away),
     (12, leak),
-    (1, foreign),
+    (2, foreign),
     (2, declared),
     (2, recover),
     (3, settle_recovery),

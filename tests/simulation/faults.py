@@ -33,7 +33,7 @@ NAMES = {
     "F13": "z-node corrupted",
     "F14": "ZooKeeper slow",
     "F15": "bookie down",
-    "F16": "object store of journal and archive fails, before or after the object is durable",
+    "F16": "object store fails, of journal, archive or offloaded ledgers, before or after it did its part",
     "F17": "offload attempts incomplete, offloaded copies of listed ledgers",
     "F18": "executor lost, speculative duplicate task",
     "F19": "poison and forged messages, dead letters sent again",
@@ -42,7 +42,7 @@ NAMES = {
     "F22": "a broker of another version deletes what is queued; weeks without us",
 }
 
-ALL = ("store.", "queue.", "journal.", "admin.", "reader.")
+ALL = ("store.", "queue.", "journal.", "admin.", "reader.", "objects.")
 WRITES = ("store.create", "store.write", "store.delete")
 READS = ("store.read", "store.children", "store.scan", "store.sync")
 
@@ -58,6 +58,7 @@ KINDS = {
     "admin": 5,
     "slow": 3,
     "journal": 6,
+    "objects": 8,
     "pause": 3,
     "restore": 1,
     "speculative": 6,
@@ -220,6 +221,10 @@ def _injection(
         return Injection("slow", ("store.",), nth, when, slow)
     if kind == "journal":
         return Injection("journal", ("journal.",), nth % 2, when, counted("F16", _raising(StoreError("503 SlowDown"))))
+    if kind == "objects":
+        calls = random.choice([("objects.",), ("objects.delete_many",)])
+        error = random.choice([Unavailable("503 SlowDown"), StoreError("500"), AccessDenied("403"), error])
+        return Injection("objects", calls, nth % 3, when, counted("F16", _raising(error)), random.choice([1, 2]))
     if kind == "pause":
         return Injection("pause", where, nth, when, pause)
     if kind == "restore":
@@ -414,6 +419,14 @@ def disturb(random: Random, world: World, count: Callable[[str], None]) -> str:
         raw = random.choice([b"", b"{}", b"\xff" * 40, b'{"ledgerId":"x"}', b"[1]", b'{"topicName":7}', b"null"])
         topics.publish(raw, random.choice([{}, {"RECONSUMETIMES": "-1"}, {"RECONSUMETIMES": "9" * 40}]))
         return f"poison {raw[:20]!r}"
+    if world.attempts and random.random() < 0.4:
+        uuid = random.choice(sorted(world.attempts))
+        other = random.choice([None, None, None, None, *sorted(world.model.topics, key=str)[:1]])
+        topics.publish(encode_deletion_message(world.copy_message(uuid, other)))
+        number = topics.last
+        at, due, raw, properties = topics.waiting[number]
+        topics.waiting[number] = (at - random.choice([0, 0, 30]) * HOUR, due, raw, properties)
+        return f"a forged message about {uuid} ({world.reachable().get(uuid, 'nobody needs it')})"
     ledgers = [i for i in sorted(world.model.ledgers) if world.exists(i) and world.model.ledgers[i].kind != "foreign"]
     if not ledgers:
         return "nothing to forge a message about"

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
+from uuid import UUID
 
-from pulsar_lifecycle.engine.decision import DEAD_LETTERED, DELETED, FINAL, RETRYING
+from pulsar_lifecycle.engine.decision import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, FINAL, RETRYING
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
+from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
 from tests.simulation.world import HOUR, Ledger, World
 
@@ -48,10 +50,15 @@ class Laws:
         self.paused_at: dict[int, int] = {}
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
+        self.marked_copies: set[tuple[int, str]] = set()
+        self.unreachable: dict[str, tuple[int, frozenset[UUID]]] = {}
+        self.exclusive = False
+        self.objects = 0
         self.effects: list[tuple[str, int, int]] = []
         self.deleted = self.trimmed = 0
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
+        world.objects.on_delete = self.about_to_delete_objects
         world.journal.on_record = self.about_to_record
         world.wire = self.wire
 
@@ -105,8 +112,7 @@ class Laws:
             return f"it is {age / HOUR:.0f} hours old, younger than the grace period"
         if not 0 < stat.ctime <= world.time.now_ms():
             return f"its ctime {stat.ctime} says nothing of its age"
-        since = world.restored_at  # what was seen before a restore says nothing
-        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded and at >= since]
+        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded and world.happened(at)]
         if not free or max(free) - min(free) < CONFIRMED_AFTER:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
@@ -154,6 +160,39 @@ class Laws:
             return f"I9: {len(trace.deleted) + 1} deletions, the budget allows {allowed:.1f}"
         return ""
 
+    def about_to_delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
+        """I3: judge the deletion of offloaded copies."""
+        world, trace = self.world, self.world.trace
+        for key in keys:
+            if key not in world.buckets.objects[bucket]:
+                continue
+            uuid = UUID(key[:36])
+            why = "it is deleted outside of a deletion run" if trace is None else self._copy_needed(uuid, key, trace)
+            if why:
+                raise Violation(f"object {key} is deleted: {why}")
+            self.objects += 1
+
+    def _copy_needed(self, uuid: UUID, key: str, trace: Trace) -> str:
+        world = self.world
+        if why := world.reachable().get(uuid):
+            return f"I3: {why}"
+        topic, ledger = world.attempts[uuid]
+        if why := self._owner_forbids(str(topic)):
+            return why
+        rows = (r for r in world.journal.rows if r.run_id == trace.run_id and r.outcome == "deleting")
+        if not any(key in r.detail for r in rows):
+            return "the journal did not say so before"
+        if (ledger, str(topic)) in self.marked_copies:
+            return ""
+        if not self.exclusive:
+            return "our first phase did not ask for it, and the bucket is not ours alone"
+        if world.time.now_ms() - world.buckets.objects[BUCKET][key].last_modified < GRACE:
+            return "it is younger than the grace period"
+        free = [at for at, unneeded in self.unreachable.values() if uuid in unneeded and world.happened(at)]
+        if not free or max(free) - min(free) < CONFIRMED_AFTER:
+            return f"no two scans a day apart found it unneeded: {sorted(free)}"
+        return ""
+
     # --------------------------------------------------------------------------------------------------------- writing
 
     def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
@@ -178,6 +217,11 @@ class Laws:
         for row in rows:
             if row.phase == "mark" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))
+                self.marked_copies.add((row.ledger_id, row.topic))
+            if row.action == DELETE_OFFLOADED and row.outcome == DELETED:
+                left = [o for o in json.loads(row.detail)["objects"] if o["key"] in self.world.buckets.objects[BUCKET]]
+                if left:
+                    raise Violation(f"I4: the journal says that {left[0]['key']} is deleted, and it is there")
             if row.phase != "delete" or row.ledger_id < 0 or row.action != "delete-ledger":
                 continue
             there = self.world.exists(row.ledger_id)

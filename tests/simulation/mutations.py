@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, inventory, owners, unsettled
+from pulsar_lifecycle.engine import deletion, inventory, offloaded, owners, unsettled
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
@@ -307,6 +307,22 @@ def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
     return patch.object(unsettled, "settle", lambda *given: 0)
 
 
+@contextmanager
+def any_copy_may_go() -> Iterator[None]:
+    """An offloaded copy is deleted whatever metadata names it."""
+    with patch.object(offloaded, "_in_use", lambda run, tools, d, why: None):
+        yield
+
+
+def copies_unseen() -> AbstractContextManager[Any]:
+    """What an object says of its age and origin is not looked at."""
+
+    def judge(run: Run, d: Decision, found: Any) -> None:
+        d.extra["objects"] = [{"key": one.key} for one in found]
+
+    return patch.object(offloaded, "_judge", judge)
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -330,6 +346,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "compensate after an ambiguous compare-and-set": compensate,
     "trim past the cursors": trim_past_cursors,
     "never journal for a run that ended": unsettled_stays_unsaid,
+    "delete offloaded copies that metadata names": any_copy_may_go,
+    "delete objects whatever their age and origin": copies_unseen,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

@@ -47,6 +47,22 @@ def metadata(topic: Topic, cluster: str = CLUSTER) -> dict[str, str]:
     }
 
 
+def copy_message(
+    uuid: UUID, ledger_id: int, topic: Topic, *, driver: str = "aws-s3", bucket: str | None = BUCKET
+) -> PendingDeleteLedgerInfo:
+    """What a first phase, or anybody, sends about an attempt."""
+    half = 1 << 64
+    signed = [n - half if n >= half >> 1 else n for n in (uuid.int >> 64, uuid.int % half)]
+    named = {"region": "r", "serviceEndpoint": "http://evil:1"} | ({} if bucket is None else {"bucket": bucket})
+    return PendingDeleteLedgerInfo(
+        topic_name=str(topic),
+        component=LedgerComponent.MANAGED_LEDGER,
+        ledger_id=ledger_id,
+        ledger_type=LedgerType.OFFLOAD_LEDGER,
+        offload_context=MessageContext(msb=signed[0], lsb=signed[1], driver_name=driver, metadata=named),
+    )
+
+
 @dataclass
 class Offloading:
     """A cluster with buckets. ``now`` and ``before`` are the two scans of the next deletion run."""
@@ -90,17 +106,8 @@ class Offloading:
     def message(
         self, uuid: UUID, ledger_id: int, topic: Topic, *, driver: str = "aws-s3", bucket: str | None = BUCKET
     ) -> PendingDeleteLedgerInfo:
-        """What a first phase, or anybody, sends about an attempt."""
-        half = 1 << 64
-        signed = [n - half if n >= half >> 1 else n for n in (uuid.int >> 64, uuid.int % half)]
-        named = {"region": "r", "serviceEndpoint": "http://evil:1"} | ({} if bucket is None else {"bucket": bucket})
-        return PendingDeleteLedgerInfo(
-            topic_name=str(topic),
-            component=LedgerComponent.MANAGED_LEDGER,
-            ledger_id=ledger_id,
-            ledger_type=LedgerType.OFFLOAD_LEDGER,
-            offload_context=MessageContext(msb=signed[0], lsb=signed[1], driver_name=driver, metadata=named),
-        )
+        """:func:`copy_message`."""
+        return copy_message(uuid, ledger_id, topic, driver=driver, bucket=bucket)
 
     def ledger(self, topic: Topic) -> int:
         """A ledger in BookKeeper."""

@@ -94,6 +94,7 @@ class Operator:
             system_topics=settings.orphans.system_topics,
             acknowledged=settings.orphans.acknowledged_znodes,
         )
+        laws.exclusive = settings.object_store is not None and settings.object_store.exclusive
         laws.holds = self.policy.holds
         laws.system_topics = self.policy.system_topics
         self.runs = self.depth = 0
@@ -109,6 +110,7 @@ class Operator:
         world.trace = None
         before, began, spoiled = world.zookeeper.zxid, world.time.now_ms(), self.spoiled()
         live, acts = set(world.live(memory=False)), len(world.interceptor.fired)
+        reached = set(world.reachable())
         namespaces = _namespaces(world)
         sources = {t.shadow_of for t in world.model.topics.values() if not t.away}
         found = pipeline.scan(world, self.policy, self.lake.scans)
@@ -126,6 +128,8 @@ class Operator:
             existing,
             "" if found.epoch.covered else "; ".join(found.epoch.gaps),
         )
+        unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
+        self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
         self.laws.namespaces, self.laws.sources = namespaces, sources
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
 
@@ -337,7 +341,8 @@ class Operator:
         assert world.trace is not None
         world.trace.tasks += 1
         try:
-            tools = Tools(store, world.reader, world.admin, queue, world.journal, world.clock)
+            objects = world.objects if self.settings.object_store else None
+            tools = Tools(store, world.reader, world.admin, queue, world.journal, world.clock, objects)
             for decision in work_off(run, tools, 1_000, IDLE_MS):
                 named = decision.message.info.ledger_id if decision.message.info else "?"
                 outcomes.append(f"{named} {decision.outcome}: {decision.reason}")
@@ -372,6 +377,6 @@ def new_interceptor(world: World) -> Interceptor:
     """The switch of a new process."""
     interceptor = Interceptor()
     world.interceptor = interceptor
-    for port in (world.reader, world.admin, world.journal):
+    for port in (world.reader, world.admin, world.journal, world.objects):
         port.interceptor = interceptor
     return interceptor

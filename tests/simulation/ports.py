@@ -34,6 +34,7 @@ from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ledger_reader import FakeLedgerReader
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 
 T = TypeVar("T")
 
@@ -275,6 +276,24 @@ class SimJournal(FakeJournal):
         where = super().archive(nodes)
         self.interceptor.after("journal.archive")
         return where
+
+
+class SimObjectStore(FakeObjectStore):
+    """The bucket of offloaded ledgers; ``on_delete`` is told which keys are about to go."""
+
+    def __init__(self, service: FakeBuckets, allowed: Sequence[str]) -> None:
+        super().__init__(service, allowed)
+        self.interceptor = Interceptor()
+        self.on_delete: Callable[[str, Sequence[str]], None] = lambda bucket, keys: None
+        self.before, self.after = self._before, self._after
+
+    def _before(self, name: str, bucket: str, keys: Sequence[str]) -> None:
+        self.interceptor.before(f"objects.{name}")
+        if name == "delete_many":
+            self.on_delete(bucket, keys)
+
+    def _after(self, name: str, bucket: str, keys: Sequence[str]) -> None:
+        self.interceptor.after(f"objects.{name}")
 
 
 class SimReader(FakeLedgerReader):

@@ -12,15 +12,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from uuid import UUID
 
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicInternals
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore
+from tests.fakes.object_store import FakeBuckets
 from tests.simulation.cluster import (
     BROKER,
     SimulatedCluster,
@@ -31,11 +34,13 @@ from tests.simulation.cluster import (
     data_tags,
     schema_tags,
 )
+from tests.simulation.offloaded import BUCKET, DATA, INDEX, copy_message, metadata
 from tests.simulation.ports import (
     Interceptor,
     SimAdmin,
     SimClock,
     SimJournal,
+    SimObjectStore,
     SimQueue,
     SimReader,
     SimTopics,
@@ -142,6 +147,11 @@ class World(SimulatedCluster):
         self.admin.unloading = self._unload_on_demand
         self.journal = SimJournal()
         self.deletion_topics = SimTopics()
+        self.buckets = FakeBuckets(time)
+        self.buckets.create(BUCKET)
+        self.objects = SimObjectStore(self.buckets, [BUCKET])
+        self.attempts: dict[UUID, tuple[Topic, int]] = {}
+        self.attempts_elsewhere: set[UUID] = set()
         self.model = Model()
         self.interceptor = Interceptor()
         self.trace: Trace | None = None
@@ -150,7 +160,9 @@ class World(SimulatedCluster):
         self.corrupted: dict[str, bytes] = {}
         self.roots: dict[str, SimulatedCluster] = {}
         self.backup: tuple[dict, Model, dict, int, int] | None = None
-        self.restored = 0
+        self.backup_at = self.restored = 0
+        self.undone: list[tuple[int, int]] = []
+        """Spans of time that a restore of the metadata store took back."""
         self.restored_at = 0
         self.wire: Callable[[SimQueue], None] = lambda queue: None
         self.put(f"/loadbalance/brokers/{BROKER}", b"")
@@ -224,6 +236,10 @@ class World(SimulatedCluster):
             topic.offloaded.pop(ledger, None)
         return ""
 
+    def happened(self, at: int) -> bool:
+        """Whether what was seen then (ms) is of this history: no restore took it back."""
+        return not any(first <= at < last for first, last in self.undone)
+
     # ---------------------------------------------------------------------------------------------------------- truth
 
     def live(self, *, memory: bool = True) -> dict[int, str]:
@@ -289,6 +305,40 @@ class World(SimulatedCluster):
             bucket_key=bucket_key(*made.span) if made.kind == "bucket" else "",
         )
 
+    # ------------------------------------------------------------------------------------------------- offloaded copies
+
+    def upload(self, topic: Topic, ledger: int, cluster: str, *, index: bool = True) -> UUID:
+        """The objects of a new offload attempt; one that was broken off has no index."""
+        uuid = UUID(int=self.random.getrandbits(128))
+        stored = metadata(topic, cluster)
+        self.buckets.put(BUCKET, data_key(uuid, ledger), DATA, {**stored, "role": "data"})
+        if index:
+            self.buckets.put(BUCKET, index_key(uuid, ledger), INDEX, {**stored, "role": "index"})
+        self.attempts[uuid] = topic, ledger
+        return uuid
+
+    def drop_copy(self, context: OffloadContext | None, ledger: int) -> None:
+        """A broker deletes the objects of an attempt that it dropped, or one of them, or forgets them."""
+        if context is None or context.uuid is None or context.uuid in self.reachable():
+            return
+        for key in (data_key(context.uuid, ledger), index_key(context.uuid, ledger)):
+            if self.random.random() < 0.4:
+                self.buckets.objects[BUCKET].pop(key, None)
+
+    def reachable(self) -> dict[UUID, str]:
+        """Every offload attempt that some topic's metadata names, and which."""
+        found: dict[UUID, str] = dict.fromkeys(self.attempts_elsewhere, "another cluster needs it")
+        for topic in self.model.topics.values():
+            for context in topic.offloaded.values():
+                if context.uuid:
+                    found[context.uuid] = f"{topic.name} names it"
+        return found
+
+    def copy_message(self, uuid: UUID, topic: Topic | None = None) -> PendingDeleteLedgerInfo:
+        """An intent about an attempt, perhaps under another topic's name."""
+        owner, ledger = self.attempts[uuid]
+        return copy_message(uuid, ledger, topic or owner)
+
     # ----------------------------------------------------------------------------------------------------------- time
 
     def wait_ms(self, wanted: int) -> None:
@@ -338,6 +388,8 @@ class World(SimulatedCluster):
             return
         made, last = self.model.ledgers[ledger], self._last_id
         made.state = state
+        if state is LedgerState.CLOSED:
+            self.model.busy.discard(ledger)
         self.ledger(_tags(made), state=state, entries=self.reader.payloads[ledger], ledger_id=ledger)
         self._last_id = last
 
@@ -436,6 +488,7 @@ class World(SimulatedCluster):
         self._relist(topic.name)
         for ledger in topic.ledgers:
             self.drop(ledger)
+            self.drop_copy(topic.offloaded.get(ledger), ledger)
         for cursor in topic.cursors.values():
             for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
                 self.drop(ledger)
@@ -457,6 +510,7 @@ class World(SimulatedCluster):
 
     def take_backup(self) -> None:
         """What a later restore goes back to."""
+        self.backup_at = self.time.now_ms()
         self.backup = (
             self.zookeeper.backup(),
             copy.deepcopy(self.model),
@@ -476,6 +530,7 @@ class World(SimulatedCluster):
         self._last_id = last
         self.restored += 1
         self.restored_at = self.time.now_ms()
+        self.undone.append((self.backup_at, self.restored_at))
         for topic in self.model.topics.values():
             topic.loaded, topic.compacting = False, None
             topic.memory.clear()
