@@ -4,10 +4,11 @@
 
 Starts a sandbox of its own (one ZooKeeper, one bookie, one broker). At each size, one after the other on fresh
 ledgers: the BookKeeper Java client's ``asyncDeleteLedger``, issued as fast as its answers come; ``bookkeeper shell
-deleteledger`` (a few, one JVM each); our deletion step alone; the whole deletion run as the job takes it, from the queue's first
-message to the last acknowledgement: fresh owner checks, archive, deletion, confirmation, journal, with the latency
-guard on and only the budget lifted. Beside it a client's produce latency, with and without the run. Progress and a
-table go to stderr, one JSON document to stdout. It fails when a count is wrong, never because something was slow.
+deleteledger`` (a few, one JVM each); our deletion step alone; the whole deletion run as the job takes it, from the
+queue's first message to the last acknowledgement: fresh owner checks, archive, deletion, confirmation, journal, with
+the latency guard on and only the budget lifted. Beside it a client's produce latency, with and without the run.
+Progress and a table go to stderr, one JSON document to stdout. It fails when a count is wrong, never because something
+was slow.
 """
 
 from __future__ import annotations
