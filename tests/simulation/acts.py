@@ -297,6 +297,11 @@ def delete_namespace(world: World) -> str | None:
     return f"namespace {namespace} is deleted"
 
 
+def collect_garbage(world: World) -> str | None:
+    gone = world.collect_garbage()
+    return f"bookies collect {gone} ledgers" if gone else None
+
+
 def shadow(world: World) -> str | None:
     topic = _pick(world, lambda t: bool(t.ledgers) and not t.shadow_of)
     if topic is None:
@@ -505,6 +510,7 @@ ACTS: Sequence[tuple[int, Act]] = (
     (2, replicate),
     (1, broker_deletes),
     (5, revive),
+    (4, collect_garbage),
 )
 """Acts between two steps of the control plane, with their weights."""
 

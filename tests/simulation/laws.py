@@ -53,11 +53,13 @@ class Laws:
         self.marked_copies: set[tuple[int, str]] = set()
         self.unreachable: dict[str, tuple[int, frozenset[UUID]]] = {}
         self.exclusive = False
-        self.objects = 0
+        self.objects = self.restored = 0
+        self.whole: tuple[Topic | None, str, frozenset[int]] = None, "", frozenset()
         self.effects: list[tuple[str, int, int]] = []
         self.deleted = self.trimmed = 0
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
+        world.admin.on_delete_topic = self.about_to_delete_topic
         world.objects.on_delete = self.about_to_delete_objects
         world.journal.on_record = self.about_to_record
         world.wire = self.wire
@@ -79,6 +81,9 @@ class Laws:
         trace = store.trace
         if trace is None:
             raise Violation(f"I6: ledger {ledger} is deleted outside of a deletion run")
+        if trace.undo:
+            self._taken_away_again(ledger, data)
+            return
         why = self._why_not(ledger, stat, data, trace)
         if why:
             raise Violation(f"ledger {ledger} is deleted by {trace.run_id}: {why}")
@@ -160,6 +165,38 @@ class Laws:
             return f"I9: {len(trace.deleted) + 1} deletions, the budget allows {allowed:.1f}"
         return ""
 
+    def _taken_away_again(self, ledger: int, data: bytes) -> None:
+        """An undo may take away only what it brought back and nobody holds."""
+        if ledger in self.world.live():
+            raise Violation(f"I1: an undo deletes {ledger}: {self.world.live()[ledger]}")
+        if self.world.reader.payloads.get(ledger):
+            raise Violation(f"an undo deletes {ledger}, whose entries are there")
+        if not any(node.ledger_id == ledger and node.data == data for node in self.world.journal.nodes):
+            raise Violation(f"an undo deletes {ledger}, which it did not bring back")
+
+    def whole_deletion(self, topic: Topic, run_id: str) -> None:
+        """A run begins that is to delete this topic."""
+        self.whole = topic, run_id, frozenset(self.world.model.topics[topic].ledgers)
+
+    def about_to_delete_topic(self, topic: Topic) -> None:
+        """Whole topics: only what was asked for, not held, and every ledger has its message and its mark before."""
+        asked, run_id, ledgers = self.whole
+        if topic != asked:
+            raise Violation(f"topic {topic} is deleted, nobody asked for it")
+        if why := self._owner_forbids(str(topic)):
+            raise Violation(f"topic {topic} is deleted: {why}")
+        if self.world.zookeeper.stat(PAUSE) is not None and not self.world.interceptor.fired:
+            raise Violation(f"topic {topic} is deleted while paused")
+        rows = [r for r in self.world.journal.rows if r.run_id == run_id]
+        found = self.world.model.topics.get(topic)
+        for ledger in ledgers & set(found.ledgers if found else ()):
+            made = self.world.model.ledgers[ledger]
+            if not self.world.exists(ledger) or made.topic != topic or made.kind != "data":
+                continue
+            told = {r.outcome for r in rows if r.ledger_id == ledger}
+            if not {"sent", "marked"} <= told:
+                raise Violation(f"topic {topic} is deleted before ledger {ledger} has its message and mark: {told}")
+
     def about_to_delete_objects(self, bucket: str, keys: Sequence[str]) -> None:
         """I3: judge the deletion of offloaded copies."""
         world, trace = self.world, self.world.trace
@@ -199,6 +236,9 @@ class Laws:
         """Judge a write of the product: its own z-nodes, and managed ledgers without holes."""
         if path.startswith("/pulsar-lifecycle"):
             return
+        if path.startswith("/ledgers/") and not old and self.world.trace and self.world.trace.undo:
+            self._brought_back(path, new)
+            return
         if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
             raise Violation(f"I8: the product writes {path}")
         before = [item.ledger_id for item in managed_ledger.decode(old).ledgers]
@@ -209,6 +249,23 @@ class Laws:
         if why:
             raise Violation(f"I5: the product makes {after} of {before} in {path}: {why}")
         self.trimmed += len(before) - len(after)
+
+    def _brought_back(self, path: str, data: bytes) -> None:
+        """An undo creates what the archive holds, where it was, or the folders above it."""
+        nodes = [node for node in self.world.journal.nodes if node.path == path]
+        if nodes and nodes[-1].data != data:
+            raise Violation(f"an undo creates {path} with other bytes than were archived last")
+        if not nodes and (data or not any(node.path.startswith(f"{path}/") for node in self.world.journal.nodes)):
+            raise Violation(f"I8: an undo creates {path}")
+        self.restored += bool(nodes)
+
+    def about_to_take_letters(self, messages: Sequence[Received]) -> None:
+        """I4: a dead letter is acknowledged once it was sent again and the journal says so."""
+        rows = [r for r in self.world.journal.rows if r.phase == "redrive" and r.outcome == "sent"]
+        said = {json.loads(row.detail)["dead_letter"] for row in rows}
+        for message in messages:
+            if message.message_id.hex() not in said:
+                raise Violation(f"I4: a dead letter is taken that the journal says nothing of: {message.raw[:80]!r}")
 
     # -------------------------------------------------------------------------------------------- journal, queue, caps
 
@@ -222,6 +279,8 @@ class Laws:
                 left = [o for o in json.loads(row.detail)["objects"] if o["key"] in self.world.buckets.objects[BUCKET]]
                 if left:
                     raise Violation(f"I4: the journal says that {left[0]['key']} is deleted, and it is there")
+            if row.phase == "undo" and row.outcome == "restored" and not self.world.reader.payloads.get(row.ledger_id):
+                raise Violation(f"the journal says that {row.ledger_id} is restored, and no bookie has its entries")
             if row.phase != "delete" or row.ledger_id < 0 or row.action != "delete-ledger":
                 continue
             there = self.world.exists(row.ledger_id)

@@ -11,15 +11,16 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, inventory, offloaded, owners, unsettled
+from pulsar_lifecycle.engine import deletion, inventory, offloaded, owners, topic_deletion, unsettled
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, Unread
+from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark import undo as undoing
 from tests.fakes.metadata_store import FakeStore
-from tests.simulation.ports import SimStore
+from tests.simulation.ports import SimDeadLetters, SimStore
 
 Mutation = Callable[[], AbstractContextManager[Any]]
 
@@ -323,6 +324,40 @@ def copies_unseen() -> AbstractContextManager[Any]:
     return patch.object(offloaded, "_judge", judge)
 
 
+@contextmanager
+def delete_topics_at_once() -> Iterator[None]:
+    """A topic is deleted first; its messages are for later."""
+
+    def send(run: Any, tools: Any, messages: Any, lengths: Any) -> list[Any]:
+        return []
+
+    with patch.object(topic_deletion, "send_messages", send):
+        yield
+
+
+def undo_without_asking() -> AbstractContextManager[Any]:
+    """An undo takes for granted that the bookies have everything still."""
+
+    def spread(cluster: Any, reader: Any) -> Any:
+        return lambda ledgers: [ReplicaCheck(1, 1, 1, 0, 0, 0, {}, {}) for _ in ledgers]
+
+    return patch.object(undoing, "_spread", spread)
+
+
+@contextmanager
+def redrive_unsaid() -> Iterator[None]:
+    """Dead letters are taken before they are sent again."""
+    real = SimDeadLetters.take
+
+    def take(self: SimDeadLetters, limit: int, wait_ms: int) -> list[Received]:
+        taken = real(self, limit, wait_ms)
+        self.acknowledge(taken)
+        return taken
+
+    with patch.object(SimDeadLetters, "take", take):
+        yield
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -348,6 +383,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "never journal for a run that ended": unsettled_stays_unsaid,
     "delete offloaded copies that metadata names": any_copy_may_go,
     "delete objects whatever their age and origin": copies_unseen,
+    "delete topics before their messages are sent": delete_topics_at_once,
+    "undo without asking the bookies": undo_without_asking,
+    "acknowledge dead letters before they are sent again": redrive_unsaid,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -20,19 +21,22 @@ from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETE_OFFLOADED, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
+from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import phase_one, runs
-from tests.fakes.deletion_queue import FakeDeadLetterQueue
+from pulsar_lifecycle.spark import redrive as redriving
+from pulsar_lifecycle.spark import undo as undoing
 from tests.simulation import pipeline
 from tests.simulation.laws import Laws, Violation
-from tests.simulation.ports import Crash, Interceptor, Trace
+from tests.simulation.ports import Crash, Interceptor, SimDeadLetters, Trace
 from tests.simulation.world import World
 
 IDLE_MS = 1_000
@@ -206,6 +210,37 @@ class Operator:
             done = phase_one.trim(self.cluster, self._run_id("trim"), [order], dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
+    def delete_topic(self) -> str:
+        """Delete some topic whole."""
+        names = sorted((t for t, one in self.world.model.topics.items() if not one.away), key=str)
+        if not names:
+            return "no topic to delete"
+        topic = self.random.choice(names)
+        run_id = self._run_id("delete-topic")
+        self.laws.whole_deletion(topic, run_id)
+        self.world.trace = None
+        with self._adapters():
+            done = phase_one.delete_topics(self.cluster, run_id, [topic], force=True, dry_run=False)
+        return f"{topic}: " + "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
+
+    def undo(self) -> str:
+        """Undo some earlier run's deletions, or those of a few ledgers."""
+        archived = self.world.journal.nodes
+        if not archived:
+            return "nothing to undo"
+        one = self.random.choice([*archived, *archived[-3:] * 3])
+        whole = self.random.random() < 0.5
+        request = undoing.Request(
+            run_id=one.run_id if whole else "",
+            ledger_ids=() if whole else (one.ledger_id,),
+            dry_run=False,
+            accept_unknown=self.random.random() < 0.2,
+        )
+        run_id = self._run_id("undo")
+        with self._tracing(Trace(run_id, undo=True)), self._adapters():
+            found = undoing.undo_deletions(self.cluster, run_id, request, lambda line: None)
+        return "; ".join(f"{u.ledger_id} {u.outcome}: {u.reason}" for u in found.ledgers)
+
     def pause(self) -> str:
         """Stop every effect."""
         store = self.world.open_store()
@@ -227,14 +262,11 @@ class Operator:
 
     def redrive(self) -> str:
         """Send dead letters again, afresh."""
-        topics = self.world.deletion_topics
-        topics.now_ms = self.world.time.now_ms()
-        queue = FakeDeadLetterQueue(topics)
-        letters = queue.take(100, 0)
-        queue.send_again(letters)
-        queue.acknowledge(letters)
-        queue.close()
-        return f"{len(letters)} dead letters are sent again"
+        most = self.random.choice([1, 100])
+        self.world.trace = None
+        with self._adapters():
+            done = redriving.redrive_now(self.settings, self._run_id("redrive"), Wanted(), most, lambda line: None)
+        return f"{done.sent} of {done.looked} dead letters are sent again"
 
     # ------------------------------------------------------------------------------------------------- in place of
 
@@ -269,12 +301,21 @@ class Operator:
             "marked_offloads": self._marked_offloads,
             "OffloadUuidsOf": lambda lake, epoch_id: self.lake.scan(epoch_id).offload_uuids,
             "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
+            "PulsarDeadLetterQueue": lambda *_, **__: self._dead_letters(),
+            "dead_letter_reasons": lambda *_: {},
+            "last_archived": self._last_archived,
+            "rows_of_phase": self._rows_of_phase,
             "concurrency": lambda spark: 1,
             "delete_from_queue": self._delete_from_queue,
             "delete_directly": self._delete_directly,
             "secrets": SimpleNamespace(token_hex=lambda n: f"{len(self.lake.kept_plans):04x}"),
         }
-        places = [(module, name) for module in (runs, phase_one) for name in stand_ins if hasattr(module, name)]
+        places = [
+            (module, name)
+            for module in (runs, phase_one, redriving, undoing)
+            for name in stand_ins
+            if hasattr(module, name)
+        ]
         kept = [(module, name, getattr(module, name)) for module, name in places]
         for module, name in places:
             setattr(module, name, stand_ins[name])
@@ -294,6 +335,22 @@ class Operator:
 
     def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[str, int]]:
         return {r.ledger_id: (r.topic, r.at) for r in self._open(DELETE_OFFLOADED)}
+
+    def _dead_letters(self) -> SimDeadLetters:
+        world = self.world
+        letters = SimDeadLetters(world.deletion_topics, world.time, world.interceptor)
+        letters.on_acknowledge = self.laws.about_to_take_letters
+        return letters
+
+    def _last_archived(self, lake: str, cluster: str, *, run_id: str = "", ledger_ids: Any = ()) -> list[Archived]:
+        nodes = self.world.journal.nodes
+        wanted = {n.ledger_id for n in nodes if n.run_id == run_id} if run_id else set(ledger_ids)
+        newest = {n.ledger_id: n for n in sorted(nodes, key=lambda n: n.at) if n.ledger_id in wanted}
+        return [newest[ledger] for ledger in sorted(newest)]
+
+    def _rows_of_phase(self, lake: str, phase: str) -> pa.Table:
+        rows = sorted((r for r in self.world.journal.rows if r.phase == phase), key=lambda r: r.at)
+        return pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA)
 
     def _open(self, action: str) -> list[JournalRow]:
         """Marks whose copy no deletion run found gone since, as ``io.journal`` reads them."""

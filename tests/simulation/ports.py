@@ -23,6 +23,8 @@ from pulsar_lifecycle.ports import (
     JournalRow,
     Postponed,
     Received,
+    ReplicaCheck,
+    Resent,
     Sent,
     Stat,
     TopicInternals,
@@ -30,7 +32,7 @@ from pulsar_lifecycle.ports import (
 )
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
+from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ledger_reader import FakeLedgerReader
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
@@ -126,6 +128,7 @@ class Trace:
     transactions: int = 0
     tasks: int = 0
     latency_at_receive: float = 0.0
+    undo: bool = False
 
 
 class SimZooKeeper(FakeZooKeeper):
@@ -307,6 +310,12 @@ class SimReader(FakeLedgerReader):
         self.interceptor.before("reader.last_entries")
         return super().last_entries(ledgers)
 
+    def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
+        self.interceptor.before("reader.check_replicas")
+        found = super().check_replicas(ledgers)
+        self.interceptor.after("reader.check_replicas")
+        return found
+
 
 class SimAdmin(FakeBrokerAdmin):
     """Brokers; ``memory`` says what the owner holds of a topic, ``denied`` topics are answered with an error."""
@@ -317,6 +326,8 @@ class SimAdmin(FakeBrokerAdmin):
         self.denied: dict[str, LifecycleError] = {}
         self.memory: Callable[[Topic], TopicInternals] = lambda topic: TopicInternals("", (), {}, {}, None, ())
         self.compaction: Callable[[Topic], str] = lambda topic: "NOT_RUN"
+        self.deleting: Callable[[Topic], None] = lambda topic: None
+        self.on_delete_topic: Callable[[Topic], None] = lambda topic: None
         self.unloading: Callable[[Topic], None] = lambda topic: None
 
     def loaded_topics(self) -> dict[str, str]:
@@ -342,6 +353,13 @@ class SimAdmin(FakeBrokerAdmin):
         self._answer_for(topic)
         self.unloading(topic)
         self.interceptor.after("admin.unload")
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        self.interceptor.before("admin.delete_topic")
+        self._answer_for(topic)
+        self.on_delete_topic(topic)
+        self.deleting(topic)
+        self.interceptor.after("admin.delete_topic")
 
     def _answer_for(self, topic: Topic) -> None:
         self._answer()
@@ -414,6 +432,35 @@ class SimQueue(FakeDeletionQueue):
         postponed = super()._reconsume(message, delay_ms, max_times)
         self.interceptor.after("queue.reconsume")
         return postponed
+
+
+class SimDeadLetters(FakeDeadLetterQueue):
+    """A session with the dead-letter topic. Acknowledgements may get lost."""
+
+    topics: SimTopics
+
+    def __init__(self, topics: SimTopics, clock: FakeClock, interceptor: Interceptor) -> None:
+        super().__init__(topics)
+        self.interceptor = interceptor
+        self.time = clock
+        self.on_acknowledge: Callable[[Sequence[Received]], None] = lambda messages: None
+
+    def take(self, limit: int, wait_ms: int) -> list[Received]:
+        self.interceptor.before("queue.take")
+        self.topics.now_ms = self.time.now_ms()
+        return super().take(limit, wait_ms)
+
+    def _send(self, message: Received) -> Resent:
+        self.interceptor.before("queue.publish")
+        sent = super()._send(message)
+        self.interceptor.after("queue.publish")
+        return sent
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        self.interceptor.before("queue.acknowledge")
+        self.on_acknowledge(messages)
+        super().acknowledge(messages)
+        self.interceptor.after("queue.acknowledge")
 
 
 class SimClock:

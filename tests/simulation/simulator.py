@@ -51,6 +51,8 @@ EXTRAS = {
     "restore": 1,
     "accept": 1,
     "trim": 4,
+    "delete_topic": 3,
+    "undo": 3,
 }
 FAULTY = 0.5
 """Share of the control plane's steps that something happens to."""
@@ -133,6 +135,7 @@ class _Schedule:
             where = traceback.extract_tb(error.__traceback__)[-1]
             self._violated(index, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
         self.result.facts["deleted"] += self.laws.deleted
+        self.result.facts["brought back"] += self.laws.restored
         self.result.facts["objects deleted"] += self.laws.objects
         self.result.facts["trimmed"] += self.laws.trimmed
         return self.result
@@ -248,7 +251,7 @@ class _Schedule:
         world, operator = self.world, self.operator
         interceptor = new_interceptor(world)
         operator.between = None
-        if random.random() < faulty and what not in ("pause", "resume", "redrive"):
+        if random.random() < faulty and what not in ("pause", "resume"):
             interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
             if what == "trim" and random.random() < 0.6:
                 interceptor.injections = [faults.lost_at_the_compare_and_set(random, self._count)]
@@ -335,13 +338,18 @@ class _Schedule:
         self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")
         for _ in range(2):
             self.say(f"storm: {self._world(random)}")
-            self.say(f"storm: {self._process(random, 'trim', self.operator.trim, 0.7)}")
+            first = random.choice(["trim", "trim", "delete_topic"])
+            self.say(f"storm: {self._process(random, first, getattr(self.operator, first), 0.7)}")
             for _ in range(random.randrange(4)):
                 self.say(f"storm: {faults.disturb(random, self.world, self._count)}")
             self.world.wait_ms(random.choice([HOUR, 12 * HOUR]))
             self.say(f"storm: {self._process(random, 'scan', self.operator.scan, 0.2)}")
             self.world.lagging = random.random() < 0.4
             self.say(f"storm: {self._process(random, 'delete', self.operator.delete, 0.95)}")
+            if random.random() < 0.4:
+                self.say(f"storm: {self._process(random, 'undo', self.operator.undo, 0.5)}")
+            if random.random() < 0.3:
+                self.say(f"storm: {self._process(random, 'redrive', self.operator.redrive, 0.5)}")
 
     def _calmly(self, work: Callable[[], str]) -> str:
         new_interceptor(self.world)

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.errors import NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicInternals
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore
@@ -145,6 +145,7 @@ class World(SimulatedCluster):
         self.admin = SimAdmin([BROKER])
         self.admin.memory, self.admin.compaction = self._internals, self._compaction_status
         self.admin.unloading = self._unload_on_demand
+        self.admin.deleting = self._delete_on_demand
         self.journal = SimJournal()
         self.deletion_topics = SimTopics()
         self.buckets = FakeBuckets(time)
@@ -216,6 +217,48 @@ class World(SimulatedCluster):
             raise NotFound(f"{topic}: no such topic")
         if found.loaded:
             self.unload(found)
+
+    def _delete_on_demand(self, topic: Topic) -> None:
+        """A broker is asked to delete a topic: it may refuse, stop half-way, or its answer may get lost."""
+        found = self.model.topics.get(topic)
+        if found is None or found.away:
+            raise NotFound(f"{topic}: no such topic")
+        how = self.random.choice(["done", "done", "done", "lost", "refused", "half", "again"])
+        if how == "refused":
+            raise StoreError(f"{topic}: it has connected clients")
+        if how == "half":  # as ManagedLedgerImpl does it: cursors and ledgers first, the topic's own z-node last
+            self.drop_cursors(found)
+            for ledger in found.ledgers[: self.random.randint(0, len(found.ledgers))]:
+                self.remove(self.path(ledger)) if self.exists(ledger) and not self._shadowed(found, ledger) else None
+            raise StoreError("500: a ledger could not be deleted")
+        self.delete_topic(found)
+        if how in ("again", "lost") and self.random.random() < 0.7 and not self.full():
+            self.model.topics[topic] = fresh = ModelTopic(topic)
+            self.store(fresh)
+            self.load(fresh)
+        if how == "lost":
+            raise Unavailable("no answer")
+
+    def _shadowed(self, topic: ModelTopic, ledger: int) -> bool:
+        return any(ledger in one.ledgers for one in self.model.topics.values() if one is not topic)
+
+    def drop_cursors(self, topic: ModelTopic) -> None:
+        """Delete every cursor of a topic."""
+        cursors = list(topic.cursors.items())
+        topic.cursors.clear()
+        for name, cursor in cursors:
+            path = f"{self.topic_path(topic.name)}/{encode_name(name)}"
+            if self.zookeeper.stat(path) is not None:
+                self.remove(path)
+            for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
+                self.drop(ledger)
+
+    def collect_garbage(self) -> int:
+        """Bookies drop the entries of ledgers whose z-nodes are gone; how many ledgers that was."""
+        gone = [i for i in self.reader.payloads if not self.exists(i)]
+        for ledger in gone:
+            del self.reader.payloads[ledger]
+        return len(gone)
 
     def trimmed(self, path: str, left: Sequence[int]) -> str:
         """The product wrote a topic's z-node: why it must not have; else a broker that has it loaded goes on with
@@ -384,7 +427,7 @@ class World(SimulatedCluster):
 
     def restate(self, ledger: int, state: LedgerState) -> None:
         """Rewrite a ledger's z-node with another state."""
-        if not self.exists(ledger):
+        if not self.exists(ledger) or ledger not in self.reader.payloads:
             return
         made, last = self.model.ledgers[ledger], self._last_id
         made.state = state
