@@ -141,17 +141,26 @@ def store_memory(world: World) -> str | None:
 
 
 def move_cursor(world: World) -> str | None:
-    topic = _pick(world)
-    if topic is None or world.full():
+    topic = _pick(world, lambda t: bool(t.ledgers)) or _pick(world)
+    if topic is None:
         return None
-    name = world.random.choice(CURSORS)
+    name = world.random.choice([*topic.cursors, CURSORS[0], CURSORS[1], CURSORS[2]])
     cursor = topic.cursors.setdefault(name, Cursor())
+    cursor.at = max(world.stands(cursor), world.random.choice(topic.ledgers or [0]))
     old = cursor.ledger
+    if old >= 0 and world.model.ledgers[old].state is LedgerState.OPEN and world.reader.payloads.get(old):
+        entry = world.position_entry(cursor.compacted if name == COMPACTION else None, cursor.at)
+        world.reader.payloads[old].append(entry)
+        return f"cursor {name} of {topic.name} moves on to {cursor.at}"
+    if world.full() or name == COMPACTION:
+        return None
     state = LedgerState.OPEN if topic.loaded else LedgerState.CLOSED
-    cursor.ledger = world.make("cursor", topic.name, cursor=name, state=state, entries=[world.position_entry()])
+    cursor.ledger = world.make(
+        "cursor", topic.name, cursor=name, state=state, entries=[world.position_entry(at=cursor.at)]
+    )
     world.store_cursor(topic, name)
     world.drop(old)
-    return f"cursor {name} of {topic.name} moves to {cursor.ledger}"
+    return f"cursor {name} of {topic.name} moves to {cursor.ledger}, it stands in {cursor.at}"
 
 
 def close_cursor(world: World) -> str | None:
@@ -161,7 +170,8 @@ def close_cursor(world: World) -> str | None:
     name = world.random.choice(sorted(topic.cursors))
     cursor = topic.cursors[name]
     if world.random.random() < 0.5:
-        old, cursor.ledger, cursor.noted = cursor.ledger, -1, cursor.compacted
+        old, cursor.at = cursor.ledger, world.stands(cursor)
+        cursor.ledger, cursor.noted = -1, cursor.compacted
         world.store_cursor(topic, name)
         world.drop(old)
         return f"cursor {name} of {topic.name} is closed"
@@ -191,11 +201,12 @@ def end_compaction(world: World) -> str | None:
     old, new = cursor.compacted, topic.compacting
     topic.compacting, cursor.compacted = None, new
     if cursor.ledger < 0 and not world.full() and world.random.random() < 0.7:
-        entries = [world.position_entry(), world.position_entry(new)]
+        cursor.at = max(topic.ledgers, default=0)
+        entries = [world.position_entry(), world.position_entry(new, cursor.at)]
         cursor.ledger = world.make("cursor", topic.name, cursor=COMPACTION, state=LedgerState.OPEN, entries=entries)
         world.store_cursor(topic, COMPACTION)
     elif cursor.ledger >= 0 and world.model.ledgers[cursor.ledger].state is LedgerState.OPEN:
-        world.reader.payloads[cursor.ledger].append(world.position_entry(new))
+        world.reader.payloads[cursor.ledger].append(world.position_entry(new, world.stands(cursor)))
     else:
         cursor.ledger, cursor.noted = -1, new
         world.store_cursor(topic, COMPACTION)
@@ -489,7 +500,7 @@ ACTS: Sequence[tuple[int, Act]] = (
     (4, offload),
     (3, remember),
     (2, store_memory),
-    (4, move_cursor),
+    (6, move_cursor),
     (2, close_cursor),
     (3, start_compaction),
     (2, end_compaction),

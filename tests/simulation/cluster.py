@@ -177,21 +177,22 @@ class SimulatedCluster:
         ledger: int = -1,
         compacted: int | None = None,
         buckets: Mapping[tuple[int, int], int] | None = None,
+        at: int = 0,
     ) -> None:
-        """A cursor's z-node; ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers."""
+        """A cursor's z-node, which stands in ledger ``at``; ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers."""
         info = cursor_format.ManagedCursorInfo(
             ledger,
-            Position(0, -1),
+            Position(at, -1),
             properties={} if compacted is None else {cursor_format.COMPACTED_LEDGER_PROPERTY: compacted},
             cursor_properties={bucket_key(*span): str(i) for span, i in (buckets or {}).items()},
         )
         self.put(f"{self.topic_path(topic)}/{encode_name(name)}", cursor_format.encode(info))
 
     @staticmethod
-    def position_entry(compacted: int | None = None) -> bytes:
-        """An entry of a cursor ledger, naming a compacted ledger."""
+    def position_entry(compacted: int | None = None, at: int = 1) -> bytes:
+        """An entry of a cursor ledger, which says where the cursor stands and names a compacted ledger."""
         properties = {} if compacted is None else {cursor_format.COMPACTED_LEDGER_PROPERTY: compacted}
-        return cursor_format.encode_position(cursor_format.PositionInfo(Position(1, 0), properties=properties))
+        return cursor_format.encode_position(cursor_format.PositionInfo(Position(at, 0), properties=properties))
 
     def schema(self, schema_id: str, ledgers: Sequence[int]) -> None:
         """A schema's locator, naming one ledger per version."""

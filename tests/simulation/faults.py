@@ -60,7 +60,7 @@ KINDS = {
     "journal": 6,
     "objects": 8,
     "pause": 3,
-    "restore": 1,
+    "restore": 3,
     "speculative": 6,
     "touch": 8,
     "unread owner": 8,

@@ -293,7 +293,10 @@ class Laws:
                 raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")
 
     def all_said(self, began: int) -> None:
-        """I4: once a run that began then (ms) is through, the journal names the run of every deletion before it."""
+        """I4: once a run that began then (ms) is through, the journal names the run of every deletion before it.
+
+        Of a ledger that came back before anybody could, the undo's rows name it.
+        """
         since = max(began - SETTLED_WITHIN, self.world.restored_at)
         said = {
             (r.run_id, r.ledger_id) for r in self.world.journal.rows if r.phase == "delete" and r.outcome == DELETED

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, inventory, offloaded, owners, topic_deletion, unsettled
+from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, topic_deletion, unsettled
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
@@ -358,6 +358,11 @@ def redrive_unsaid() -> Iterator[None]:
         yield
 
 
+def time_goes_forward() -> AbstractContextManager[Any]:
+    """Nobody looks whether the metadata store went back in time."""
+    return patch.object(history, "broken_since", lambda *given: "")
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -386,6 +391,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete topics before their messages are sent": delete_topics_at_once,
     "undo without asking the bookies": undo_without_asking,
     "acknowledge dead letters before they are sent again": redrive_unsaid,
+    "never look whether the store went back in time": time_goes_forward,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

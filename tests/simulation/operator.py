@@ -203,7 +203,9 @@ class Operator:
         topics = [t for t in topics if len(t.ledgers) > 1]
         if not topics:
             return "no topic to trim"
-        topic = self.random.choice([topics[0]] * 9 + topics)
+        passed = {t.name: min((self.world.stands(c) for c in t.cursors.values()), default=1 << 60) for t in topics}
+        ready = [t for t in topics if passed[t.name] > t.ledgers[0] and not t.shadow_of and not t.away]
+        topic = self.random.choice((ready or topics[:1]) * 9 + topics)
         order = TrimOrder(topic.name, up_to=self.random.choice(topic.ledgers[1:]))
         self.world.trace = None
         with self._adapters():

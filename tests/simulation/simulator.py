@@ -47,8 +47,8 @@ EXTRAS = {
     "resume": 1,
     "redrive": 1,
     "other-plan": 1,
-    "backup": 2,
-    "restore": 1,
+    "backup": 4,
+    "restore": 4,
     "accept": 1,
     "trim": 4,
     "delete_topic": 3,
@@ -150,7 +150,10 @@ class _Schedule:
 
     def _begin(self) -> str:
         rests = str(acts.plain(self.world)) if self.world.random.random() < 0.5 else "no topic rests"
-        return "; ".join([rests, *(self._act() for _ in range(self.world.random.randint(4, 14)))])
+        said = "; ".join([rests, *(self._act() for _ in range(self.world.random.randint(4, 14)))])
+        if self.world.random.random() < 0.3:
+            self.world.take_backup()
+        return said
 
     def _act(self) -> str:
         done = acts.happen(self.world, acts.ACTS)
@@ -335,6 +338,8 @@ class _Schedule:
         random = Random(self.begins + 1)
         self.world.random = self.operator.random = random
         apply = lambda: self.operator.apply(plan_id)  # noqa: E731
+        if random.random() < 0.3:
+            self.world.take_backup()
         self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")
         for _ in range(2):
             self.say(f"storm: {self._world(random)}")
@@ -344,6 +349,8 @@ class _Schedule:
                 self.say(f"storm: {faults.disturb(random, self.world, self._count)}")
             self.world.wait_ms(random.choice([HOUR, 12 * HOUR]))
             self.say(f"storm: {self._process(random, 'scan', self.operator.scan, 0.2)}")
+            if self.world.backup is not None and random.random() < 0.1:
+                self.say(f"storm: {self._control(random, 'restore')}")
             self.world.lagging = random.random() < 0.4
             self.say(f"storm: {self._process(random, 'delete', self.operator.delete, 0.95)}")
             if random.random() < 0.4:

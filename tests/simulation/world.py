@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from pulsar_lifecycle.errors import NotFound, StoreError, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
@@ -84,11 +85,15 @@ class Ledger:
 
 @dataclass
 class Cursor:
-    """A subscription. ``compacted`` is what the broker takes for the compacted ledger, ``noted`` the z-node's copy."""
+    """A subscription. ``compacted`` is what the broker takes for the compacted ledger, ``noted`` the z-node's copy.
+
+    ``at`` is the ledger it stands in, by the z-node: the last entry of its cursor ledger knows better.
+    """
 
     ledger: int = -1
     compacted: int | None = None
     noted: int | None = None
+    at: int = 0
     buckets: dict[tuple[int, int], int] = field(default_factory=dict)
     swallowed: dict[tuple[int, int], int] = field(default_factory=dict)
     """Snapshots whose key was never stored: only the broker's memory has them."""
@@ -268,8 +273,9 @@ class World(SimulatedCluster):
         if topic is None:
             return "no such topic"
         gone = [i for i in topic.ledgers if i not in left]
-        if topic.cursors and gone:
-            return f"cursor {sorted(topic.cursors)[0]} has not passed {gone}"
+        for name, cursor in topic.cursors.items():
+            if gone and self.stands(cursor) <= max(gone):
+                return f"cursor {name} has not passed {gone}: it stands in {self.stands(cursor)}"
         if topic.shadow_of:
             return "it is a shadow topic"
         if topic.loaded:
@@ -278,6 +284,16 @@ class World(SimulatedCluster):
         for ledger in gone:
             topic.offloaded.pop(ledger, None)
         return ""
+
+    def stands(self, cursor: Cursor) -> int:
+        """The ledger that a cursor's persisted position is in; 0 where no one can say."""
+        entries = self.reader.payloads.get(cursor.ledger) if cursor.ledger >= 0 else None
+        if cursor.ledger < 0:
+            return cursor.at
+        try:
+            return cursor_format.decode_position(entries[-1]).mark_delete.ledger_id if entries else 0
+        except CorruptFormat:
+            return 0
 
     def happened(self, at: int) -> bool:
         """Whether what was seen then (ms) is of this history: no restore took it back."""
@@ -460,7 +476,9 @@ class World(SimulatedCluster):
     def store_cursor(self, topic: ModelTopic, name: str) -> None:
         """Write a cursor's z-node."""
         cursor = topic.cursors[name]
-        self.cursor(topic.name, name, ledger=cursor.ledger, compacted=cursor.noted, buckets=cursor.buckets)
+        self.cursor(
+            topic.name, name, ledger=cursor.ledger, compacted=cursor.noted, buckets=cursor.buckets, at=cursor.at
+        )
 
     def store_schema(self, schema_id: str) -> None:
         """Write a locator that names the newest two versions; entries name what is older."""
