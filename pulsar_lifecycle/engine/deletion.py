@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control, inventory, offloaded
 from pulsar_lifecycle.engine.decision import (
@@ -54,6 +55,9 @@ COMPARED = [
     *("schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
 ]
 """What of a ledger's row a message is compared with."""
+
+MAY_GO = (Finding.ORPHAN, orphans.PENDING)
+"""Findings of the rule that leave the last word to the owner."""
 
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
@@ -246,9 +250,13 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         for row in by_id.values()
         if (at := evidence.marked_at(row["ledger_id"], row["czxid"])) is not None
     }
+    passing: dict[int, dict[str, Any]] = {}
     if marked:
         chosen = rows.filter(pc.is_in(rows.column("ledger_id"), pa.array(sorted(marked), pa.int64())))
-        found |= _found(chosen, run, replace(context, grace=0))
+        waived = replace(context, grace=0)
+        found |= _found(chosen, run, waived)
+        # what the rule says once a replica is copied and the open ledger closed
+        passing = _found(chosen, run, replace(waived, under_replicated=BitMap64(), open_topics=frozenset()))
     for d in live:
         assert d.node is not None
         row, finding = by_id[d.info.ledger_id], found.get(d.info.ledger_id)
@@ -262,8 +270,9 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             fresh = marked_at is not None and run.now - marked_at < RACE_WINDOW_MS
             d.settle(RETRYING if fresh else KEPT, "still in use: something refers to it")
-        elif finding["finding"] not in (Finding.ORPHAN, orphans.PENDING):
-            d.settle(KEPT, f"{finding['finding']}: {finding['reason']}")
+        elif finding["finding"] not in MAY_GO:
+            passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
+            d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
         elif marked_at is not None:
             continue
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:

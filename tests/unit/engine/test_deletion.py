@@ -769,3 +769,43 @@ def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
     for marked_at, outcome in ((just_now, RETRYING), (1, KEPT)):
         (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={scene.live: (stat.czxid, marked_at)})
         assert (decision.outcome, cluster.exists(scene.live)) == (outcome, True)
+
+
+@pytest.mark.parametrize("component", [LedgerComponent.MANAGED_LEDGER, LedgerComponent.COMPACTED_LEDGER])
+@pytest.mark.parametrize("how", ["under-replicated", "open"])
+def test_what_passes_by_itself_does_not_end_the_intent_of_a_marked_ledger(
+    scene: Scene, how: str, component: LedgerComponent
+) -> None:
+    cluster = scene.cluster
+    ledger = scene.data if component is LedgerComponent.MANAGED_LEDGER else scene.compacted
+    stat = cluster.zookeeper.stat(cluster.path(ledger))
+    assert stat is not None
+    info = PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=component, ledger_id=ledger)
+    scene.publish(info, info)
+    context = scene.now.context
+    trouble = (
+        replace(context, under_replicated=BitMap64([ledger]))
+        if how == "under-replicated"
+        else replace(context, open_topics=frozenset({str(TOPIC)}))
+    )
+    troubled = replace(scene.now, context=trouble)
+    marked = {ledger: (stat.czxid, scene.now.epoch.started_at - 1)}
+    (ours,) = delete(cluster, troubled, scene.before, limit=1, marked=marked)
+    assert (ours.outcome, how in ours.reason) == (RETRYING, True)
+    (foreign,) = delete(cluster, troubled, scene.before, limit=1)
+    assert (foreign.outcome, cluster.exists(ledger)) == (KEPT, True)
+    scene.again()
+    assert outcomes(delete(cluster, scene.now, scene.before, marked=marked)) == [DELETED]
+
+
+def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(scene: Scene) -> None:
+    cluster = scene.cluster
+    stat = cluster.zookeeper.stat(cluster.path(scene.data))
+    assert stat is not None
+    scene.publish(
+        PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.data)
+    )
+    thin = replace(scene.now, context=replace(scene.now.context, under_replicated=BitMap64([scene.data])))
+    held = Policy(holds=frozenset({str(TOPIC)}))
+    (decision,) = delete(cluster, thin, scene.before, held, marked={scene.data: (stat.czxid, 1)})
+    assert (decision.outcome, cluster.exists(scene.data)) == (KEPT, True)
