@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
 from tests.simulation.offloaded import CLUSTER, attempt
-from tests.simulation.world import COMPACTION, CURSORS, ELSEWHERE, HOUR, TOPICS, Cursor, ModelTopic, World
+from tests.simulation.world import COMPACTION, CURSORS, ELSEWHERE, HOUR, MOST_LEDGERS, TOPICS, Cursor, ModelTopic, World
 
 WEST = "west"
 """The declared cluster on the same BookKeeper, where there is one."""
@@ -43,14 +43,19 @@ def create_topic(world: World) -> str | None:
 
 
 def plain(world: World) -> str | None:
-    """A resting topic with a few ledgers and no cursor: its oldest may be trimmed."""
+    """A resting topic with a few ledgers and at most one cursor: its oldest may be trimmed."""
     name = Topic.parse("persistent://acme/orders/plain")
+    if name in world.model.topics or len(world.model.ledgers) > MOST_LEDGERS - 4:
+        return None
     topic = world.model.topics[name] = ModelTopic(name, [world.make("data", name) for _ in range(4)])
     world.store(topic)
     for ledger in topic.ledgers[: world.random.choice([0, 1, 3])]:
         uuid = world.upload(name, ledger, CLUSTER)
         topic.offloaded[ledger] = attempt(uuid, bookkeeper_deleted=world.random.random() < 0.5)
     world.store(topic)
+    if world.random.random() < 0.5:
+        topic.cursors["s"] = Cursor(at=world.random.choice(topic.ledgers[1:]))
+        world.store_cursor(topic, "s")
     return f"{name} rests with {topic.ledgers}, {len(topic.offloaded)} of them offloaded"
 
 

@@ -179,7 +179,10 @@ class SimulatedCluster:
         buckets: Mapping[tuple[int, int], int] | None = None,
         at: int = 0,
     ) -> None:
-        """A cursor's z-node, which stands in ledger ``at``; ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers."""
+        """A cursor's z-node, which stands in ledger ``at``.
+
+        ``compacted`` is its own copy of the compacted ledger, ``buckets`` by topic ledgers.
+        """
         info = cursor_format.ManagedCursorInfo(
             ledger,
             Position(at, -1),

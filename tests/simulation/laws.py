@@ -301,6 +301,8 @@ class Laws:
         said = {
             (r.run_id, r.ledger_id) for r in self.world.journal.rows if r.phase == "delete" and r.outcome == DELETED
         }
+        undone = (r for r in self.world.journal.rows if r.phase == "undo" and r.outcome in ("recreated", "restored"))
+        said |= {(json.loads(r.detail)["archived_by"], r.ledger_id) for r in undone}
         for run_id, ledger, at in self.effects:
             if since <= at < began and (run_id, ledger) not in said:
                 raise Violation(f"I4: {run_id} deleted {ledger}, and no later run wrote that down")

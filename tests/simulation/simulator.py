@@ -343,7 +343,10 @@ class _Schedule:
         self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")
         for _ in range(2):
             self.say(f"storm: {self._world(random)}")
-            first = random.choice(["trim", "trim", "delete_topic"])
+            first = random.choice(["trim", "trim", "trim", "delete_topic"])
+            if first == "trim" and (rests := acts.plain(self.world)):
+                self.say(f"storm: {rests}")
+                self.world.wait_ms(HOUR)
             self.say(f"storm: {self._process(random, first, getattr(self.operator, first), 0.7)}")
             for _ in range(random.randrange(4)):
                 self.say(f"storm: {faults.disturb(random, self.world, self._count)}")
