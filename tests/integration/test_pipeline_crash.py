@@ -41,13 +41,13 @@ def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelin
     planted, contents = plant.orphan_data_of_live_topic(sandbox, half)
     ids |= {entry.ledger_id for entry in planted}
     wait_unlisted(sandbox, [*names, half])
-    pipeline = pipelines({"zookeeper": {"session_timeout": "4s"}})
+    pipeline = pipelines({"zookeeper": {"session_timeout": "4s"}, "deletion": {"idle_timeout": "10s"}})
     planned = pipeline.confirmed_plan()
     assert ids <= planned.ids
     sent = pipeline.apply(pipeline.order(planned)).sent
     pipeline.scan()
 
-    killed_at("delete", pipeline, batch=1000)
+    killed_at("delete", pipeline, batch=sent)  # all at once, however slowly they come
     assert existing(sandbox, ids) == ids, "something was deleted before the kill"
     assert all(pipeline.archived(ledger) for ledger in ids), "killed before the archive was closed"
     assert pipeline.journal() == []
@@ -58,7 +58,7 @@ def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelin
     assert {row["ledger_id"] for row in pipeline.journal() if row["outcome"] == "deleted"} & ids == first
     assert waiting(sandbox) == sent
 
-    killed_at("journal", pipeline, batch=1000)
+    killed_at("journal", pipeline, batch=sent)
     assert not existing(sandbox, ids)
     assert waiting(sandbox) == sent
 

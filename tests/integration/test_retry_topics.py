@@ -31,6 +31,7 @@ from pulsar_lifecycle.io.queue import (
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
+from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
 from sandbox.toolchain import find_tools
 from tests.unit.io.test_queue import intents
@@ -261,7 +262,7 @@ def test_ours_counts_on_from_java_to_the_dead_letter(sandbox, open_queue, open_l
     assert shown(last) == expected(content, origin, 2)
     (letter,) = open_letters().take(1, 20_000)
     assert shown(letter) == expected(content, origin, 3)
-    assert queue.backlog() == 0
+    wait_for("the acknowledgements to arrive", lambda: queue.backlog() == 0)
 
 
 def test_a_batched_message_says_where_it_was_in_its_batch_as_java_does(sandbox, open_queue, client) -> None:
@@ -314,7 +315,7 @@ def test_a_count_that_no_client_writes_is_dead_lettered(open_queue, open_letters
     reconsume(queue, len(counts), 10)
     letters = open_letters().take(len(counts), 20_000)
     assert [letter.properties["RECONSUMETIMES"] for letter in letters] == ["11"] * len(counts)
-    assert queue.backlog() == 0
+    wait_for("the acknowledgements to arrive", lambda: queue.backlog() == 0)
 
 
 def test_one_that_was_retried_more_often_than_allowed_now_counts_on(sandbox, open_queue, open_letters, publish) -> None:
