@@ -22,6 +22,7 @@ from pulsar_lifecycle.engine.apply import SEND_FAILED, SENT
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import REFUSED, Tools, action_of
 from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.standing import Shadows
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
     Conflict,
@@ -57,6 +58,9 @@ MARKED = "marked"
 ATTEMPTS = 5
 """How often a topic whose z-node keeps changing is judged from the start."""
 
+SHADOWS_SEEN_FOR = 60_000
+"""How long (ms) a look at all shadow topics serves for trimming, which by itself deletes no data."""
+
 _STOPPING = (Paused, LeaseLost, Overloaded)
 
 
@@ -65,7 +69,7 @@ class Marking:
     """What a run of the first phase knows.
 
     ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
-    loaded topics.
+    loaded topics. ``context`` is of the newest scan; ``shadows`` adds what became the source of a shadow topic since.
     """
 
     run_id: str
@@ -76,6 +80,12 @@ class Marking:
     context: orphans.Context
     deliver_after_ms: int
     loaded_topics: bool
+    shadows: Shadows
+
+    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
+        """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
+        sources = self.context.shadow_sources | self.shadows.sources(max_age)
+        return trimming.topic_rule(topic, shadow_source, replace(self.context, shadow_sources=sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +195,7 @@ def _look(run: Marking, tools: Tools, order: TrimOrder) -> _View:
         tools.store, sorted(asked & {item.ledger_id for item in info.ledgers}), run.ledgers_root
     )
     copies = {i: trimming.copy_of(i, row, topic) for i, row in rows.items()}
-    reason = trimming.topic_rule(topic, standing.shadow_source(tools.store, topic, info), run.context)
+    reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
     verdicts = trimming.judge(info, positions, copies, asked, run.context, reason)
     return _View(topic, node, info, copies, verdicts)
 

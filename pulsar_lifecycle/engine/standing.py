@@ -1,4 +1,4 @@
-"""Where one topic stands: its z-node, its cursors' persisted positions, and the z-nodes of its ledgers, read afresh.
+"""Where one topic stands: its z-node, its cursors' positions, its ledgers' z-nodes, who shadows it; read afresh.
 
 Belongs here: reading what the first phase judges. What cannot be read refuses the topic. Not here: the rule
 (``plan/trimming.py``) and the effects (``marking.py``, ``topic_deletion.py``). Source: ManagedCursorImpl (4.0.7).
@@ -7,7 +7,7 @@ Belongs here: reading what the first phase judges. What cannot be read refuses t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pulsar_lifecycle.engine import inventory, references
@@ -16,10 +16,11 @@ from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, PARTITIONED_
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.compression import unwrap
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
-from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 
 
 def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
@@ -53,6 +54,58 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
         return str(json.loads(node.data)["properties"][SHADOW_SOURCE])
     except (ValueError, KeyError, TypeError):
         return "a topic that cannot be read"
+
+
+def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> frozenset[str]:
+    """Every topic that some shadow topic of this cluster reads from now: one bulk read of all topics' z-nodes.
+
+    Raises Refused where a z-node that may be a shadow topic's cannot be read; other LifecycleErrors from the stores.
+    """
+    store.sync("/")
+    units = inventory.topic_units(store)
+    unread = [f"{unit.parent}: {unit.error}" for unit in units if unit.error]
+    found: set[str] = set()
+    for batch in store.scan(f"{unit.parent}/{name}" for unit in units for name in unit.names or ()):
+        unread += [f"{node.path}: {node.reason}" for node in batch.unread]
+        for path, data, *_ in batch.rows:
+            try:
+                if SHADOW_SOURCE.encode() in unwrap(data, path).data:
+                    found.add(managed_ledger.decode(data).properties.get(SHADOW_SOURCE, ""))
+            except CorruptFormat as error:
+                unread.append(f"{path}: {error}")
+    configuration.sync("/")
+    try:
+        found |= inventory.partitioned_shadow_sources(configuration)
+    except CorruptFormat as error:
+        unread.append(str(error))
+    if unread:
+        raise Refused(f"whether it is the source of a shadow topic cannot be known: {unread[0]}")
+    return frozenset(found | {_full_name(name) for name in found})
+
+
+def _full_name(name: str) -> str:
+    """As TopicName.get reads a short name."""
+    if "://" in name:
+        return name
+    return f"persistent://{name}" if name.count("/") == 2 else f"persistent://public/default/{name}"
+
+
+class Shadows:
+    """What ``look`` said of the sources of shadow topics (:func:`shadow_sources`), and when."""
+
+    def __init__(self, look: Callable[[], frozenset[str]], clock: Clock) -> None:
+        self._look, self._clock = look, clock
+        self._sources: frozenset[str] = frozenset()
+        self._seen: int | None = None
+
+    def sources(self, max_age: int = 0) -> frozenset[str]:
+        """The sources as of a look that ended at most ``max_age`` ms ago; with 0 it begins now. Raises as the look."""
+        now = self._clock.now_ms()
+        if self._seen is None or not max_age or not 0 <= now - self._seen <= max_age:
+            self._seen = None
+            self._sources = self._look()
+            self._seen = self._clock.now_ms()
+        return self._sources
 
 
 def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:

@@ -28,6 +28,7 @@ from pulsar_lifecycle.engine.marking import (
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.ports import Node
@@ -67,6 +68,10 @@ def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: boo
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
         return _journalled(run, tools, topic, named, LEFT, f"{reason}: {unsent.error}")
     _journalled(run, tools, topic, named, MARKED, "its topic is about to be deleted")
+    try:
+        _refuse(run, tools, topic)
+    except Refused as refusal:
+        return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
     permit.check(tools.store)
     failure = "its z-node is there"
     try:
@@ -81,13 +86,22 @@ def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: boo
     return _journalled(run, tools, topic, named, LEFT, reason)
 
 
-def _named(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
-    """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
+def _refuse(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+    """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
+
+    The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
+    """
     tools.store.sync("/")
     node, info = standing.topic_node(tools.store, topic)
-    reason = trimming.topic_rule(topic, standing.shadow_source(tools.store, topic, info), run.context)
+    reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info))
     if reason:
         raise Refused(reason)
+    return node, info
+
+
+def _named(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+    """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
+    node, info = _refuse(run, tools, topic)
     cursors = standing.cursors(tools.store, node.path)
     listed = {item.ledger_id: item for item in info.ledgers}
     ids = sorted(listed.keys() | standing.named_by_cursors(tools, run.ledgers_root, node.path, cursors))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
-from pulsar_lifecycle.engine import control, inventory, marking, topic_deletion
+from pulsar_lifecycle.engine import control, inventory, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import Marked, Marking, TrimOrder
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
@@ -23,8 +23,10 @@ from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 
 def trim(cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool) -> list[Marked]:
@@ -103,7 +105,18 @@ def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now:
         context=context,
         deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
         loaded_topics=settings.trimming.loaded_topics,
+        shadows=standing.Shadows(lambda: _shadow_sources(cluster, tools.store), tools.clock),
     )
+
+
+def _shadow_sources(cluster: Cluster, store: MetadataStore) -> frozenset[str]:
+    """Under every declared root, as the scan looks for them."""
+    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
+        found = standing.shadow_sources(store, configuration)
+    for root in cluster.roots()[1:]:
+        with KazooStore(root_settings(cluster.settings, root), read_only=True) as other:
+            found |= standing.shadow_sources(other, other)
+    return found
 
 
 @contextmanager

@@ -296,3 +296,29 @@ def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
     held = by_ledger(phase_one.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
     assert [(one.outcome, one.reason) for one in held.values()] == [(REFUSED, "legal hold")]
     assert waiting(sandbox) == before_it
+
+
+def test_the_source_of_a_shadow_topic_made_after_the_scan_is_refused(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "shadowed")
+    source, shadow = (f"persistent://{namespace}/{name}" for name in ("source", "shadow"))
+    contents = topics.payloads(100)
+    pipeline = pipelines({**SETTINGS, "trimming": {"loaded_topics": True}})
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        ids = sorted(set(topics.publish(client, source, contents)))
+        pipeline.scan()
+        admin.topic("PUT", shadow, "", {"PULSAR.SHADOW_SOURCE": source})
+        admin.topic("PUT", source, "/shadowTopics", [shadow])
+        reader = client.create_reader(shadow, pulsar.MessageId.earliest)
+        assert reader.read_next(20_000).data() == contents[0]
+        reader.close()
+        before_it = waiting(sandbox)
+        for dry_run in (True, False):
+            done = phase_one.delete_topics(pipeline.where, "s", [Topic.parse(source)], force=True, dry_run=dry_run)
+            assert [(one.outcome, one.reason) for one in done] == [(REFUSED, "source of a shadow topic")]
+            found = trim(pipeline, source, ids[0], dry_run=dry_run)
+            assert (found[ids[0]].outcome, found[ids[0]].reason) == (REFUSED, "source of a shadow topic")
+        assert waiting(sandbox) == before_it
+        assert existing(sandbox, ids) == set(ids)
+        assert read_all(client, source, len(contents)) == contents

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.engine import control, marking, topic_deletion
+from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import DELETED, REFUSED, Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
 from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT, LEFT_TO_BROKER, MARKED, REMOVED, Marked, TrimOrder
@@ -105,7 +105,10 @@ class Scene:
         cluster = self.cluster
         brokers = Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
         now = cluster.clock.now_ms()
-        return marking.Marking("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics)
+        shadows = standing.Shadows(lambda: standing.shadow_sources(self.store, self.store), cluster.clock)
+        return marking.Marking(
+            "run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows
+        )
 
     def act(self, work: Callable[[marking.Marking, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
         """One run with its lease and a session of its own; what became of each ledger."""
@@ -359,9 +362,8 @@ def test_a_shadow_topic(scene: Scene) -> None:
     assert scene.listed == scene.ids
 
 
-@pytest.mark.parametrize("data", [json.dumps({"properties": {SHADOW_SOURCE: "x"}}), f"broken {SHADOW_SOURCE}"])
-def test_a_partition_of_a_shadow_topic(scene: Scene, data: str) -> None:
-    scene.cluster.put(PARENT, data.encode())
+def test_a_partition_of_a_shadow_topic(scene: Scene) -> None:
+    scene.cluster.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
     assert {one.reason.partition(" of ")[0] for one in scene.trim().values()} == {"shadow topic"}
     assert scene.listed == scene.ids
 
@@ -390,6 +392,84 @@ def test_the_last_ledger_and_more(scene: Scene) -> None:
     found = scene.trim(upto=4)
     assert found[scene.ids[4]].reason == "the last ledger of its topic"
     assert scene.listed == scene.ids[4:]
+
+
+# ---------------------------------------------------------------------- shadow topics that are younger than the scan
+
+SHADOW = Topic.parse("persistent://acme/orders/shadow")
+SHADOW_PARENT = "/admin/partitioned-topics/acme/orders/persistent/shadow"
+
+
+def shadow(scene: Scene, source: str, partitioned: bool = False) -> None:
+    if partitioned:
+        scene.cluster.put(SHADOW_PARENT, json.dumps({"partitions": 2, "properties": {SHADOW_SOURCE: source}}).encode())
+    else:
+        scene.cluster.topic(SHADOW, scene.ids, shadow_of=source)
+
+
+@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("source", [str(TOPIC), str(TOPIC).partition("://")[2], str(TOPIC.partitioned_parent)])
+def test_the_source_of_a_shadow_topic_made_after_the_scan(scene: Scene, source: str, partitioned: bool) -> None:
+    shadow(scene, source, partitioned)
+    assert {(one.outcome, one.reason) for one in scene.trim().values()} == {(REFUSED, "source of a shadow topic")}
+    (whole,) = scene.delete_topic(force=True).values()
+    assert (whole.ledger_id, whole.outcome, whole.reason) == (-1, REFUSED, "source of a shadow topic")
+    assert scene.listed == scene.ids
+    assert scene.sent == []
+    assert scene.cluster.journal.rows == []
+
+
+def test_a_shadow_topic_made_between_the_messages_and_the_brokers_delete(scene: Scene) -> None:
+    scene.cluster.load(TOPIC)
+    asked: list[Topic] = []
+    scene.cluster.admin.on_delete = asked.append
+    queue = Sending(scene.queue, lambda: shadow(scene, str(TOPIC)))
+    found = scene.delete_topic(force=True, tools=replace(scene.tools(), queue=queue))
+    assert found[-1].outcome == FAILED
+    assert "source of a shadow topic" in found[-1].reason
+    assert asked == []
+    assert scene.rows == {MARKED: sorted(scene.ids), LEFT: sorted(scene.ids)}
+
+
+def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> None:
+    """A look serves for a minute; the second topic comes later and gets one of its own."""
+    ids = [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)]
+    scene.cluster.topic(OTHER, ids)
+    scene.cluster.wait(1)
+
+    def later() -> None:
+        scene.cluster.topic(SHADOW, ids, shadow_of=str(OTHER))
+        scene.cluster.clock.sleep(marking.SHADOWS_SEEN_FOR / 1000 + 1)
+
+    on_write(scene, later, "after")
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders))
+    assert found[ids[0]].reason == "source of a shadow topic"
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], REMOVED), ids[0]: REFUSED}
+
+
+@pytest.mark.parametrize("data", [b"\x47\x78junk", b"\xff" + SHADOW_SOURCE.encode(), None])
+def test_a_topic_that_may_be_a_shadow_topic_and_cannot_be_read(scene: Scene, data: bytes | None) -> None:
+    path = scene.cluster.topic_path(SHADOW)
+    scene.cluster.put(path, data or b"")
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(path)
+    assert path in refused(scene)
+    (whole,) = scene.delete_topic(force=True).values()
+    assert whole.outcome == REFUSED
+    assert path in whole.reason
+
+
+@pytest.mark.parametrize("path", [PARENT, SHADOW_PARENT])
+@pytest.mark.parametrize("readable", [False, True])
+def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str, readable: bool) -> None:
+    scene.cluster.put(path, f"broken {SHADOW_SOURCE}".encode())
+    if not readable:
+        scene.cluster.zookeeper.unreadable.add(path)
+    reasons = {one.reason for one in scene.trim().values()}
+    assert all(path in reason or "a topic that cannot be read" in reason for reason in reasons), reasons
+    assert scene.listed == scene.ids
+    assert scene.sent == []
 
 
 # -------------------------------------------------------------------------------------------------------- loaded topics
@@ -697,7 +777,7 @@ def test_an_error_of_one_topic_leaves_the_others(scene: Scene) -> None:
     ids = [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)]
     scene.cluster.topic(OTHER, ids)
     scene.cluster.wait(1)
-    scene.cluster.zookeeper.unreadable.add(scene.path)
+    scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
     found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders))
     assert outcomes(found) == {-1: REFUSED, ids[0]: REMOVED}
