@@ -37,7 +37,7 @@ from pulsar_lifecycle.engine.decision import (
     Tools,
     action_of,
 )
-from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, look_at_owners
+from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, first_sent, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
 from pulsar_lifecycle.errors import LifecycleError, Overloaded
@@ -268,7 +268,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.settle(WAITING, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
-            fresh = marked_at is not None and run.now - marked_at < RACE_WINDOW_MS
+            fresh = tools.clock.now_ms() - max(first_sent(run, d), marked_at or 0) < RACE_WINDOW_MS
             d.settle(RETRYING if fresh else KEPT, "still in use: something refers to it")
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO

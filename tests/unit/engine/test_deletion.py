@@ -809,3 +809,24 @@ def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(
     held = Policy(holds=frozenset({str(TOPIC)}))
     (decision,) = delete(cluster, thin, scene.before, held, marked={scene.data: (stat.czxid, 1)})
     assert (decision.outcome, cluster.exists(scene.data)) == (KEPT, True)
+
+
+def test_a_foreign_first_phase_that_the_scan_caught_half_way_is_retried(scene: Scene) -> None:
+    cluster = scene.cluster
+    info = PendingDeleteLedgerInfo(
+        topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.data
+    )
+    cluster.topic(TOPIC, [scene.data, scene.live])
+    cluster.wait(25)
+    scene.before = scan(cluster)
+    cluster.wait(25)
+    scene.put(info)
+    cluster.clock.sleep(1)
+    scene.now = scan(cluster, previous=[scene.before])
+    cluster.topic(TOPIC, [scene.live])
+    cluster.clock.sleep(1)
+    (decision,) = scene.delete()
+    assert (decision.outcome, decision.reason) == (RETRYING, "still in use: something refers to it")
+    scene.again()
+    assert scene.delete()[0].outcome == KEPT  # the earlier scan found it listed; the orphan scan goes on looking
+    assert cluster.exists(scene.data)
