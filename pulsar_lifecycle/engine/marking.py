@@ -4,8 +4,8 @@ Belongs here: the order of the steps for one topic, and for a run. The rule is `
 (``deletion.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
 (``topic_deletion.py``). Source: PIP-186, "The first phase".
 
-Order: judge, send, judge again, journal ``marked``, note the owed unload, one compare-and-set, unload, journal
-``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still listed is kept
+Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,
+unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still listed is kept
 by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost, or whose
 outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
 """
@@ -326,6 +326,8 @@ class _Trim:
         self._marked |= removed
         self._permit.check(store)
         self._owe(loaded)
+        if not self._behind_all_cursors(view, leaving):
+            return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
         data = managed_ledger.encode(replace(view.info, ledgers=kept))
         try:
@@ -338,6 +340,17 @@ class _Trim:
         self._written = True
         self._outcomes |= removed
         return True
+
+    def _behind_all_cursors(self, view: _View, leaving: Sequence[int]) -> bool:
+        """Whether no cursor stands in what leaves, or before it: a subscription may have been made or reset since.
+
+        The last look before the write, so that as little time as possible is left for another one.
+        """
+        tools = self._tools
+        tools.store.sync("/")
+        cursors = standing.cursors(tools.store, view.node.path)
+        positions = standing.positions(tools, self._run.ledgers_root, cursors)
+        return all(max(leaving) < position.ledger_id for position in positions.values())
 
     def _owe(self, loaded: bool) -> None:
         if self._owed is not None and self._owed.loaded == loaded:

@@ -753,6 +753,35 @@ def test_a_cursor_that_moves_back_or_turns_up_while_we_send(scene: Scene, name: 
     assert scene.rows[REMOVED] == scene.ids[:1]
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("name", ["s", "new"])
+def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scene, name: str, loaded: bool) -> None:
+    if loaded:
+        scene.load()
+
+    def hook(operation: Operation) -> None:
+        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED):
+            scene.cursor(name, Position(scene.ids[1], 0))
+
+    scene.store.after = hook
+    found = scene.trim(loaded_topics=loaded)
+    assert scene.listed == scene.ids[1:]
+    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: LEFT, scene.ids[2]: LEFT}
+    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:1], LEFT: scene.ids[1:3]}
+    assert scene.owed == []
+
+
+def test_a_cursor_that_cannot_be_read_right_before_the_write(scene: Scene) -> None:
+    def hook(operation: Operation) -> None:
+        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED):
+            scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
+
+    scene.store.after = hook
+    assert set(outcomes(scene.trim()).values()) == {LEFT}
+    assert scene.listed == scene.ids
+    assert scene.owed == []
+
+
 @pytest.mark.parametrize("stop", ["pause", "lease"])
 def test_pause_and_a_lost_lease_stop_before_the_write(scene: Scene, stop: str) -> None:
     def act() -> None:
