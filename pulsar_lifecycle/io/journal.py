@@ -146,9 +146,10 @@ def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
 
 
 def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
-    """What our first phase took out of topics and no deletion run has settled since: id -> (czxid, when in ms).
+    """What our first phase took out of topics and nothing has ended since: id -> (czxid, when in ms).
 
-    Only ledgers that BookKeeper held then.
+    Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
+    says that it stayed after all.
     """
     rows = (
         (row["ledger_id"], json.loads(row["detail"]).get("czxid"), row["at"]) for row in _open(lake, cluster, False)
@@ -162,16 +163,30 @@ def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
-    """Marks of ledgers whose copy, in BookKeeper or the offloaded one, no deletion run found gone since."""
+    """Marks that stand, of ledgers' copies in BookKeeper or of the offloaded ones; oldest first."""
     mine = pc.field("cluster") == cluster
     marked = _outcomes(lake, MARKED, 0, mine & (pc.field("phase") == "mark"))
-    marked = marked.select(["ledger_id", "topic", "detail", "at"]).sort_by("at")
     if not marked.num_rows:
         return []
-    mine &= (pc.field("phase") == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED)
-    settled = pa.concat_tables([_outcomes(lake, outcome, 0, mine) for outcome in ("deleted", "gone")])
-    ids = settled.column("ledger_id").combine_chunks()
-    return marked.filter(pc.invert(pc.is_in(marked.column("ledger_id"), ids))).to_pylist()
+    phase, outcome = pc.field("phase"), pc.field("outcome")
+    settled = (phase == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED) & outcome.isin(ENDS[offloaded])
+    ended = mine & (settled | ((phase == "mark") & (outcome == LEFT)))
+    return open_marks(marked, _scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
+
+
+def open_marks(marked: pa.Table, ended: pa.Table) -> pa.Table:
+    """The newest mark of each ledger that nothing ended at its time (``at``, ms) or later; oldest first.
+
+    ``marked``: journal rows; ``ended``: ``ledger_id at`` of whatever ends a mark. A ledger may be taken off a list,
+    deleted, restored, and taken off again.
+    """
+    marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
+    ends = ended.group_by("ledger_id").aggregate([("at", "max")])
+    last = marked.group_by("ledger_id", use_threads=False).aggregate([("row", "last"), ("at", "last")])
+    last = last.join(ends, "ledger_id", join_type="left outer")
+    stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
+    rows = stand.column("row_last").combine_chunks()
+    return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")
 
 
 def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
@@ -182,7 +197,15 @@ def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, 
 
 
 MARKED = "marked"
-"""Outcome of phase ``mark``: the ledger left its topic's metadata by our own compare-and-set."""
+LEFT = "left"
+"""Outcomes of phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set; it stayed there."""
+
+ENDS = {False: ("deleted", "gone", "kept"), True: ("deleted", "gone")}
+"""Outcomes of phase ``delete`` that end a mark, of BookKeeper's copy and of the offloaded one.
+
+What a message says of a ledger in BookKeeper is checked against its z-node, so that ``kept`` is about what was marked;
+of an offloaded copy anyone may send a message that is kept.
+"""
 
 
 def tallied(lake: str, now: int) -> pa.Table:

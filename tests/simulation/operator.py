@@ -23,7 +23,7 @@ from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, LEFT, MARKED, open_marks
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
@@ -355,12 +355,23 @@ class Operator:
         return pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA)
 
     def _open(self, action: str) -> list[JournalRow]:
-        """Marks whose copy no deletion run found gone since, as ``io.journal`` reads them."""
+        """Marks that stand, as ``io.journal`` reads them."""
         rows = self.world.journal.rows
-        done = [r for r in rows if r.phase == "delete" and r.action == action and r.outcome in ("deleted", "gone")]
-        settled = {r.ledger_id for r in done}
-        marks = [r for r in rows if r.phase == "mark" and r.outcome == "marked" and r.ledger_id not in settled]
-        return sorted(marks, key=lambda r: r.at)
+        settled = ENDS[action == DELETE_OFFLOADED]
+        marked = [r for r in rows if r.phase == "mark" and r.outcome == MARKED]
+        ended = [
+            r
+            for r in rows
+            if (r.phase == "mark" and r.outcome == LEFT)
+            or (r.phase == "delete" and r.action == action and r.outcome in settled)
+        ]
+        columns = {"ledger_id": pa.int64(), "at": pa.int64()}
+        marks, ends = (
+            pa.table([pa.array([getattr(r, n) for r in some], t) for n, t in columns.items()], list(columns))
+            for some in (marked, ended)
+        )
+        stand = {(row["ledger_id"], row["at"]) for row in open_marks(marks, ends).to_pylist()}
+        return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
     def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
         return self._work(run, lambda: self.world.open_queue())

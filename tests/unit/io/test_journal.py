@@ -125,10 +125,40 @@ def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
     journal.record([replace(mark, ledger_id=i) for i in (1, 2)] + [replace(mark, ledger_id=3, detail="{}")])
     journal.record([replace(mark, ledger_id=4, cluster="neighbour")])
     done = replace(mark, phase="delete", outcome="deleted")
-    journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="kept")])
+    journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="retrying")])
     journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
     assert marked_ledgers(lake, "sandbox") == {2: (7, NOON)}
     assert marked_offloads(lake, "sandbox") == {1: (ROW.topic, NOON), 3: (ROW.topic, NOON)}
+
+
+def test_a_ledger_that_was_deleted_and_restored_is_marked_again(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail='{"czxid": 7}')
+    done = replace(mark, phase="delete", outcome="deleted", at=NOON + 1)
+    journal.record([mark, done, replace(done, action="delete-offload-ledger", outcome="gone")])
+    assert (marked_ledgers(lake, "sandbox"), marked_offloads(lake, "sandbox")) == ({}, {})
+    journal.record([replace(mark, detail='{"czxid": 8}', at=NOON + 2)])
+    assert marked_ledgers(lake, "sandbox") == {mark.ledger_id: (8, NOON + 2)}
+    assert marked_offloads(lake, "sandbox") == {mark.ledger_id: (mark.topic, NOON + 2)}
+    journal.record([replace(done, outcome="gone", at=NOON + 3)])
+    assert marked_ledgers(lake, "sandbox") == {}
+
+
+def test_a_mark_ends_when_its_ledger_stayed_or_was_kept(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail='{"czxid": 7}')
+    journal.record([replace(mark, ledger_id=i) for i in (1, 2, 3)])
+    journal.record([replace(mark, ledger_id=1, outcome="left"), replace(mark, ledger_id=3, outcome="removed")])
+    assert marked_ledgers(lake, "sandbox") == {2: (7, NOON), 3: (7, NOON)}
+    journal.record([replace(mark, ledger_id=2, phase="delete", outcome="kept", at=NOON + 1)])
+    journal.record([replace(mark, ledger_id=3, outcome="left", cluster="neighbour", at=NOON + 1)])
+    assert marked_ledgers(lake, "sandbox") == {3: (7, NOON)}
+    assert marked_offloads(lake, "sandbox") == dict.fromkeys((2, 3), (mark.topic, NOON))
+    journal.record([replace(mark, ledger_id=1, at=NOON + 2)])
+    assert marked_ledgers(lake, "sandbox") == {1: (7, NOON + 2), 3: (7, NOON)}
+    kept = replace(mark, phase="delete", outcome="kept", action="delete-offload-ledger", at=NOON + 3)
+    journal.record([replace(kept, ledger_id=i) for i in (1, 2, 3)])
+    assert set(marked_offloads(lake, "sandbox")) == {1, 2, 3}
 
 
 def test_what_was_archived_and_never_journalled_is_found(journal, tmp_path):
