@@ -23,6 +23,10 @@ from pulsar_lifecycle.model import Topic
 FORMAT = "PendingDeleteLedgerInfo"
 LONG_MAX = 2**63 - 1
 LONG_MIN = -(2**63)
+TEXT_LIMIT = 4096
+"""UTF-8 bytes of one text field, by far more than any name of Pulsar has: whoever may publish may write anything."""
+PAIRS_LIMIT = 64
+"""Pairs of an offload context's metadata; offloaders write four."""
 
 
 class LedgerComponent(Enum):
@@ -169,11 +173,15 @@ def _offload_context(parent: _Fields) -> OffloadContext | None:
     metadata = _Fields(
         _as_object({} if pairs is None else pairs, f"{fields.where}metadata"), f"{fields.where}metadata."
     )
+    if len(metadata.document) > PAIRS_LIMIT:
+        raise _bad(f"{fields.where}metadata: at most {PAIRS_LIMIT} pairs, found {len(metadata.document)}")
     return OffloadContext(
         lsb=fields.required_integer("lsb", LONG_MIN),
         msb=fields.required_integer("msb", LONG_MIN),
         driver_name=fields.required_text("driverName"),
-        metadata={_well_formed(name, name): metadata.text(name) for name in metadata.document},
+        metadata={
+            _well_formed(name, f"{metadata.where}{_shown(name)}"): metadata.text(name) for name in metadata.document
+        },
     )
 
 
@@ -268,9 +276,11 @@ def _no_constant(name: str) -> object:
 
 def _well_formed(text: str, name: str) -> str:
     try:
-        text.encode("utf-8")
+        size = len(text.encode("utf-8"))
     except UnicodeEncodeError as error:
         raise _bad(f"{name}: text without lone surrogates") from error
+    if size > TEXT_LIMIT:
+        raise _bad(f"{name}: at most {TEXT_LIMIT} bytes of text, found {size}")
     return text
 
 

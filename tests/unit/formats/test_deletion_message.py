@@ -144,6 +144,17 @@ CONTEXT = {"lsb": 1, "msb": 2, "driverName": "aws-s3", "metadata": {}}
         ({"ledgerId": -1}, "ledgerId: an integer"),
         ({"ledgerId": 2**63}, "ledgerId: an integer"),
         ({"ledgerId": 10**3000}, "an integer of 9966 bits"),
+        ({"planId": "x" * 4097}, "planId: at most 4096 bytes of text, found 4097"),
+        ({"planId": "\u00e9" * 2049}, "planId: at most 4096 bytes of text, found 4098"),
+        ({"topicName": "persistent://a/b/" + "c" * 5_000_000}, "topicName: at most 4096 bytes of text, found 5000017"),
+        ({"schemaId": "x" * 5000}, "schemaId: at most"),
+        ({"cursorName": "x" * 5000}, "cursorName: at most"),
+        ({"bucketKey": "x" * 5000}, "bucketKey: at most"),
+        ({"ledgerComponent": "x" * 5000}, "ledgerComponent: at most"),
+        ({"offloadContext": CONTEXT | {"driverName": "x" * 5000}}, "offloadContext.driverName: at most"),
+        ({"offloadContext": CONTEXT | {"metadata": {"x" * 5000: ""}}}, "offloadContext.metadata.'xxx.*: at most"),
+        ({"offloadContext": CONTEXT | {"metadata": {"bucket": "x" * 5000}}}, "offloadContext.metadata.bucket: at most"),
+        ({"offloadContext": CONTEXT | {"metadata": {str(i): "" for i in range(65)}}}, "at most 64 pairs, found 65"),
         ({"czxid": -1}, "czxid"),
         ({"sentAt": "now"}, "sentAt"),
         ({"offloadContext": []}, "offloadContext: a JSON object"),
@@ -157,6 +168,10 @@ def test_a_malformed_field_is_refused_by_name(changes, named):
     with pytest.raises(CorruptFormat, match=named) as caught:
         decode_deletion_message(message(**changes))
     assert len(str(caught.value)) < 300
+
+
+def test_a_text_of_the_longest_length_is_read():
+    assert decode_deletion_message(message(planId="x" * 4096)).plan_id == "x" * 4096
 
 
 @pytest.mark.parametrize(
