@@ -12,6 +12,7 @@ outcome is unknown, is judged by what is there afterwards; nothing is ever compe
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -241,6 +242,7 @@ class _Trim:
         except LifecycleError as error:
             self._settle(sure=False)
             if not self._marked or isinstance(error, _STOPPING) or not isinstance(error, Refused):
+                self._journal_what_is_there(error)
                 raise
             self._leave_rest(str(error))
         owing = self._settle(sure=True)
@@ -322,7 +324,8 @@ class _Trim:
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
         removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
-        self._journal(MARKED, [removed[i] for i in leaving if i not in self._marked])
+        about = [replace(removed[i], reason="about to be taken off its topic's list") for i in leaving]
+        self._journal(MARKED, [one for one in about if one.ledger_id not in self._marked])
         self._marked |= removed
         self._permit.check(store)
         self._owe(loaded)
@@ -385,6 +388,19 @@ class _Trim:
             self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, reason=reason))
         if not self._marked:
             self._outcomes[-1] = Marked(str(self._order.topic), -1, FAILED, reason)
+
+    def _journal_what_is_there(self, error: LifecycleError) -> None:
+        """The last word on what was marked before an error, if the topic can be read; else ``marked`` remains it."""
+        if not self._marked:
+            return
+        with contextlib.suppress(LifecycleError):
+            self._tools.store.sync("/")
+            _, info = standing.topic_node(self._tools.store, self._order.topic)
+            listed = {item.ledger_id for item in info.ledgers}
+            here = (LEFT, f"its topic lists it still: {error}")
+            gone = (REMOVED, f"its topic does not list it any more; then: {error}")
+            said = {i: here if i in listed else gone for i in self._marked}
+            self._journal("", [replace(self._marked[i], outcome=o, reason=r) for i, (o, r) in said.items()])
 
     def _journal_outcomes(self, owing: str) -> None:
         suffix = f"; its topic is owed an unload: {owing}" if owing else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -729,6 +730,29 @@ def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
     assert set(outcomes(found).values()) == {LEFT}
     assert "does not exist" in found[scene.ids[0]].reason
     assert scene.rows[LEFT] == scene.ids[:3]
+
+
+@pytest.mark.parametrize("error", [Unavailable("no answer"), LeaseLost("it is another's"), StoreError("no")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_journal_has_the_last_word_on_what_an_error_interrupted(scene: Scene, when: str, error: Exception) -> None:
+    on_write(scene, raising(error), when)
+    with pytest.raises(LeaseLost) if isinstance(error, LeaseLost) else nullcontext():
+        assert FAILED in outcomes(scene.trim()).values()
+    marked = [row.reason for row in scene.journalled("mark") if row.outcome == MARKED]
+    assert set(marked) == {"about to be taken off its topic's list"}
+    assert scene.rows == {MARKED: scene.ids[:3], (LEFT if when == "before" else REMOVED): scene.ids[:3]}
+    assert scene.listed == scene.ids[0 if when == "before" else 3 :]
+    assert all(str(error) in row.reason for row in scene.journalled("mark") if row.outcome != MARKED)
+
+
+def test_a_topic_that_cannot_be_read_after_an_error_stays_marked(scene: Scene) -> None:
+    def fails() -> None:
+        scene.cluster.zookeeper.unreadable.add(scene.path)
+        raise Unavailable("no answer")
+
+    on_write(scene, fails)
+    assert scene.trim()[-1].outcome == FAILED
+    assert scene.rows == {MARKED: scene.ids[:3]}
 
 
 class Sending:
