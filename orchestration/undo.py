@@ -7,7 +7,16 @@ import dagster as dg
 from pydantic import Field
 
 from assets import show
-from pulsar_lifecycle.engine.undo import RECREATED, RESTORABLE, RESTORED, UNCONFIRMED, Undone
+from pulsar_lifecycle.engine.undo import (
+    LOST,
+    RECREATED,
+    REFUSED,
+    RESTORABLE,
+    RESTORED,
+    UNCONFIRMED,
+    UNKNOWN,
+    Undone,
+)
 from pulsar_lifecycle.spark.undo import Request, Result, undo_deletions
 from resources.lifecycle import LifecycleResource
 
@@ -48,12 +57,8 @@ def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifec
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)
     result = undo_deletions(lifecycle.cluster(), context.run_id, request, context.log.info)
     metadata = undone_shown(result)
-    unconfirmed = sum(one.outcome == UNCONFIRMED for one in result.ledgers)
-    if unconfirmed:
-        raise dg.Failure(
-            f"the z-nodes of {unconfirmed} ledgers are back, and whether their entries are is not proven: run it again",
-            metadata=metadata,
-        )
+    if missing := shortfall(request, result):
+        raise dg.Failure(missing, metadata=metadata)
     context.add_output_metadata(metadata)
 
 
@@ -66,6 +71,30 @@ def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifec
 def undo_deletions_job() -> None:
     """One op."""
     restore_ledgers_op()
+
+
+FALLS_SHORT = {
+    UNCONFIRMED: "have their z-node back, and whether their entries are there is not proven: run it again",
+    UNKNOWN: "not known, bookies did not answer: start them and run it again, or set accept_unknown",
+    LOST: "lost, no bookie holds their entries any more",
+    REFUSED: "refused",
+}
+"""Outcomes after which a ledger that was asked for is not back."""
+
+
+def shortfall(request: Request, result: Result) -> str:
+    """What was asked for and is not back, or in a dry run would not be; empty if nothing."""
+    if request.run_id and not result.ledgers:
+        return f"the archive holds nothing that the run {request.run_id} deleted: is it the id of a deletion run?"
+    counts = Counter(one.outcome for one in result.ledgers)
+    found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
+    for outcome in (LOST, REFUSED):
+        first = next((one for one in result.ledgers if one.outcome == outcome), None)
+        found += [f"the first {outcome}: ledger {first.ledger_id}, {first.reason}"] if first else []
+    if result.not_archived:
+        some = ", ".join(map(str, result.not_archived[: show.SAMPLE]))
+        found.append(f"{len(result.not_archived)} not in the archive: {some}")
+    return f"of {len(result.ledgers) + len(result.not_archived)} ledgers " + "; ".join(found) if found else ""
 
 
 def undone_shown(result: Result) -> dict[str, Any]:

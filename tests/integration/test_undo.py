@@ -225,9 +225,12 @@ def test_the_job_shows_what_it_would_do_and_does_it_only_when_told(story: Story)
     quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
     with dg.DagsterInstance.ephemeral() as instance:
         config = {"ops": {"restore_ledgers": {"config": {"run_id": "deletion"}}}}
-        done = job.execute_in_process(run_config={**quiet, **config}, instance=instance)
-    (event,) = [e for e in done.all_events if e.event_type_value == "STEP_OUTPUT"]
-    metadata = event.event_specific_data.metadata  # type: ignore[union-attr]
+        done = job.execute_in_process(run_config={**quiet, **config}, instance=instance, raise_on_error=False)
+    (event,) = [e for e in done.all_events if e.event_type_value == "STEP_FAILURE"]
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    assert "lost, no bookie holds their entries any more" in str(failure.description)
+    metadata = failure.metadata
     shown = str(metadata["outcomes"].value)
     assert PRESENT in shown
     assert LOST in shown

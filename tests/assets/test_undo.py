@@ -1,0 +1,56 @@
+"""The job ``undo_deletions``: a dry run by default, and red when what was asked for is not back."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestration.undo import UndoConfig, shortfall
+from pulsar_lifecycle.engine.undo import (
+    LOST,
+    PRESENT,
+    RECREATED,
+    REFUSED,
+    RESTORABLE,
+    RESTORED,
+    UNCONFIRMED,
+    UNKNOWN,
+    Undone,
+)
+from pulsar_lifecycle.ports import Archived
+from pulsar_lifecycle.spark.undo import Request, Result
+
+
+def result(*outcomes: str, not_archived: tuple[int, ...] = ()) -> Result:
+    rows = [Archived("r", "east", i, f"/ledgers/{i}", b"", 0, 1, 1, 1) for i in range(len(outcomes))]
+    ledgers = [
+        Undone(row, outcome=outcome, reason=f"because {outcome}") for row, outcome in zip(rows, outcomes, strict=True)
+    ]
+    return Result(ledgers, not_archived)
+
+
+def test_it_is_a_dry_run_unless_told_otherwise() -> None:
+    assert UndoConfig().dry_run
+
+
+@pytest.mark.parametrize("outcome", [RESTORED, PRESENT, RECREATED, RESTORABLE])
+def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
+    assert shortfall(Request("run"), result(outcome)) == ""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [(LOST, "1 lost"), (UNKNOWN, "accept_unknown"), (REFUSED, "refused"), (UNCONFIRMED, "again")]
+)
+def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
+    told = shortfall(Request("run"), result(RESTORED, outcome))
+    assert told.startswith("of 2 ledgers 1 ")
+    assert words in told
+    assert (f"ledger 1, because {outcome}" in told) == (outcome in (LOST, REFUSED))
+
+
+def test_a_run_that_deleted_nothing_fails_the_job() -> None:
+    assert "nothing that the run mistyped deleted" in shortfall(Request("mistyped"), result())
+
+
+def test_ledgers_that_are_not_archived_fail_the_job_by_their_ids() -> None:
+    told = shortfall(Request(ledger_ids=(0, 7, 8)), result(RESTORED, not_archived=(7, 8)))
+    assert told == "of 3 ledgers 2 not in the archive: 7, 8"
