@@ -163,29 +163,39 @@ def owe_unload(store: MetadataStore, owed: OwedUnload) -> bool:
     raise OutcomeUnknown(f"{owed.path}: whether it was written is not known")
 
 
-def owed_unloads(store: MetadataStore) -> list[OwedUnload]:
-    """Every unload that is owed. Raises CorruptFormat or AccessDenied for what cannot be read."""
+@dataclass(frozen=True, slots=True)
+class BrokenOwed:
+    """A z-node below ``UNLOAD_OWED`` that cannot be read or is none of ours; ``topic`` if its name still says it."""
+
+    path: str
+    topic: Topic | None
+    reason: str
+
+
+def owed_unloads(store: MetadataStore) -> list[OwedUnload | BrokenOwed]:
+    """Every unload that is owed, by path. Raises AccessDenied if they cannot be listed."""
     listing = store.children([UNLOAD_OWED])[0]
     if listing is None:
         return []
     if isinstance(listing, Unread):
         raise AccessDenied(f"{UNLOAD_OWED}: {listing.reason}")
-    found: list[OwedUnload] = []
-    for name, node in zip(listing.names, store.read([f"{UNLOAD_OWED}/{n}" for n in listing.names]), strict=True):
-        if isinstance(node, Node):
-            found.append(_owed(name, node.data))
-        elif node is not None:
-            raise AccessDenied(f"{node.path}: {node.reason}")
+    paths = [f"{UNLOAD_OWED}/{name}" for name in listing.names]
+    found = [_owed(path, node) for path, node in zip(paths, store.read(paths), strict=True) if node is not None]
     return sorted(found, key=lambda owed: owed.path)
 
 
-def _owed(name: str, data: bytes) -> OwedUnload:
-    topic = Topic.from_managed_ledger(decode_name(name))
+def _owed(path: str, node: Node | Unread) -> OwedUnload | BrokenOwed:
+    repair = f"look whether the topic needs an unload, then delete {path}"
+    topic: Topic | None = None
     try:
-        document = json.loads(data)
+        topic = Topic.from_managed_ledger(decode_name(path.rpartition("/")[2]))
+        if isinstance(node, Unread):
+            return BrokenOwed(path, topic, f"{path} cannot be read: {node.reason}")
+        document = json.loads(node.data)
         return OwedUnload(topic, bool(document["loaded"]), int(document["since"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFormat(f"{UNLOAD_OWED}/{name}", 0, f"an owed unload as JSON: {error}") from error
+    except (CorruptFormat, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        why = "its name is no topic's" if topic is None else "it is not an owed unload as JSON"
+        return BrokenOwed(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
 
 
 def settle_unload(store: MetadataStore, owed: OwedUnload) -> None:

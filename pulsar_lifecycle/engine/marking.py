@@ -5,9 +5,9 @@ Belongs here: the order of the steps for one topic, and for a run. The rule is `
 (``topic_deletion.py``). Source: PIP-186, "The first phase".
 
 Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,
-unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still listed is kept
-by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost, or whose
-outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
+unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
+listed is kept by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost,
+or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ def trim_topics(run: Marking, tools: Tools, permit: Permit, orders: Sequence[Tri
     outcomes: list[Marked] = []
     by_topic = _merged(orders)
     for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
-        if topic not in owing:
+        if str(topic) not in owing:
             outcomes += guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
     owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
-    return outcomes + [Marked(str(topic), -1, FAILED, f"it is owed an unload: {why}") for topic, why in owing.items()]
+    return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
 
 def plan_trim(run: Marking, tools: Tools, order: TrimOrder) -> list[Marked]:

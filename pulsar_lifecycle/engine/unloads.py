@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import bisect
 import json
+import logging
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
 from pulsar_lifecycle.engine import control, inventory
-from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.control import BrokenOwed, OwedUnload
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+
+_LOG = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How often one unload is tried in a run."""
@@ -88,19 +91,24 @@ class Permit:
 
 def settle_unloads(
     store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: Permit, *, wait: bool
-) -> dict[Topic, str]:
+) -> dict[str, str]:
     """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays owed.
-    Raises Paused, LeaseLost, and CorruptFormat or AccessDenied for an owed unload that cannot be read.
+    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays owed. By
+    topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
+    Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
     permit.check(store)
-    owing: dict[Topic, str] = {}
+    owing: dict[str, str] = {}
     watched: list[OwedUnload] = []
+    failed: list[Topic] = []
     for owed in control.owed_unloads(store):
-        if owed.loaded:
-            _unload(store, admin, permit, owed, owing)
+        if isinstance(owed, BrokenOwed):
+            _LOG.warning("owed unload: %s", owed.reason)
+            owing[str(owed.topic or owed.path)] = owed.reason
+        elif owed.loaded:
+            _unload(store, admin, permit, owed, owing, failed)
         else:
             watched.append(owed)
     for last in (False, True) if wait else (True,):
@@ -109,10 +117,10 @@ def settle_unloads(
         try:
             brokers = inventory.hear(store, admin)
         except LifecycleError as error:
-            return owing | {owed.topic: f"the brokers were not heard: {error}" for owed in watched}
+            return owing | {str(owed.topic): f"the brokers were not heard: {error}" for owed in watched}
         for owed in [owed for owed in watched if str(owed.topic) in brokers.loaded]:
             watched.remove(owed)
-            _unload(store, admin, permit, owed, owing)
+            _unload(store, admin, permit, owed, owing, failed)
         left = {owed: _watch_left(owed, brokers.stats_interval, clock.now_ms()) for owed in watched}
         for owed in [owed for owed in watched if left[owed] <= 0]:
             watched.remove(owed)
@@ -124,12 +132,18 @@ def settle_unloads(
 
 
 def _unload(
-    store: MetadataStore, admin: BrokerAdmin, permit: Permit, owed: OwedUnload, owing: dict[Topic, str]
+    store: MetadataStore,
+    admin: BrokerAdmin,
+    permit: Permit,
+    owed: OwedUnload,
+    owing: dict[str, str],
+    failed: list[Topic],
 ) -> None:
-    if len(owing) >= GIVE_UP:
-        owing[owed.topic] = f"not tried after {GIVE_UP} others failed"
+    if len(failed) >= GIVE_UP:
+        owing[str(owed.topic)] = f"not tried after {GIVE_UP} others failed"
     elif failure := permit.unloads.unload(admin, owed.topic):
-        owing[owed.topic] = failure
+        failed.append(owed.topic)
+        owing[str(owed.topic)] = failure
     else:
         control.settle_unload(store, owed)
 

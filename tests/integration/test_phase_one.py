@@ -59,7 +59,7 @@ def listed(sandbox: Cluster, topic: str) -> list[int]:
         return sorted(znodes.listed_ledgers(zk, topic))
 
 
-def owed(pipeline: Pipeline) -> list[control.OwedUnload]:
+def owed(pipeline: Pipeline) -> list[control.OwedUnload | control.BrokenOwed]:
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
         return control.owed_unloads(store)
 

@@ -18,7 +18,6 @@ from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT, LEFT_TO_BROKER, 
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
-    CorruptFormat,
     LeaseLost,
     NotFound,
     OutcomeUnknown,
@@ -96,7 +95,7 @@ class Scene:
 
     @property
     def owed(self) -> list[control.OwedUnload]:
-        return control.owed_unloads(self.cluster.open_store())
+        return [o for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, control.OwedUnload)]
 
     def tools(self) -> Tools:
         cluster = self.cluster
@@ -569,15 +568,38 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
     assert len(scene.owed) == 9
 
 
-@pytest.mark.parametrize(("name", "data"), [("a%2Fb%2Fpersistent%2Fc", b"{"), ("no-topic", b"{}")])
-def test_an_owed_unload_that_cannot_be_read_stops_the_run(scene: Scene, name: str, data: bytes) -> None:
-    scene.cluster.put(f"{control.UNLOAD_OWED}/{name}", data)
-    with pytest.raises(CorruptFormat):
-        scene.trim()
-    scene.cluster.zookeeper.unreadable.add(f"{control.UNLOAD_OWED}/{name}")
+BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}', b"[" * 100_000, None]
+
+
+@pytest.mark.parametrize("data", BROKEN)
+@pytest.mark.parametrize("name", ["garbage", "a%2fb", encode_name(OTHER.managed_ledger)])
+def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene, name: str, data: bytes | None) -> None:
+    path = f"{control.UNLOAD_OWED}/{name}"
+    scene.cluster.put(path, data or b'{"loaded": true, "since": 0}')
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(path)
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=scene.ids[2])]
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders))
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], REMOVED) | {-1: FAILED}
+    assert path in found[-1].reason
+    assert found[-1].topic == (str(OTHER) if "orders" in name else path)
+    assert scene.cluster.zookeeper.stat(path) is not None  # whoever looks at it deletes it
+
+
+def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
+    path = f"{control.UNLOAD_OWED}/{encode_name(TOPIC.managed_ledger)}"
+    scene.cluster.put(path, b"{")
+    found = scene.trim()
+    assert outcomes(found) == {-1: FAILED}
+    assert f"then delete {path}" in found[-1].reason
+    assert scene.listed == scene.ids
+
+
+def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
+    scene.cluster.put(f"{control.UNLOAD_OWED}/x", b"{}")
+    scene.cluster.zookeeper.unreadable.add(control.UNLOAD_OWED)
     with pytest.raises(AccessDenied):
         scene.trim()
-    assert scene.listed == scene.ids
 
 
 def test_no_write_without_an_unload_left(scene: Scene) -> None:
