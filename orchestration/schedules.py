@@ -1,10 +1,12 @@
 """What rings by itself: the hourly scan, doorbells at the deletion queue, the alarm of the dead letters.
 
-All ship stopped. A doorbell looks and takes nothing: the run it starts consumes the durable subscription.
+All ship stopped, and doorbells are silent while the cluster is paused. A doorbell looks and takes nothing: the run it
+starts consumes the durable subscription.
 """
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +16,17 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets import dead_letters
 from assets.dead_letters import open_reader
 from assets.names import key
+from pulsar_lifecycle.engine.control import check_not_paused
 from pulsar_lifecycle.engine.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
+from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
-from pulsar_lifecycle.ports import QueueReader, Received
+from pulsar_lifecycle.ports import MetadataStore, QueueReader, Received
+from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 
 RING_EVERY_SECONDS = 300
@@ -84,6 +89,8 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
         if not due:
             reason = f"none of {total} messages is due" if total else "the queue is empty"
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
+        if stopped := held_back(lifecycle.settings()):
+            return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
         every = RING_AGAIN_SECONDS if watch.rung == total else RING_EVERY_SECONDS
         watch.rung = total
         bucket = f"{every}-{now // (every * 1000)}"
@@ -92,6 +99,21 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
         )
 
     return ring
+
+
+def held_back(settings: Settings) -> str:
+    """Why a run would be refused before it began; empty if it would not. A run that scans first would scan in vain."""
+    try:
+        with open_store(settings) as store:
+            check_not_paused(store)
+    except LifecycleError as error:
+        return str(error)
+    return ""
+
+
+def open_store(settings: Settings) -> AbstractContextManager[MetadataStore]:
+    """The metadata store, to look."""
+    return KazooStore(settings.zookeeper, read_only=True)
 
 
 @dataclass

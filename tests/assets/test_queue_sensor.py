@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import dagster as dg
@@ -12,6 +12,7 @@ import pytest
 from orchestration import schedules
 from orchestration.definitions import build_defs
 from orchestration.schedules import PAGE, Watch
+from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC
@@ -20,6 +21,7 @@ from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
+from tests.fakes.metadata_store import FakeZooKeeper
 
 NOW = 10_000_000_000
 MINUTE = 60_000
@@ -43,6 +45,8 @@ class Bell:
         def open_reader(settings: object) -> Iterator[tuple[FakeBrokerAdmin, FakeQueueReader]]:
             yield FakeBrokerAdmin(), self.reader
 
+        self.store = FakeZooKeeper().session()
+        monkeypatch.setattr(schedules, "open_store", lambda _: nullcontext(self.store))
         monkeypatch.setattr(schedules, "open_reader", open_reader)
         monkeypatch.setattr(schedules.SystemClock, "now_ms", lambda _: self.topics.now_ms)
 
@@ -225,3 +229,23 @@ def test_a_queue_that_does_not_move_rings_less_often(bell: Bell) -> None:
         bell.wait(0)
         moving.add(bell.run_key())
     assert len(moving) == 12
+
+
+def test_a_paused_cluster_is_not_rung_until_it_is_resumed(bell: Bell) -> None:
+    bell.wait(0)
+    control.pause(bell.store, "by hand")
+    assert "paused" in bell.skipped()
+    bell.pass_time(60 * MINUTE)
+    assert "paused" in bell.skipped()
+    control.resume(bell.store)
+    assert bell.name in bell.run_key()
+
+
+def test_a_silent_metadata_store_is_not_rung(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+    bell.wait(0)
+
+    def silent(settings: object) -> None:
+        raise Unavailable("no session")
+
+    monkeypatch.setattr(schedules, "open_store", silent)
+    assert "no session" in bell.skipped()
