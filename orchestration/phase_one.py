@@ -1,7 +1,7 @@
 """Jobs of the first phase: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -9,8 +9,8 @@ from pydantic import Field
 
 from assets import show
 from pulsar_lifecycle.engine.decision import REFUSED
-from pulsar_lifecycle.engine.marking import FAILED, LEFT, Marked, TrimOrder
-from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.engine.marking import FAILED, LEFT, Marked, Report, TrimOrder
+from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.spark import phase_one
 from resources.lifecycle import LifecycleResource
@@ -85,13 +85,21 @@ def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def _finish(context: dg.OpExecutionContext, marked: Sequence[Marked], dry_run: bool) -> None:
+def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, Any]:
+    """Metadata of what ``work`` did; a failed topic, or a stop with some topics done, is a Failure that carries it."""
+    done: list[Marked] = []
+    try:
+        marked = work(done.extend)
+    except LifecycleError as error:
+        if not done:
+            raise
+        raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
     metadata = shown(marked, dry_run)
     failed = [one for one in marked if one.outcome == FAILED]
     if failed:
         first = f"{failed[0].topic}: {failed[0].reason}"
         raise dg.Failure(f"{len(failed)} topics failed, the first: {first}", metadata=metadata)
-    context.add_output_metadata(metadata)
+    return metadata
 
 
 @dg.op(
@@ -101,9 +109,11 @@ def _finish(context: dg.OpExecutionContext, marked: Sequence[Marked], dry_run: b
 def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
     orders = [one.order() for one in config.topics]
-    _finish(
-        context, phase_one.trim(lifecycle.cluster(), context.run_id, orders, dry_run=config.dry_run), config.dry_run
+    cluster, dry_run = lifecycle.cluster(), config.dry_run
+    metadata = finish(
+        dry_run, lambda report: phase_one.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report)
     )
+    context.add_output_metadata(metadata)
 
 
 @dg.job(
@@ -123,10 +133,14 @@ def trim_topics_job() -> None:
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
     topics = [Topic.parse(name) for name in config.topics]
-    done = phase_one.delete_topics(
-        lifecycle.cluster(), context.run_id, topics, force=config.force, dry_run=config.dry_run
+    cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
+    metadata = finish(
+        dry_run,
+        lambda report: phase_one.delete_topics(
+            cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
+        ),
     )
-    _finish(context, done, config.dry_run)
+    context.add_output_metadata(metadata)
 
 
 @dg.job(

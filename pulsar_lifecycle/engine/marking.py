@@ -114,7 +114,17 @@ class Marked:
     component: str = ""
 
 
-def trim_topics(run: Marking, tools: Tools, permit: Permit, orders: Sequence[TrimOrder]) -> list[Marked]:
+Report = Callable[[Sequence[Marked]], None]
+"""Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+
+
+def unheard(marked: Sequence[Marked]) -> None:
+    """A report that nobody wants."""
+
+
+def trim_topics(
+    run: Marking, tools: Tools, permit: Permit, orders: Sequence[TrimOrder], report: Report = unheard
+) -> list[Marked]:
     """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
 
     An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
@@ -124,7 +134,9 @@ def trim_topics(run: Marking, tools: Tools, permit: Permit, orders: Sequence[Tri
     by_topic = _merged(orders)
     for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
         if str(topic) not in owing:
-            outcomes += guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
+            found = guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
+            report(found)
+            outcomes += found
     owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
     return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 

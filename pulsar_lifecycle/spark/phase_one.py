@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pulsar_lifecycle.engine import control, inventory, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import Marked, Marking, TrimOrder
+from pulsar_lifecycle.engine.marking import Marked, Marking, Report, TrimOrder, unheard
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
@@ -29,7 +29,9 @@ from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 
-def trim(cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool) -> list[Marked]:
+def trim(
+    cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool, report: Report = unheard
+) -> list[Marked]:
     """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
 
     Raises Refused when another run acts or the newest scan is not covered, Paused, LeaseLost, Overloaded.
@@ -38,23 +40,28 @@ def trim(cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run:
         with _looking(cluster, run_id) as (run, tools):
             return [one for order in orders for one in marking.plan_trim(run, tools, order)]
     with _acting(cluster, run_id) as (run, tools, permit):
-        return marking.trim_topics(run, tools, permit, orders)
+        return marking.trim_topics(run, tools, permit, orders, report)
 
 
 def delete_topics(
-    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool
+    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool, report: Report = unheard
 ) -> list[Marked]:
     """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
     if dry_run:
         with _looking(cluster, run_id) as (run, tools):
-            return _each(topics, lambda topic: topic_deletion.plan_topic_deletion(run, tools, topic))
+            return _each(topics, lambda topic: topic_deletion.plan_topic_deletion(run, tools, topic), report)
     with _acting(cluster, run_id) as (run, tools, permit):
         settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
-        return _each(topics, lambda topic: topic_deletion.delete_topic(run, tools, permit, topic, force))
+        return _each(topics, lambda topic: topic_deletion.delete_topic(run, tools, permit, topic, force), report)
 
 
-def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]]) -> list[Marked]:
-    return [one for topic in dict.fromkeys(topics) for one in work(topic)]
+def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report: Report) -> list[Marked]:
+    outcomes: list[Marked] = []
+    for topic in dict.fromkeys(topics):
+        found = work(topic)
+        report(found)
+        outcomes += found
+    return outcomes
 
 
 @contextmanager

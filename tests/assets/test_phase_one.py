@@ -5,10 +5,10 @@ from __future__ import annotations
 import dagster as dg
 import pytest
 
-from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, shown
+from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.engine.decision import REFUSED
-from pulsar_lifecycle.engine.marking import FAILED, REMOVED, Marked, TrimOrder
-from pulsar_lifecycle.errors import CorruptFormat, UsageError
+from pulsar_lifecycle.engine.marking import FAILED, REMOVED, Marked, Report, TrimOrder
+from pulsar_lifecycle.errors import CorruptFormat, Paused, UsageError
 from pulsar_lifecycle.model import Topic
 
 NAME = "persistent://acme/orders/placed"
@@ -50,3 +50,21 @@ def test_what_needs_an_eye_comes_first() -> None:
     assert metadata["ledgers"] == 2
     assert "cursor s stands at 2:0" in metadata["topics"].md_str
     assert "| removed | 1 | 10 B |" in metadata["outcomes"].md_str
+
+
+def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
+    def work(report: Report) -> list[Marked]:
+        report([Marked(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger")])
+        raise Paused("paused: why")
+
+    with pytest.raises(dg.Failure, match="paused: why") as failure:
+        finish(False, work)
+    assert failure.value.metadata["ledgers"].value == 1
+
+
+def test_a_run_that_is_stopped_before_it_did_anything_says_only_why() -> None:
+    def work(report: Report) -> list[Marked]:
+        raise Paused("paused: why")
+
+    with pytest.raises(Paused):
+        finish(False, work)

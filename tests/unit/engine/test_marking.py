@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -840,6 +840,25 @@ def test_pause_and_a_lost_lease_stop_before_the_write(scene: Scene, stop: str) -
     with pytest.raises(Paused if stop == "pause" else LeaseLost):
         scene.trim(tools=replace(scene.tools(), queue=queue))
     assert scene.listed == scene.ids
+
+
+@pytest.mark.parametrize("when", ["between", "watching"])
+def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) -> None:
+    heard: list[Marked] = []
+
+    def report(found: Sequence[Marked]) -> None:
+        heard.extend(found)
+        if when == "between":
+            control.pause(scene.cluster.open_store(), "why")
+
+    def sleep(seconds: float) -> None:
+        control.pause(scene.cluster.open_store(), "why")
+
+    scene.cluster.clock.sleep = sleep  # type: ignore[method-assign]
+    orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=1)]
+    with pytest.raises(Paused):
+        scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders, report))
+    assert {one.ledger_id for one in heard if one.outcome == REMOVED} == set(scene.ids[:3])
 
 
 def test_a_journal_that_fails_stops_before_the_write(scene: Scene) -> None:
