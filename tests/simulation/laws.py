@@ -51,6 +51,7 @@ class Laws:
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
         self.marked_copies: set[tuple[int, str]] = set()
+        self.counters: dict[str, tuple[int, int, int]] = {}
         self.unreachable: dict[str, tuple[int, frozenset[UUID]]] = {}
         self.exclusive = False
         self.objects = self.restored = 0
@@ -117,7 +118,11 @@ class Laws:
             return f"it is {age / HOUR:.0f} hours old, younger than the grace period"
         if not 0 < stat.ctime <= world.time.now_ms():
             return f"its ctime {stat.ctime} says nothing of its age"
-        free = [at for at, unneeded, _ in self.seen.values() if ledger in unneeded and world.happened(at)]
+        free = [
+            at
+            for epoch_id, (at, unneeded, _) in self.seen.items()
+            if ledger in unneeded and world.happened(at, self.counters[epoch_id])
+        ]
         if not free or max(free) - min(free) < CONFIRMED_AFTER:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
@@ -225,7 +230,11 @@ class Laws:
             return "our first phase did not ask for it, and the bucket is not ours alone"
         if world.time.now_ms() - world.buckets.objects[BUCKET][key].last_modified < GRACE:
             return "it is younger than the grace period"
-        free = [at for at, unneeded in self.unreachable.values() if uuid in unneeded and world.happened(at)]
+        free = [
+            at
+            for epoch_id, (at, unneeded) in self.unreachable.items()
+            if uuid in unneeded and world.happened(at, self.counters[epoch_id])
+        ]
         if not free or max(free) - min(free) < CONFIRMED_AFTER:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
@@ -289,7 +298,9 @@ class Laws:
             back = trace is not None and self.world.restored_at >= trace.started  # a restore brought it back since
             if row.outcome == DELETED and there and not back:
                 raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
-            if mine and not there and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
+            told = (*rows, *self.world.journal.rows)  # another message about it, perhaps another task's
+            other = mine and any(one.ledger_id == row.ledger_id and one.outcome == DELETED for one in told)
+            if mine and not there and not other and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
                 raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")
 
     def all_said(self, began: int) -> None:
@@ -297,7 +308,7 @@ class Laws:
 
         Of a ledger that came back before anybody could, the undo's rows name it.
         """
-        since = max(began - SETTLED_WITHIN, self.world.restored_at)
+        since = max(began - SETTLED_WITHIN, self.world.restored_at + 1)
         said = {
             (r.run_id, r.ledger_id) for r in self.world.journal.rows if r.phase == "delete" and r.outcome == DELETED
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from random import Random
 from types import SimpleNamespace
@@ -91,7 +91,10 @@ class Operator:
         self.random = random
         self.settings = settings
         self.lake = Lake()
-        self.cluster: Any = SimpleNamespace(spark=None, settings=settings, settings_file="", lake=self.lake)
+        roots = ["", *(root.name for root in settings.bookkeeper.shared_with or ())]
+        self.cluster: Any = SimpleNamespace(
+            spark=None, settings=settings, settings_file="", lake=self.lake, roots=lambda: roots
+        )
         self.policy = pipeline.Policy(
             shared_with=runs._roots(self.cluster),
             holds=frozenset(settings.orphans.legal_holds),
@@ -114,7 +117,7 @@ class Operator:
         world.trace = None
         before, began, spoiled = world.zookeeper.zxid, world.time.now_ms(), self.spoiled()
         live, acts = set(world.live(memory=False)), len(world.interceptor.fired)
-        reached = set(world.reachable())
+        reached, counters = set(world.reachable()), world.counters()
         namespaces = _namespaces(world)
         sources = {t.shadow_of for t in world.model.topics.values() if not t.away}
         found = pipeline.scan(world, self.policy, self.lake.scans)
@@ -132,6 +135,8 @@ class Operator:
             existing,
             "" if found.epoch.covered else "; ".join(found.epoch.gaps),
         )
+        self.laws.counters[found.epoch.epoch_id] = counters
+        world.undone = [(first, last, after or counters) for first, last, after in world.undone]
         unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
         self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
         self.laws.namespaces, self.laws.sources = namespaces, sources
@@ -292,7 +297,7 @@ class Operator:
         world = self.world
         admin = world.admin
         stand_ins: dict[str, Any] = {
-            "KazooStore": lambda settings, read_only=False, **_: world.open_store(read_only=read_only),
+            "KazooStore": lambda settings, read_only=False, **_: self._store_of(settings, read_only),
             "HttpBrokerAdmin": lambda *_, **__: admin,
             "PulsarDeletionQueue": lambda *_, **__: world.open_queue(),
             "BookieReader": lambda *_, **__: world.reader,
@@ -337,6 +342,10 @@ class Operator:
 
     def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[str, int]]:
         return {r.ledger_id: (r.topic, r.at) for r in self._open(DELETE_OFFLOADED)}
+
+    def _store_of(self, settings: Any, read_only: bool) -> Any:
+        root = self.world.roots.get(settings.hosts.partition(":")[0])
+        return closing(root.open_store(read_only=True)) if root else self.world.open_store(read_only=read_only)
 
     def _dead_letters(self) -> SimDeadLetters:
         world = self.world

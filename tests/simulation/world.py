@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
+from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -167,8 +168,8 @@ class World(SimulatedCluster):
         self.roots: dict[str, SimulatedCluster] = {}
         self.backup: tuple[dict, Model, dict, int, int] | None = None
         self.backup_at = self.restored = 0
-        self.undone: list[tuple[int, int]] = []
-        """Spans of time that a restore of the metadata store took back."""
+        self.undone: list[tuple[int, int, tuple[int, int, int] | None]] = []
+        """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
         self.restored_at = 0
         self.wire: Callable[[SimQueue], None] = lambda queue: None
         self.put(f"/loadbalance/brokers/{BROKER}", b"")
@@ -295,9 +296,20 @@ class World(SimulatedCluster):
         except CorruptFormat:
             return 0
 
-    def happened(self, at: int) -> bool:
-        """Whether what was seen then (ms) is of this history: no restore took it back."""
-        return not any(first <= at < last for first, last in self.undone)
+    def counters(self) -> tuple[int, int, int]:
+        """What only ever grows: transactions, ledger ids that were issued, and leases that were taken."""
+        ids, lease = (self.zookeeper.stat(path) for path in ("/ledgers/idgen", control.LEASE))
+        return self.zookeeper.zxid, ids.cversion if ids else 0, lease.version if lease else -1
+
+    def happened(self, at: int, counters: tuple[int, int, int]) -> bool:
+        """Whether what was seen then (ms) is of this history: no restore took it back, as far as counters can tell.
+
+        After a new election a store looks like a later one once it has issued more ledger ids than it had lost.
+        """
+        return not any(
+            first <= at < last and any(now < then for now, then in zip(after or self.counters(), counters, strict=True))
+            for first, last, after in self.undone
+        )
 
     # ---------------------------------------------------------------------------------------------------------- truth
 
@@ -591,7 +603,7 @@ class World(SimulatedCluster):
         self._last_id = last
         self.restored += 1
         self.restored_at = self.time.now_ms()
-        self.undone.append((self.backup_at, self.restored_at))
+        self.undone.append((self.backup_at, self.restored_at, None))
         for topic in self.model.topics.values():
             topic.loaded, topic.compacting = False, None
             topic.memory.clear()
