@@ -329,7 +329,8 @@ class Received:
     """A message taken from the deletion queue.
 
     ``info`` is None when the bytes are no valid message, and ``problem`` then says why; ``raw`` is the message as it
-    came. ``message_id`` is a serialized MessageIdData; ``handle`` belongs to the adapter.
+    came. ``message_id`` is a serialized MessageIdData; ``handle`` belongs to the adapter. ``topic`` is empty for a row
+    of a plan that is worked off without messages.
     """
 
     message_id: bytes

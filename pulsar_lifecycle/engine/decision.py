@@ -38,6 +38,9 @@ WAITING = "waiting"
 dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it stays in the queue uncounted.
 """
 
+NOT_DELETED = "not-deleted"
+"""What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan again."""
+
 FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
 
 

@@ -29,6 +29,7 @@ from pulsar_lifecycle.engine.decision import (
     DELETED,
     GONE,
     KEPT,
+    NOT_DELETED,
     REFUSED,
     RETRYING,
     WAITING,
@@ -129,6 +130,9 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
         twin.settle(outcome, "another message of this batch is about the same ledger")
     _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
+    for d in decisions:
+        if d.outcome == WAITING and not d.message.topic:
+            d.outcome = NOT_DELETED
     tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
     tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING])
     tools.queue.release([d.message for d in decisions if d.outcome == WAITING])
@@ -195,7 +199,8 @@ def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
     for d, one in zip(failed, postponed, strict=True):
         d.extra["reconsume_times"] = one.times
         if one.error:
-            d.outcome, d.reason = WAITING, f"{d.reason}; it could not be sent to the retry topic: {one.error}"
+            why = f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error
+            d.outcome, d.reason = WAITING, f"{d.reason}; {why}"
         elif one.dead:
             d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 

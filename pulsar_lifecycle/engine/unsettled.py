@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETED, WAITING
+from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETED, NOT_DELETED, WAITING
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Stat
@@ -48,7 +48,8 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
     """
     keys = ["run_id", "ledger_id"]
     reason = pc.fill_null(journal.column("reason"), "")
-    not_known = pc.and_(pc.equal(journal.column("outcome"), WAITING), pc.starts_with(reason, NOT_KNOWN))
+    not_done = pc.is_in(journal.column("outcome"), pa.array([WAITING, NOT_DELETED]))
+    not_known = pc.and_(not_done, pc.starts_with(reason, NOT_KNOWN))
     decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
     said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])

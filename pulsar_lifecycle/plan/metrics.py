@@ -68,6 +68,7 @@ GONE = "gone"
 RETRYING = "retrying"
 DEAD_LETTERED = "dead-lettered"
 WAITING = "waiting"
+NOT_DELETED = "not-deleted"
 _FAILED = frozenset({RETRYING, DEAD_LETTERED})
 
 
@@ -115,8 +116,8 @@ def count(tallies: pa.Table, cluster: str) -> Metrics:
     """The metrics of a cluster: rows of phase ``send`` with outcome ``sent``, and rows of phase ``delete``.
 
     Received: every ``delete`` row. Failed: ``retrying`` or ``dead-lettered``, so each failed try counts. Acknowledged:
-    every outcome but ``waiting``. Maximum retry count: ``dead-lettered``. A ledger whose deletion was cut off before
-    its journal row gets it from the next run, which finds it gone: its message counts for both.
+    every outcome but ``waiting`` and ``not-deleted``. Maximum retry count: ``dead-lettered``. A ledger whose deletion
+    was cut off before its journal row gets it from the next run, which finds it gone: its message counts for both.
     """
     counts = dict.fromkeys(Metrics.__slots__, 0)
     for row in tallies.filter(pc.equal(tallies.column("cluster"), cluster)).to_pylist():
@@ -135,7 +136,7 @@ def _counts_for(phase: str, action: str, outcome: str) -> Iterable[str]:
             yield f"{ledgers}s_deleted"
         if outcome in _FAILED:
             yield f"{ledgers}_deletions_failed"
-        if outcome != WAITING:
+        if outcome not in (WAITING, NOT_DELETED):
             yield "messages_acknowledged"
         if outcome == DEAD_LETTERED:
             yield "messages_max_retries_reached"

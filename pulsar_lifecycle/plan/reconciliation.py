@@ -17,7 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.metrics import DEAD_LETTERED, DELETED, GONE, LEDGER, RETRYING, SENT, WAITING
+from pulsar_lifecycle.plan.metrics import (
+    DEAD_LETTERED,
+    DELETED,
+    GONE,
+    LEDGER,
+    NOT_DELETED,
+    RETRYING,
+    SENT,
+    WAITING,
+)
 
 STANDING = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""
@@ -37,6 +46,7 @@ def standing(rows: pa.Table) -> pa.Table:
     sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
     sent = pc.and_(sends, pc.equal(rows.column("outcome"), SENT))
     decided = pc.and_(pc.equal(rows.column("phase"), "delete"), pc.greater_equal(rows.column("ledger_id"), 0))
+    decided = pc.and_(decided, pc.not_equal(rows.column("outcome"), NOT_DELETED))  # of a plan: it has no message
     known = rows.filter(pc.or_(sent, decided)).sort_by("at")
     last = known.group_by(["ledger_id", "action"], use_threads=False).aggregate(
         [("topic", "last"), ("outcome", "last"), ("at", "last")]

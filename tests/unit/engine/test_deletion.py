@@ -16,6 +16,7 @@ from pulsar_lifecycle.engine.decision import (
     DELETED,
     GONE,
     KEPT,
+    NOT_DELETED,
     REFUSED,
     RETRYING,
     WAITING,
@@ -45,6 +46,7 @@ from pulsar_lifecycle.plan import coverage
 from pulsar_lifecycle.plan.deletion import intents
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.spark.deletion import PlanQueue
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import (
     SimulatedCluster,
@@ -830,3 +832,30 @@ def test_a_foreign_first_phase_that_the_scan_caught_half_way_is_retried(scene: S
     scene.again()
     assert scene.delete()[0].outcome == KEPT  # the earlier scan found it listed; the orphan scan goes on looking
     assert cluster.exists(scene.data)
+
+
+def test_of_a_plan_that_is_worked_off_without_messages_nothing_waits(scene: Scene) -> None:
+    cluster = scene.cluster
+    rows = scene.now.findings
+    wanted = {scene.data: NOT_DELETED, scene.cursor: DELETED}
+    rows = rows.filter([i in wanted for i in rows.column("ledger_id").to_pylist()])
+    sent_at = cluster.clock.now_ms()
+    cluster.wait(2)
+    scene.now = scan(cluster, previous=[scene.now])
+
+    def trouble(tools: Tools) -> Tools:
+        def change(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                tools.store.before = lambda operation: None
+                path = cluster.path(scene.data)
+                cluster.put(path, cluster.zookeeper.data(path))
+
+        tools.store.before = change
+        tools.queue = PlanQueue(rows, "plan", sent_at)
+        return tools
+
+    decisions = scene.delete(trouble)
+    assert {d.info.ledger_id: d.outcome for d in decisions} == wanted
+    assert {row.ledger_id: row.outcome for row in cluster.journal.rows} == wanted
+    (row,) = [row for row in cluster.journal.rows if row.outcome == NOT_DELETED]
+    assert row.reason == "its z-node was changed meanwhile; apply the plan again"

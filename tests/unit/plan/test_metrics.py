@@ -29,6 +29,7 @@ def counted(*rows: JournalRow) -> dict[str, int]:
 def test_the_words_are_those_of_the_runs() -> None:
     assert (metrics.LEDGER, metrics.OFFLOAD_LEDGER) == (decision.DELETE_LEDGER, decision.DELETE_OFFLOADED)
     assert metrics.SENT == apply.SENT
+    assert metrics.NOT_DELETED == decision.NOT_DELETED
     assert (metrics.DELETED, metrics.GONE, metrics.RETRYING, metrics.DEAD_LETTERED, metrics.WAITING) == (
         decision.DELETED,
         decision.GONE,
@@ -64,6 +65,7 @@ def test_what_was_sent() -> None:
             {"messages_received", "{}_deletions_failed", "messages_acknowledged", "messages_max_retries_reached"},
         ),
         (decision.WAITING, {"messages_received"}),
+        (decision.NOT_DELETED, {"messages_received"}),
     ],
 )
 def test_what_became_of_a_message(action: str, outcome: str, counts: set[str]) -> None:

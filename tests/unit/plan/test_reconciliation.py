@@ -55,6 +55,13 @@ def test_the_newest_word_counts(outcome: str, state: str) -> None:
     assert states(SENT, decided(outcome), replace(SENT, at=30)) == {1: IN_FLIGHT}
 
 
+def test_a_row_of_a_plan_that_was_not_deleted_is_no_intent() -> None:
+    unsent = decided(decision.NOT_DELETED)
+    assert states(unsent) == {}
+    assert states(SENT, unsent) == {1: IN_FLIGHT}
+    assert states(decided(decision.KEPT), replace(unsent, at=30)) == {1: decision.KEPT}
+
+
 def test_a_redriven_dead_letter_is_in_flight_and_a_failed_send_is_nothing() -> None:
     dead = decided(decision.DEAD_LETTERED)
     assert states(dead, replace(SENT, phase="redrive", at=30)) == {1: IN_FLIGHT}
