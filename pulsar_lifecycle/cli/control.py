@@ -94,6 +94,7 @@ def _status(settings: Settings) -> dict[str, Any]:
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
+        owed = owed_unloads(store)
         latency = store.latency_ms()
     lake = Lake(settings.lake.path)
     epochs = lake.epochs(fingerprint)
@@ -114,6 +115,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         "zookeeper_latency_ms": latency,
         "paused": paused,
         "lease": holder,
+        "owed_unloads": owed,
         "scan": newest
         and {
             "epoch_id": newest.epoch_id,
@@ -163,6 +165,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
             ("effects", f"PAUSED {since(document['paused'])}" if document["paused"] else "not paused"),
             ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
+            ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
             ("last scan", lines),
             ("last plan", [plan, *broken]),
             (
@@ -192,3 +195,28 @@ def since(noted: dict[str, Any]) -> str:
     """Since when one of our z-nodes is there, and its text."""
     told = f": {noted['text']}" if noted["text"] else ""
     return f"since {show.moment(noted['since'])} ({show.span(now_ms() - noted['since'])} ago){told}"
+
+
+def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
+    """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them."""
+    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.errors import LifecycleError
+
+    try:
+        found = control.owed_unloads(store)
+    except LifecycleError as error:
+        return [{"path": control.UNLOAD_OWED, "topic": None, "error": str(error)}]
+    return [
+        {"path": one.path, "topic": one.topic and str(one.topic), "error": one.reason}
+        if isinstance(one, control.BrokenOwed)
+        else {"path": one.path, "topic": str(one.topic), "loaded": one.loaded, "since": one.since}
+        for one in found
+    ]
+
+
+def show_owed(one: dict[str, Any]) -> str:
+    """One of :func:`owed_unloads` in words."""
+    if "error" in one:
+        return f"UNREADABLE: {one['error']}"
+    what = "must be unloaded" if one["loaded"] else "must be unloaded if a broker has loaded it meanwhile"
+    return f"{one['topic']} {what}: the next run that trims, deletes topics or deletes ledgers does it"

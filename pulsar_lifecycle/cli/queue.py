@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.control import note, since
+from pulsar_lifecycle.cli.control import note, owed_unloads, show_owed, since
 from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
     now = now_ms()
     with looking(settings) as store:
         paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
+        owed = owed_unloads(store)
     with (
         closing(HttpBrokerAdmin(settings.pulsar)) as admin,
         closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
@@ -75,11 +76,15 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "enabled": settings.deletion.topicTwoPhaseDeletionEnabled,
         "paused": paused,
         "lease": holder,
+        "owed_unloads": owed,
         "queue": waiting.to_json(),
         "metrics": counted.to_json(),
         "last_run": _run(runs[-1]) if runs else None,
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
-        "findings": _findings(waiting, paused, metrics.retries_grow(runs), settings),
+        "findings": [
+            *_findings(waiting, paused, metrics.retries_grow(runs), settings),
+            *(show_owed(one) for one in owed if "error" in one or not holder),
+        ],
     }
 
 
@@ -133,6 +138,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("dead letters", str(queue["dead"])),
             ("effects", _effects(paused, document["enabled"])),
             ("acting", since(lease) if lease else "nobody"),
+            ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
             ("last run", _last(last)),
         ]
     )

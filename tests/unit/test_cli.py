@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.cli import main, show
+from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.io.journal import FileJournal
@@ -311,6 +312,25 @@ def test_status_shows_a_broken_plan_and_goes_on(
     out = " ".join(capsys.readouterr().out.split())
     assert "broken: " in out
     assert "answers in" in out
+
+
+def test_status_shows_owed_unloads_that_can_be_read_or_not(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    topic = Topic.parse("persistent://acme/orders/placed")
+    control.owe_unload(cluster.open_store(), control.OwedUnload(topic, False, 1))
+    garbage = f"{control.UNLOAD_OWED}/garbage"
+    cluster.put(garbage, b"{}")
+    run("status", "--json")
+    found = {one["path"]: one for one in json.loads(capsys.readouterr().out)["owed_unloads"]}
+    assert garbage in found.pop(garbage)["error"]
+    assert [(one["topic"], one["loaded"]) for one in found.values()] == [(str(topic), False)]
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{topic} must be unloaded if" in out
+    assert "UNREADABLE: " in out
 
 
 @pytest.mark.parametrize(

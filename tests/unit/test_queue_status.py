@@ -215,3 +215,32 @@ def test_a_long_partition_is_seen_in_part(admin: FakeBrokerAdmin, reader: Reader
 
 def test_wrong_usage_ends_with_2(cluster: Path) -> None:
     assert run("queue", "status", "--no-such-option") == 2
+
+
+@pytest.mark.parametrize("acting", [False, True])
+def test_an_owed_unload_is_shown_and_a_finding_when_nobody_acts(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], acting: bool
+) -> None:
+    store = zookeeper.session()
+    topic = Topic.parse("persistent://acme/orders/placed")
+    control.owe_unload(store, control.OwedUnload(topic, True, NOW))
+    if acting:
+        control.take_lease(store, "run", FakeClock(), 0)
+    assert run("queue", "status", "--json") == (0 if acting else 1)
+    found = document(capsys)
+    assert [(o["topic"], o["loaded"], o["since"]) for o in found["owed_unloads"]] == [(str(topic), True, NOW)]
+    assert bool(found["findings"]) is not acting
+    run("queue", "status")
+    assert "must be unloaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["/garbage", ""])
+def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    store = zookeeper.session()
+    store.create(f"{control.UNLOAD_OWED}/garbage", b"{}", parents=True)
+    control.take_lease(store, "run", FakeClock(), 0)
+    zookeeper.unreadable.add(f"{control.UNLOAD_OWED}{name}")
+    assert run("queue", "status", "--json") == 1
+    assert f"{control.UNLOAD_OWED}{name}" in document(capsys)["findings"][0]
