@@ -13,6 +13,7 @@ import typer
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
+from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,7 +98,9 @@ def plan(
 
 def journal(
     context: typer.Context,
-    ledger: Annotated[int | None, typer.Option("--ledger", min=0, help="What was done with a ledger.")] = None,
+    ledger: Annotated[
+        int | None, typer.Option("--ledger", min=0, max=MAX_LEDGER_ID, help="What was done with a ledger.")
+    ] = None,
     run: Annotated[str | None, typer.Option("--run", help="What a run did.")] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="What became of a plan.")] = None,
     as_json: AsJson = False,

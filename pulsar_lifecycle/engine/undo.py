@@ -176,10 +176,20 @@ def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
     for row in rows:
         if row["cluster"] == cluster and row["phase"] == PHASE:
             if row["outcome"] in _PENDING:
-                found[row["ledger_id"]] = json.loads(row["detail"])["archived_czxid"]
+                if (czxid := _archived_czxid(row["detail"])) is not None:
+                    found[row["ledger_id"]] = czxid
             elif row["outcome"] in (RESTORED, LOST):
                 found.pop(row["ledger_id"], None)
     return found
+
+
+def _archived_czxid(detail: str) -> int | None:
+    """As :func:`_row` wrote it; None of a row that it did not write."""
+    try:
+        czxid = json.loads(detail)["archived_czxid"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return czxid if type(czxid) is int else None
 
 
 # ------------------------------------------------------------------------------------------------ which may come back

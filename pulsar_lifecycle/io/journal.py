@@ -151,10 +151,18 @@ def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
     Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
     says that it stayed after all.
     """
-    rows = (
-        (row["ledger_id"], json.loads(row["detail"]).get("czxid"), row["at"]) for row in _open(lake, cluster, False)
-    )
+    rows = ((row["ledger_id"], _czxid(row["detail"]), row["at"]) for row in _open(lake, cluster, False))
     return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
+
+
+def _czxid(detail: str) -> int | None:
+    """The ledger's z-node as a mark names it; None where it names none, or is not a row of ours: it waives nothing."""
+    try:
+        found = json.loads(detail)
+    except (ValueError, RecursionError):
+        return None
+    czxid = found.get("czxid") if isinstance(found, dict) else None
+    return czxid if type(czxid) is int else None
 
 
 def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:

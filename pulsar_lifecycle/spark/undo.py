@@ -20,6 +20,7 @@ from pulsar_lifecycle.engine.undo import PHASE, Check, Undone, UndoRun, UndoTool
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, last_archived, rows_of_phase
@@ -60,6 +61,8 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     """Undo deletions, or say what that would do. Raises UsageError, Refused while another run acts, Paused ..."""
     if bool(request.run_id) == bool(request.ledger_ids):
         raise UsageError("give either the id of the run whose deletions to undo, or ledger ids")
+    if wrong := [i for i in request.ledger_ids if not 0 <= i <= MAX_LEDGER_ID]:
+        raise UsageError(f"ledger_ids: {wrong[0]} is no ledger id, those are 0 .. 2**63-1")
     settings, clock = cluster.settings, SystemClock()
     lake = settings.lake.path
     rows = last_archived(lake, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)

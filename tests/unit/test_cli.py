@@ -136,6 +136,7 @@ def test_verbose_raises_for_a_traceback(tmp_path: Path) -> None:
         ("inspect", "ledger", "-1"),
         ("explain", "4711x"),
         ("journal",),
+        ("journal", "--ledger", "99999999999999999999"),
         ("no-such-command",),
     ],
 )

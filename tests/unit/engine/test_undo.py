@@ -573,3 +573,10 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
     assert deliver() == [REFUSED]
     assert cluster.exists(orphan)
     assert now.finding(orphan) == "too_young"
+
+
+@pytest.mark.parametrize("detail", ["", "no JSON", "[]", "{}", '{"archived_czxid": "7"}'])
+def test_a_row_that_no_undo_wrote_says_nothing_of_what_was_begun(detail: str) -> None:
+    row = {"cluster": "c", "phase": "undo", "outcome": "recreated", "ledger_id": 1, "detail": detail}
+    ours = {**row, "ledger_id": 2, "detail": '{"archived_czxid": 7}'}
+    assert begun([row, ours], "c") == {2: 7}

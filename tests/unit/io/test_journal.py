@@ -161,6 +161,13 @@ def test_a_mark_ends_when_its_ledger_stayed_or_was_kept(tmp_path):
     assert set(marked_offloads(lake, "sandbox")) == {1, 2, 3}
 
 
+@pytest.mark.parametrize("detail", ["", "no JSON", "[]", "7", '{"czxid": "7"}', '{"czxid": true}', "[" * 100_000])
+def test_a_mark_that_names_no_z_node_waives_nothing(tmp_path, detail):
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail=detail)
+    FileJournal(str(tmp_path)).record([mark, replace(mark, ledger_id=9, detail='{"czxid": 7}')])
+    assert marked_ledgers(str(tmp_path), "sandbox") == {9: (7, NOON)}
+
+
 def test_what_was_archived_and_never_journalled_is_found(journal, tmp_path):
     def unsettled(since):
         if isinstance(journal, FakeJournal):
