@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, topic_deletion, unsettled
+from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, standing, topic_deletion, unsettled
 from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
-from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.spark import runs
@@ -291,16 +290,9 @@ def compensate() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def trim_past_cursors() -> Iterator[None]:
+def trim_past_cursors() -> AbstractContextManager[Any]:
     """Trim whatever is asked, wherever the cursors stand."""
-    real = trimming.judge
-
-    def judge(info: Any, cursors: Any, *rest: Any) -> Any:
-        return real(info, {}, *rest)
-
-    with patch.object(trimming, "judge", judge):
-        yield
+    return patch.object(standing, "positions", lambda *given: {})
 
 
 def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
