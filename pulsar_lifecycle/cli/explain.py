@@ -56,7 +56,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     """What the lake knows. A scan whose findings are not stored yet has none."""
     from pulsar_lifecycle.engine.explain import History
     from pulsar_lifecycle.errors import NotFound
-    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
+    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows, marked_ledgers
     from pulsar_lifecycle.io.lake import Lake
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
@@ -67,6 +67,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     history = History(
         journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
         archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
+        marked=marked_ledgers(settings.lake.path, settings.cluster).get(ledger_id),
     )
     epochs = lake.epochs(fingerprint)
     if not epochs:

@@ -10,7 +10,7 @@ brokers hold in memory is not seen: an answer never deletes anything, and the de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import inventory, references
 from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.engine.undo import LOST
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
@@ -61,7 +62,8 @@ class History:
 
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
-    ledger, newest first. ``journal`` and ``archived`` are oldest first.
+    ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
+    phase's standing mark.
     """
 
     epoch: Epoch | None = None
@@ -71,6 +73,11 @@ class History:
     plans: tuple[PlanSummary, ...] = ()
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
+    marked: tuple[int, int] | None = None
+
+    def marks(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
+        return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +242,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     if found.trouble:
         return Verdict.KEPT, "whether its owner refers to it could not be read"
     epoch, context = history.epoch, history.context
+    if history.marks(rows.to_pylist()[0]):
+        return _marked(rows, found, history, now)
     if epoch is None or context is None:
         return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
     seen = _needing(history.references)
@@ -257,6 +266,29 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     return Verdict.MAY_GO, judged["reason"]
 
 
+TAKEN_OFF = "our first phase took it off its topic's list"
+
+
+def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+    """A deletion run waives grace period and earlier scan for it, and nothing else."""
+    epoch, context = history.epoch, history.context
+    after = history.marked is not None and epoch is not None and history.marked[1] < epoch.started_at
+    seen = _needing(history.references) if after else []
+    if seen:
+        return Verdict.KEPT, f"{TAKEN_OFF}, but in the last scan {_referring(seen)}"
+    if context is not None:
+        every = pa.concat_tables([found.references, history.references]) if after else found.references
+        waived = replace(context.at(now), grace=0)
+        judged = orphans.judge(rows, kinds.referenced(every), waived).to_pylist()[0]
+        if judged["finding"] not in (Finding.ORPHAN, orphans.PENDING):
+            return Verdict.KEPT, f"{TAKEN_OFF}, but {judged['reason']}"
+    if epoch is None or not after:
+        return Verdict.KEPT, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it"
+    if not epoch.covered:
+        return Verdict.KEPT, f"{TAKEN_OFF}, but the last scan could not read everything that may refer to it"
+    return Verdict.MAY_GO, f"{TAKEN_OFF}: the next deletion run deletes it"
+
+
 def _needing(rows: pa.Table) -> list[Row]:
     return [row for row in rows.to_pylist() if row["keeps_bookkeeper_copy"]]
 
@@ -272,11 +304,18 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
     if ledger and any(row["outcome"] == DELETED for row in history.journal):
         notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
     if verdict is Verdict.MAY_GO:
-        if not any(plan.actionable for plan in history.plans):
+        if not history.marks(ledger) and not any(plan.actionable for plan in history.plans):
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:
-        notes.append("until the bookies' next garbage collection, putting its archived z-node back restores it")
+        lost = False
+        for row in history.journal:
+            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row["outcome"] != DELETED)
+        notes.append(
+            "the job undo_deletions found it lost since: the bookies have collected its entries"
+            if lost
+            else "until the bookies' next garbage collection, the job undo_deletions restores it from the archive"
+        )
     return notes
 
 

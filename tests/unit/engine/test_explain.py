@@ -93,7 +93,8 @@ def world() -> World:
 
 def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
-    return {"run_id": "run-9", "outcome": outcome, "reason": "orphan: nothing refers to it", "topic": topic, "at": at}
+    reason = "orphan: nothing refers to it"
+    return {"run_id": "run-9", "phase": "delete", "outcome": outcome, "reason": reason, "topic": topic, "at": at}
 
 
 def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
@@ -315,3 +316,59 @@ def test_a_ledger_that_vanished_without_us_is_gone(world: World) -> None:
 
 def test_no_trace_is_unknown(world: World) -> None:
     assert world.explain(7).verdict is Verdict.UNKNOWN
+
+
+def mark(world: World, hours: float, czxid: int | None = None) -> None:
+    """Our first phase took ledger 7 off its topic's list, hours after the world began; the last scan began at 25."""
+    stat = world.zookeeper.stat(ledger_path(7, ROOT))
+    assert stat is not None
+    at = world.born + int(hours * HOUR)
+    world.history = replace(world.history, marked=(stat.czxid if czxid is None else czxid, at))
+
+
+def test_a_ledger_that_our_first_phase_took_off_goes_however_young(world: World) -> None:
+    world.history = replace(world.history, context=replace(world.context(), grace=1000 * HOUR))
+    world.ledger(7, DATA)
+    world.topic()
+    assert "younger" in world.explain(7).answer
+    mark(world, 24)
+    found = world.explain(7)
+    assert found.verdict is Verdict.MAY_GO
+    assert found.answer == "our first phase took it off its topic's list: the next deletion run deletes it"
+    assert not any("plan" in note for note in found.notes)
+    mark(world, 24, czxid=10**9)  # another ledger had this id
+    assert world.explain(7).verdict is Verdict.KEPT
+
+
+def test_a_ledger_that_was_taken_off_after_the_last_scan_waits_for_the_next(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic()
+    world.remember(7, "R1", OWNER, TOPIC_PATH)
+    mark(world, 26)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert found.answer.endswith("the next deletion run after a new scan deletes it")
+    mark(world, 24)
+    assert "in the last scan" in world.explain(7).answer
+
+
+def test_a_legal_hold_keeps_what_was_taken_off(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic()
+    world.history = replace(world.history, context=replace(world.context(), holds=frozenset({"shop"})))
+    mark(world, 24)
+    found = world.explain(7)
+    assert found.verdict is Verdict.KEPT
+    assert "legal hold" in found.answer
+
+
+def test_a_deleted_ledger_names_the_job_that_restores_it_until_that_found_it_lost(world: World) -> None:
+    lost = journalled("lost", 3) | {"phase": "undo"}
+    world.history = replace(world.history, journal=(journalled("deleted", 2),))
+    assert any("undo_deletions restores it" in note for note in world.explain(7).notes)
+    world.history = replace(world.history, journal=(journalled("deleted", 2), lost))
+    notes = world.explain(7).notes
+    assert any("found it lost" in note for note in notes)
+    assert not any("restores" in note for note in notes)
+    world.history = replace(world.history, journal=(*world.history.journal, journalled("deleted", 4)))
+    assert any("undo_deletions restores it" in note for note in world.explain(7).notes)
