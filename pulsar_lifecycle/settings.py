@@ -12,7 +12,16 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from pulsar_lifecycle.errors import ConfigError
 
@@ -188,6 +197,22 @@ class SparkSettings(_Section):
     scan_partitions: int = Field(default=8, gt=0)
 
 
+def _owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Tenants, namespaces and full topic names. One that no owner's name can equal would select nothing, unsaid."""
+    names = list(value)
+    for name in value:
+        scheme, found, rest = name.partition("://")
+        parts = (rest if found else name).split("/")
+        known = (scheme == "persistent" and len(parts) >= 3) if found else len(parts) <= 3
+        if not known or not all(parts) or name != name.strip():
+            raise ValueError(
+                f"expected tenant, tenant/namespace or persistent://tenant/namespace/topic, found {name!r}"
+            )
+        if not found and len(parts) == 3:  # a V1 namespace, or a topic as Pulsar's own tools shorten it: both
+            names.append(f"persistent://{name}")
+    return tuple(names)
+
+
 class OrphanSettings(_Section):
     """When a ledger that nothing refers to may be planned for deletion."""
 
@@ -208,19 +233,7 @@ class OrphanSettings(_Section):
     @field_validator("legal_holds")
     @classmethod
     def _hold_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """A hold that no owner's name can equal would hold nothing, and say so to nobody."""
-        holds = list(value)
-        for hold in value:
-            scheme, found, rest = hold.partition("://")
-            parts = (rest if found else hold).split("/")
-            known = (scheme == "persistent" and len(parts) >= 3) if found else len(parts) <= 3
-            if not known or not all(parts) or hold != hold.strip():
-                raise ValueError(
-                    f"expected tenant, tenant/namespace or persistent://tenant/namespace/topic, found {hold!r}"
-                )
-            if not found and len(parts) == 3:  # a V1 namespace, or a topic as Pulsar's own tools shorten it: both
-                holds.append(f"persistent://{hold}")
-        return tuple(holds)
+        return _owner_names(value)
 
 
 class ApplySettings(_Section):
@@ -255,13 +268,19 @@ class DeletionSettings(_Section):
 class TrimmingSettings(_Section):
     """Taking ledgers off the lists of topics that live on."""
 
-    loaded_topics: bool = False
-    """Opt in to writing the z-node of a loaded topic; it is unloaded at once, and its clients reconnect."""
+    loaded_topics: StrictBool | tuple[str, ...] = False
+    """Opt in to writing the z-nodes of loaded topics: of all, or of those of these tenants, namespaces and full topic
+    names. Each is unloaded at once, and its clients reconnect."""
     system_topics: bool = False
     """Opt in to system topics, to trim them and to delete them whole; transactions and our own queue never."""
     unloads_per_second: float = Field(default=5.0, gt=0)
     max_unloads: int = Field(default=500, ge=0)
     """Topics one run may unload."""
+
+    @field_validator("loaded_topics")
+    @classmethod
+    def _load_something(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        return value if isinstance(value, bool) else _owner_names(value)
 
 
 class MetricsSettings(_Section):

@@ -70,7 +70,8 @@ class Marking:
     """What a run of the first phase knows.
 
     ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
-    loaded topics. ``context`` is of the newest scan; ``shadows`` adds what became the source of a shadow topic since.
+    loaded topics: of all, of none, or of those of these tenants, namespaces and topics. ``context`` is of the newest
+    scan; ``shadows`` adds what became the source of a shadow topic since.
     """
 
     run_id: str
@@ -80,8 +81,14 @@ class Marking:
     brokers: Brokers
     context: orphans.Context
     deliver_after_ms: int
-    loaded_topics: bool
+    loaded_topics: bool | frozenset[str]
     shadows: Shadows
+
+    def writes_loaded(self, topic: Topic) -> bool:
+        """Whether the policy lets this topic's z-node be written while a broker has it."""
+        if isinstance(self.loaded_topics, bool):
+            return self.loaded_topics
+        return not self.loaded_topics.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
         """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
@@ -147,7 +154,11 @@ def plan_trim(run: Marking, tools: Tools, order: TrimOrder) -> list[Marked]:
     def look() -> list[Marked]:
         view = _look(run, tools, order)
         loaded = _loaded(run, tools, view)
-        goes = (LEFT_TO_BROKER, _left_to_broker(loaded)) if loaded and not run.loaded_topics else (GOES, loaded)
+        goes = (
+            (LEFT_TO_BROKER, _left_to_broker(loaded))
+            if loaded and not run.writes_loaded(order.topic)
+            else (GOES, loaded)
+        )
         return [view.marked(v.ledger_id, *(goes if v.goes else (REFUSED, v.reason))) for v in view.verdicts]
 
     return guarded(order.topic, look)
@@ -223,7 +234,7 @@ def _loaded(run: Marking, tools: Tools, view: _View) -> str:
 
 
 def _left_to_broker(why: str) -> str:
-    return f"its topic counts as loaded ({why}), and trimming.loaded_topics is not set"
+    return f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
 
 
 # ------------------------------------------------------------------------------------------------------------- effects
@@ -275,7 +286,7 @@ class _Trim:
         if not view.goes:
             return True
         loaded = _loaded(self._run, tools, view)
-        stays = _left_to_broker(loaded) if loaded and not self._run.loaded_topics else ""
+        stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
         if loaded and self._permit.unloads.exhausted:
             stays = stays or "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
         if stays:

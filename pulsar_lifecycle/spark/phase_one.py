@@ -103,6 +103,7 @@ def _context(cluster: Cluster, store: KazooStore) -> Context:
 def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int) -> Marking:
     """``now`` must be from before the brokers are asked, which is done here."""
     settings = cluster.settings
+    loaded_topics = settings.trimming.loaded_topics
     return Marking(
         run_id=run_id,
         cluster=settings.cluster,
@@ -111,7 +112,7 @@ def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now:
         brokers=inventory.hear(tools.store, tools.admin),
         context=context,
         deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
-        loaded_topics=settings.trimming.loaded_topics,
+        loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
         shadows=standing.Shadows(lambda: _shadow_sources(cluster, tools.store), tools.clock),
     )
 

@@ -131,3 +131,16 @@ def test_a_legal_hold_may_name_a_topic_as_pulsars_own_tools_do(tmp_path: Path) -
     text = ", ".join(f'"{hold}"' for hold in holds)
     settings = load_settings(write(tmp_path, f"{MINIMAL}\n[orphans]\nlegal_holds = [{text}]\n"))
     assert settings.orphans.legal_holds == (*holds, "persistent://t/ns/x")
+
+
+def test_loaded_topics_are_all_none_or_those_named(tmp_path: Path) -> None:
+    given = {"true": True, "false": False, "[]": (), '["t", "t/ns"]': ("t", "t/ns")}
+    for text, value in given.items():
+        settings = load_settings(write(tmp_path, f"{MINIMAL}\n[trimming]\nloaded_topics = {text}\n"))
+        assert settings.trimming.loaded_topics == value
+
+
+@pytest.mark.parametrize("text", ['"t"', '["t/"]', '["non-persistent://t/ns/x"]', "[1]"])
+def test_loaded_topics_that_name_nothing_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError, match=r"trimming\.loaded_topics"):
+        load_settings(write(tmp_path, f"{MINIMAL}\n[trimming]\nloaded_topics = {text}\n"))

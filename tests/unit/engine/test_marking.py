@@ -101,7 +101,7 @@ class Scene:
         cluster = self.cluster
         return Tools(self.store, cluster.reader, cluster.admin, self.queue, cluster.journal, cluster.clock)
 
-    def run(self, loaded_topics: bool = False) -> marking.Marking:
+    def run(self, loaded_topics: bool | frozenset[str] = False) -> marking.Marking:
         cluster = self.cluster
         brokers = Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
         now = cluster.clock.now_ms()
@@ -510,6 +510,25 @@ def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: S
     assert scene.listed == scene.ids[3:]
     assert scene.cluster.admin.touched == [TOPIC]
     assert scene.owed == []
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [
+        ("acme", REMOVED),
+        ("acme/orders", REMOVED),
+        (str(TOPIC), REMOVED),
+        (str(TOPIC.partitioned_parent), REMOVED),
+        ("acme/other", LEFT_TO_BROKER),
+        (str(OTHER), LEFT_TO_BROKER),
+    ],
+)
+def test_the_policy_may_name_whose_loaded_topics_are_written(scene: Scene, name: str, outcome: str) -> None:
+    scene.load()
+    order, tools = TrimOrder(TOPIC, up_to=scene.ids[2]), scene.tools()
+    planned = marking.plan_trim(scene.run(frozenset({name})), tools, order)
+    assert {one.outcome for one in planned} == {GOES if outcome == REMOVED else LEFT_TO_BROKER}
+    assert outcomes(scene.trim(loaded_topics=frozenset({name}))) == dict.fromkeys(scene.ids[:3], outcome)
 
 
 def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(scene: Scene) -> None:
