@@ -52,18 +52,29 @@ def resume(context: typer.Context) -> None:
 def accept_restore(
     context: typer.Context,
     reason: Annotated[str, typer.Argument(help="What was restored, from when; it is kept beside the scans.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Although no scan found that anything was restored.")
+    ] = False,
 ) -> None:
     """Set aside every scan made so far: for a metadata store that was restored and is now known to be right.
 
     Writes one document in the lake and nothing to the cluster. Plans made of those scans cannot be applied any more;
     two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
     """
+    from pulsar_lifecycle.errors import Refused, UsageError
     from pulsar_lifecycle.io.lake import Lake
 
+    if not reason.strip():
+        raise UsageError("accept-restore: say what was restored, and from when")
     settings = settings_of(context)
     lake = Lake(settings.lake.path)
     aside = [e for e in lake.epochs() if e.cluster == settings.cluster]
     broken = next((e.broken for e in reversed(aside) if e.broken), "")
+    if not broken and not anyway:
+        raise Refused(
+            f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
+            "run the job scan and look; if you know better, give --anyway"
+        )
     lake.set_scans_aside(settings.cluster, now_ms(), reason)
     show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
     if broken:

@@ -431,3 +431,29 @@ def test_spans(ms: int, expected: str) -> None:
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KB"), (1 << 50, "1.0 PB")])
 def test_sizes(count: int, expected: str) -> None:
     assert show.size(count) == expected
+
+
+# ------------------------------------------------------------------------------------------------------ accept-restore
+
+
+def test_scans_are_set_aside_only_for_a_reason(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lake = Lake(load_settings(settings_file).lake.path)
+    store_scan(lake, 1_000)
+    assert run("accept-restore", " ") == 2
+    assert run("accept-restore", "a feeling") == 1
+    assert "no scan of test found" in capsys.readouterr().err
+    assert lake.epochs()
+    assert run("accept-restore", "a feeling", "--anyway") == 0
+    assert not lake.epochs()
+
+
+def test_scans_are_set_aside_after_a_restore_that_one_of_them_found(
+    settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lake = Lake(load_settings(settings_file).lake.path)
+    context = Context(now=1_000, grace=1, namespaces=frozenset())
+    found = Epoch("e1", "test", "f", 1_000, 1_000, (), 1, 1, (), broken="the metadata store went back in time")
+    lake.store_epoch(found, Referenced(), context)
+    assert run("accept-restore", "backup of 02:00") == 0
+    assert "went back in time" in capsys.readouterr().out
+    assert not lake.epochs()
