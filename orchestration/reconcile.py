@@ -38,6 +38,8 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
         for name, metadata in standings_shown(found).items():
             context.log_event(dg.AssetMaterialization(key(cluster, RECONCILIATION), partition=name, metadata=metadata))
         context.add_output_metadata(reconciled_shown(found))
+        if found.unknown:
+            raise dg.Failure(f"no such namespace, and nothing of it is left: {', '.join(found.unknown)}")
         if found.applied and found.applied.failed:
             raise dg.Failure(
                 f"{found.applied.failed} intents could not be sent, the first: {found.applied.first_error}; "

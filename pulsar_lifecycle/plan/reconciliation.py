@@ -10,7 +10,7 @@ because the deletion run decides each afresh.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -99,6 +99,11 @@ def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str]
     totals = {r["namespace"]: (r["ledger_id_count"], r["physical_bytes_sum"] or 0) for r in grouped.to_pylist()}
     names = states if namespaces is not None else {*states, *totals}
     return [Standing(name, states.get(name, {}), *totals.get(name, (0, 0))) for name in sorted(names)]
+
+
+def unknown(standings: Iterable[Standing], existing: Collection[str]) -> list[str]:
+    """Namespaces that do not exist and of which neither an intent nor an orphan is left: mistyped, most likely."""
+    return [s.namespace for s in standings if not s.states and not s.orphans and s.namespace not in existing]
 
 
 def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:

@@ -16,26 +16,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine.apply import Applied, Order
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.journal import intents_standing
 from pulsar_lifecycle.io.queue import pending
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
-from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, still_there, to_send
+from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """``standings`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run."""
+    """``standings`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run.
+
+    ``unknown`` are namespaces of the request that nothing is known of.
+    """
 
     standings: list[Standing]
     backlog: int
     summary: PlanSummary
     rows: pa.Table
     applied: Applied | None
+    unknown: tuple[str, ...] = ()
 
 
 def reconcile(
@@ -51,8 +55,8 @@ def reconcile(
 
     It looks at the newest scan, without what was deleted since. What the journal says is in flight is left out, unless
     ``resend`` or the queue is empty: then those messages are lost. A deletion run finds a ledger whose intent was sent
-    twice gone. Raises Refused, NotFound; with ``apply`` also Paused, and Refused for a report-only plan or one that
-    exceeds the settings' caps.
+    twice gone. Raises Refused, NotFound; with ``apply`` also Paused, UsageError for unknown namespaces, and Refused for
+    a report-only plan or one that exceeds the settings' caps.
     """
     settings = cluster.settings
     with KazooStore(settings.zookeeper, read_only=True) as store:
@@ -72,10 +76,13 @@ def reconcile(
 
     summary, rows = runs.make_plan(cluster, epoch, "reconcile", chosen)
     standings = by_namespace(intents, confirmed[0], namespaces or None)
+    strange = unknown(standings, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
+    if apply and strange:
+        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
     if apply and not summary.actionable:
         raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
     if apply and summary.ledgers:
         order = Order(summary.plan_id, summary.digest, Caps(**settings.apply.model_dump()))
         applied = runs.apply_plan(cluster, run_id, order, progress)
-    return Reconciled(standings, backlog, summary, rows, applied)
+    return Reconciled(standings, backlog, summary, rows, applied, tuple(strange))

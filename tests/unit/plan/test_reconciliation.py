@@ -19,6 +19,7 @@ from pulsar_lifecycle.plan.reconciliation import (
     standing,
     still_there,
     to_send,
+    unknown,
 )
 from pulsar_lifecycle.ports import JournalRow
 
@@ -110,3 +111,13 @@ def test_every_wanted_namespace_stands_somewhere() -> None:
         ("o/n", 0, 0, 1),
         ("x/y", 1, 0, 0),
     ]
+
+
+def test_a_namespace_is_unknown_if_it_does_not_exist_and_nothing_of_it_is_left() -> None:
+    standings = [
+        Standing("a/exists"),
+        Standing("a/leaked", orphans=1),
+        Standing("a/sent", {IN_FLIGHT: 1}),
+        Standing("a/mistyped"),
+    ]
+    assert unknown(standings, {"a/exists", "a/other"}) == ["a/mistyped"]
