@@ -16,7 +16,7 @@ import dagster as dg
 from assets import show
 from assets.names import key
 from pulsar_lifecycle.engine.redrive import DeadLetters, Letter, Reasons, letters_of, look
-from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import dead_letter_reasons
@@ -154,12 +154,13 @@ def sample(letters: Sequence[Letter]) -> dg.MetadataValue:
 
 def _row(letter: Letter) -> dict[str, Any]:
     message, info = letter.message, letter.message.info
+    times = told_times(message.properties)
     return {
         "ledger_id": info.ledger_id if info else -1,
         "copy": info.ledger_type.value if info else "",
         "component": info.component.value if info else "",
         "topic": letter.topic,
-        "retries": max(0, reconsume_times(message.properties) - 1),
+        "retries": None if times is None else max(0, times - 1),
         "since": _since(message.publish_time),
         "reason": letter.reason,
         "message": message.raw[:200].decode(errors="replace") if info is None else message.message_id.hex(),

@@ -18,7 +18,7 @@ from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import action_of
 from pulsar_lifecycle.errors import LeaseLost, NotFound
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Clock,
@@ -220,7 +220,7 @@ def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -
             {
                 "dead_letter": letter.message.message_id.hex(),
                 "message": receipt.message_id.hex(),
-                "reconsume_times": reconsume_times(letter.message.properties),
+                "reconsume_times": told_times(letter.message.properties),
             },
             sort_keys=True,
         ),

@@ -35,6 +35,12 @@ def reconsume_times(properties: Mapping[str, str]) -> int:
     return NEVER_AGAIN if times is None else times
 
 
+def told_times(properties: Mapping[str, str]) -> int | None:
+    """As :func:`reconsume_times`, to be shown: None for a count that no client writes."""
+    times = reconsume_times(properties)
+    return None if times == NEVER_AGAIN else times
+
+
 def due_at(properties: Mapping[str, str], publish_time: int) -> int:
     """When (ms since the epoch) a message published at ``publish_time`` is delivered, as far as it says so itself."""
     delay = _decimal(properties.get(DELAY_TIME, "0"))

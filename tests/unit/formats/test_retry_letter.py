@@ -7,6 +7,7 @@ from pulsar_lifecycle.formats.retry_letter import (
     java_message_id,
     reconsume_times,
     retry_properties,
+    told_times,
     without_retry_properties,
 )
 from pulsar_lifecycle.model import Topic
@@ -21,6 +22,12 @@ PARTITION = Topic.parse("persistent://pulsar/system/__ledger_deletion-partition-
 )
 def test_how_often_a_message_was_retried(text, times):
     assert reconsume_times({} if text is None else {"RECONSUMETIMES": text}) == times
+
+
+def test_a_count_that_no_client_writes_is_not_shown():
+    assert told_times({}) == 0
+    assert told_times({"RECONSUMETIMES": "12"}) == 12
+    assert told_times({"RECONSUMETIMES": "many"}) is None
 
 
 @pytest.mark.parametrize(
