@@ -264,8 +264,10 @@ class _Schedule:
         try:
             said = work()
         except Crash as crash:
+            _unhide(crash)
             said = f"killed at {crash}"
         except LifecycleError as error:
+            _unhide(error)
             said = f"{type(error).__name__}: {error}"
             if isinstance(error, Refused):
                 self.result.facts["refused"] += 1
@@ -386,6 +388,14 @@ class _Schedule:
             undone = [i for i in stay if rows.get(i, ("",))[0] != DEAD_LETTERED]
             if undone:
                 raise Violation(f"liveness: planned by {summary.plan_id} and still there: {undone}: {rows}")
+
+
+def _unhide(error: BaseException | None) -> None:
+    """Raise the violation that an error of some clean-up stands in front of."""
+    while error is not None:
+        if isinstance(error, Violation):
+            raise error
+        error = error.__context__
 
 
 _BASE: dict[str, Any] = {
