@@ -138,7 +138,7 @@ def trim_topics(
     """
     owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
     outcomes: list[Marked] = []
-    by_topic = _merged(orders)
+    by_topic = merged(orders)
     for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
         if str(topic) not in owing:
             found = guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
@@ -153,6 +153,8 @@ def plan_trim(run: Marking, tools: Tools, order: TrimOrder) -> list[Marked]:
 
     def look() -> list[Marked]:
         view = _look(run, tools, order)
+        if not view.verdicts:
+            return [_nothing_asked(order, view.info)]
         loaded = _loaded(run, tools, view)
         goes = (
             (LEFT_TO_BROKER, _left_to_broker(loaded))
@@ -176,12 +178,19 @@ def guarded(topic: Topic, work: Callable[[], list[Marked]]) -> list[Marked]:
         return [Marked(str(topic), -1, FAILED, str(error))]
 
 
-def _merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
-    merged: dict[Topic, TrimOrder] = {}
+def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
+    """One order per topic, for everything that any of ``orders`` asks of it."""
+    found: dict[Topic, TrimOrder] = {}
     for order in orders:
-        known = merged.get(order.topic, order)
-        merged[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, max(known.up_to, order.up_to))
-    return merged
+        known = found.get(order.topic, order)
+        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, max(known.up_to, order.up_to))
+    return found
+
+
+def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
+    first = min((item.ledger_id for item in info.ledgers), default=None)
+    begins = "lists no ledger" if first is None else f"begins with ledger {first}"
+    return Marked(str(order.topic), -1, REFUSED, f"it {begins}: none is up to {order.up_to}")
 
 
 # ------------------------------------------------------------------------------------------------------------- looking
@@ -279,6 +288,8 @@ class _Trim:
         view = _look(self._run, tools, self._order)
         if self._account_for_lost_write(view):
             return True
+        if not view.verdicts:
+            self._outcomes[-1] = _nothing_asked(self._order, view.info)
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
                 outcome = LEFT if v.ledger_id in self._marked else REFUSED

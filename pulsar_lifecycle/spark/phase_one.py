@@ -38,7 +38,7 @@ def trim(
     """
     if dry_run:
         with _looking(cluster, run_id) as (run, tools):
-            return [one for order in orders for one in marking.plan_trim(run, tools, order)]
+            return [one for order in marking.merged(orders).values() for one in marking.plan_trim(run, tools, order)]
     with _acting(cluster, run_id) as (run, tools, permit):
         return marking.trim_topics(run, tools, permit, orders, report)
 
