@@ -12,6 +12,7 @@ from pydantic import Field
 from assets import dead_letters
 from assets.deletion import outcomes_shown
 from assets.names import FINDINGS, METASTORE, key
+from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.redrive import Wanted, chosen
 from pulsar_lifecycle.plan.deletion import Caps
@@ -67,6 +68,7 @@ class ApplyConfig(dg.Config):
     name="send_intents",
     description="Send one message per planned ledger to the deletion topic; with `direct`, delete without the queue.",
 )
+@wrong_configuration_fails()
 def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecycle: LifecycleResource) -> None:
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
@@ -116,6 +118,7 @@ class RedriveConfig(dg.Config):
     name="redrive",
     description="Send dead letters to the deletion topic again, as they were sent first; a dry run unless told so.",
 )
+@wrong_configuration_fails()
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
     settings = lifecycle.settings()

@@ -5,6 +5,7 @@ from pydantic import Field
 
 from assets.names import key
 from assets.reconciliation import RECONCILIATION, reconciled_shown, standings_shown
+from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.spark.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 
@@ -25,6 +26,7 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
         description="Plan the confirmed orphans of some namespaces from the newest covered scan and, unless `dry_run`, "
         "send their intents under the caps of the settings. What is in flight is left out, unless `resend_in_flight`.",
     )
+    @wrong_configuration_fails()
     def reconcile_op(context: dg.OpExecutionContext, config: ReconcileConfig, lifecycle: LifecycleResource) -> None:
         where = lifecycle.cluster()
         found = reconcile(

@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import show
+from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.engine.undo import (
     LOST,
     RECREATED,
@@ -52,6 +53,7 @@ class UndoConfig(dg.Config):
     description="Ask every bookie whether it still holds the entries of deleted ledgers; unless `dry_run`, put their "
     "archived z-nodes back, wait one garbage collection (`bookkeeper.gc_wait`), and ask again.",
 )
+@wrong_configuration_fails()
 def restore_ledgers_op(context: dg.OpExecutionContext, config: UndoConfig, lifecycle: LifecycleResource) -> None:
     """Holds the lease while it waits, so that no deletion run begins; a rerun goes on where one was cut off."""
     request = Request(config.run_id, tuple(config.ledger_ids), config.dry_run, config.accept_unknown)

@@ -1,0 +1,50 @@
+"""A wrong run configuration or settings file shows as a Failure with its own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from orchestration.definitions import build_defs
+from orchestration.failures import wrong_configuration_fails
+from pulsar_lifecycle.errors import Refused, UsageError
+from resources.lifecycle import LifecycleResource
+from tests.assets.test_definitions import SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("job", "op", "config"),
+    [
+        ("redrive_dead_letters", "redrive", {}),
+        ("apply_plan", "send_intents", {"plan_id": "p", "digest": "d"}),
+        ("undo_deletions", "restore_ledgers", {"run_id": "r"}),
+        ("reconcile_namespaces", "reconcile", {}),
+    ],
+)
+def test_a_settings_file_that_is_wrong_fails_the_job_with_its_own_words(
+    tmp_path: Path, job: str, op: str, config: dict[str, Any]
+) -> None:
+    file = tmp_path / "lifecycle.toml"
+    file.write_text(SETTINGS.format(cluster="east", lake=tmp_path / "lake"))
+    defs = build_defs(str(file))
+    file.write_text("cluster = 7")
+    done = defs.resolve_job_def(job).execute_in_process(
+        run_config={"ops": {op: {"config": config}}, "loggers": {"console": {"config": {"log_level": "CRITICAL"}}}},
+        resources={"lifecycle": LifecycleResource(config_file=str(file))},
+        raise_on_error=False,
+    )
+    (event,) = [e for e in done.all_events if e.event_type_value == "STEP_FAILURE"]
+    failure = event.step_failure_data.user_failure_data
+    assert failure is not None
+    assert "cluster" in str(failure.description)
+    assert "Traceback" not in str(failure.description)
+
+
+def test_it_is_a_dagster_failure() -> None:
+    with pytest.raises(dg.Failure, match="either"), wrong_configuration_fails():
+        raise UsageError("give either")
+    with pytest.raises(Refused), wrong_configuration_fails():
+        raise Refused("no")
