@@ -8,9 +8,10 @@ import dagster as dg
 from pydantic import Field
 
 from assets import show
+from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.engine.decision import REFUSED
 from pulsar_lifecycle.engine.marking import FAILED, LEFT, Marked, Report, TrimOrder
-from pulsar_lifecycle.errors import LifecycleError, UsageError
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.spark import phase_one
 from resources.lifecycle import LifecycleResource
@@ -25,6 +26,13 @@ COLUMNS = {
 }
 
 
+def _topic(name: str) -> Topic:
+    try:
+        return Topic.parse(name)
+    except CorruptFormat as error:
+        raise UsageError(f"topics: {error}") from error
+
+
 class TrimmedTopic(dg.Config):
     """Which ledgers leave one topic's list: those named, or every one up to ``up_to_ledger`` (inclusive)."""
 
@@ -33,10 +41,10 @@ class TrimmedTopic(dg.Config):
     up_to_ledger: int = -1
 
     def order(self) -> TrimOrder:
-        """The library's form of it. Raises UsageError, CorruptFormat."""
+        """The library's form of it. Raises UsageError."""
         if bool(self.ledgers) == (self.up_to_ledger >= 0):
             raise UsageError(f"{self.topic}: give either ledgers or up_to_ledger")
-        return TrimOrder(Topic.parse(self.topic), frozenset(self.ledgers), self.up_to_ledger)
+        return TrimOrder(_topic(self.topic), frozenset(self.ledgers), self.up_to_ledger)
 
 
 class TrimConfig(dg.Config):
@@ -106,6 +114,7 @@ def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, A
     name="trim",
     description="Send a message for each of the ledgers, then take those acknowledged off their topic's list.",
 )
+@wrong_configuration_fails()
 def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: LifecycleResource) -> None:
     """Refused topics and ledgers are shown with their reason; a topic that failed fails the run."""
     orders = [one.order() for one in config.topics]
@@ -130,9 +139,10 @@ def trim_topics_job() -> None:
     name="delete_whole_topics",
     description="Send a message for every ledger of each topic, then let the broker delete the topic.",
 )
+@wrong_configuration_fails()
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
-    topics = [Topic.parse(name) for name in config.topics]
+    topics = [_topic(name) for name in config.topics]
     cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
     metadata = finish(
         dry_run,

@@ -66,9 +66,9 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report
 
 @contextmanager
 def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools]]:
-    """Everything a dry run needs; the session with the metadata store cannot write."""
+    """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
     with KazooStore(cluster.settings.zookeeper, read_only=True) as store, _tools(cluster, store) as tools:
-        context = _context(cluster, store)
+        context = _context(cluster, runs.check_store(cluster, store))
         yield _marking(cluster, run_id, tools, context, tools.clock.now_ms()), tools
 
 
@@ -77,7 +77,7 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Per
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
     with published(settings), KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
-        context = _context(cluster, store)
+        context = _context(cluster, runs.check_may_act(cluster, store))
         holder = f"{settings.cluster} run {run_id}"
         lease = control.take_lease(store, holder, tools.clock, settings.zookeeper.session_timeout + 5)
         try:
@@ -87,10 +87,10 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Per
             control.release_lease(store, lease)
 
 
-def _context(cluster: Cluster, store: KazooStore) -> Context:
+def _context(cluster: Cluster, fingerprint: str) -> Context:
     """The owners' rules, as the newest scan found them and the settings say now."""
     settings = cluster.settings
-    epoch = runs.newest_epoch(cluster, runs.check_may_act(cluster, store))
+    epoch = runs.newest_epoch(cluster, fingerprint)
     runs.refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
     return replace(
         cluster.lake.context(epoch.epoch_id),

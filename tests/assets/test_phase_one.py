@@ -8,7 +8,7 @@ import pytest
 from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.engine.decision import REFUSED
 from pulsar_lifecycle.engine.marking import FAILED, REMOVED, Marked, Report, TrimOrder
-from pulsar_lifecycle.errors import CorruptFormat, Paused, UsageError
+from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 
 NAME = "persistent://acme/orders/placed"
@@ -33,7 +33,7 @@ def test_ledgers_are_named_in_one_way(given: dict[str, object]) -> None:
 
 
 def test_a_topic_needs_its_full_name() -> None:
-    with pytest.raises(CorruptFormat):
+    with pytest.raises(UsageError):
         TrimmedTopic(topic="placed", ledgers=[1]).order()
 
 
