@@ -1,21 +1,21 @@
 """The metadata store on ZooKeeper: ``ports.MetadataStore`` over kazoo.
 
 Belongs here: sessions, credentials, bulk reads that survive a dropped connection, writes that are never repeated, and
-the translation of kazoo's errors. Not here: what z-nodes mean, the bytes of multiRead (``multiread``), pacing
-(``throttle``). Source: kazoo 2.11, Apache ZooKeeper 3.9 (KeeperException, DataTree.processTxn).
+the translation of kazoo's errors. Not here: what z-nodes mean, the bytes of the requests that kazoo lacks
+(``multiread``, ``multidelete``), pacing (``throttle``). Source: kazoo 2.11, Apache ZooKeeper 3.9 (KeeperException,
+DataTree.processTxn).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo import exceptions as zk
 from kazoo.client import KazooClient
 from kazoo.protocol.states import ZnodeStat
 
@@ -23,6 +23,7 @@ from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,
+    CorruptFormat,
     LeaseLost,
     NotFound,
     OutcomeUnknown,
@@ -30,7 +31,9 @@ from pulsar_lifecycle.errors import (
     Refused,
     Unavailable,
 )
+from pulsar_lifecycle.io import multidelete
 from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.multidelete import MultiDeleteRequest
 from pulsar_lifecycle.io.multiread import (
     MAX_REQUEST_BYTES,
     NO_AUTH,
@@ -58,8 +61,8 @@ MAX_DELETIONS = 500
 REQUESTS_IN_FLIGHT = 4
 ATTEMPTS = 5
 """How often a read, or a transaction that got lost, is tried without any answer in between."""
-_DELETE_OVERHEAD = struct.calcsize("!iBi") + struct.calcsize("!ii")
-"""Bytes of one delete in a transaction besides its path: MultiHeader, path length, version."""
+_OUTCOMES = {NO_NODE: "gone", multidelete.BAD_VERSION: "changed", multidelete.NOT_EMPTY: "changed"}
+"""What the error of a deletion makes of it; any other error is the caller's."""
 
 
 class KazooStore:
@@ -205,9 +208,7 @@ class KazooStore:
         if self._session.sync_owed:
             # A new session may have reached a server that lags behind what the old one had seen.
             self._sync("/")
-        pending = client.handler.async_result()
-        client._call(MultiReadRequest([self._session.absolute(path) for path in batch], children), pending)
-        return pending
+        return _send(MultiReadRequest([self._session.absolute(path) for path in batch], children), client)
 
     def _sync(self, path: str) -> None:
         client = self._session.client()
@@ -262,23 +263,26 @@ class KazooStore:
 
         Results are in the order of ``deletions``. ``changed`` also stands for a z-node that has children. Raises
         LeaseLost when the guard does not hold, Overloaded, AccessDenied, and OutcomeUnknown when the connection stays
-        away: after any of these some are deleted and some are not; read again to know which.
+        away or an answer makes no sense. After any of these some are deleted and some are not: read again to know.
         """
+        check = multidelete.check(self._session.absolute(guard[0]), guard[1])
+        operations = [multidelete.delete(self._session.absolute(d.path), d.version) for d in deletions]
         outcomes: dict[int, str] = {}
-        todo = deque((batch, 1) for batch in _transactions(deletions))
+        todo = deque((batch, 1) for batch in _transactions(operations))
         flying: deque[tuple[list[int], int, Any]] = deque()
         try:
             while todo or flying:
                 while todo and len(flying) < REQUESTS_IN_FLIGHT:
                     batch, attempt = todo.popleft()
-                    flying.append((batch, attempt, self._send_deletions([deletions[i] for i in batch], guard)))
+                    request = MultiDeleteRequest(check, [operations[i] for i in batch])
+                    flying.append((batch, attempt, self._submit(partial(_send, request))))
                 batch, attempt, pending = flying.popleft()
                 if rest := self._settle(batch, pending, deletions, guard, outcomes, last=attempt == ATTEMPTS):
                     # A transaction that was answered lost an operation, which ends; only lost ones are counted.
                     todo.appendleft((rest, attempt + 1 if len(rest) == len(batch) else 1))
         except Overloaded:
             raise
-        except Unavailable as error:
+        except (Unavailable, CorruptFormat) as error:
             raise OutcomeUnknown(f"{error}; read again to know which deletions were done") from error
         return [DeletionResult(deletion.path, outcomes[i]) for i, deletion in enumerate(deletions)]
 
@@ -294,48 +298,26 @@ class KazooStore:
     ) -> list[int]:
         """Wait for one transaction and enter its outcomes; returns what has to be sent again."""
         try:
-            results = self._session.answer(pending, f"deletion of {deletions[batch[0]].path} and {len(batch) - 1} more")
+            aborted = self._session.answer(pending, f"deletion of {deletions[batch[0]].path} and {len(batch) - 1} more")
         except ConnectionLost:
             if last:
                 raise
             self.sync()
             return self._look_again(batch, deletions, outcomes, absent="deleted")
-        failed = self._failed_operation(results, [deletions[i] for i in batch], guard)
-        if failed is None:
+        if not aborted:
             outcomes.update(dict.fromkeys(batch, "deleted"))
             return []
-        position, outcome = failed
-        outcomes[batch[position]] = outcome
-        # Many may be bad, and a transaction names only the first: look at all of them before the rest is sent.
-        return self._look_again(batch[:position] + batch[position + 1 :], deletions, outcomes, absent="gone")
-
-    def _send_deletions(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> Any:
-        def submit(client: KazooClient) -> Any:
-            transaction = client.transaction()
-            transaction.check(*guard)
-            for deletion in deletions:
-                transaction.delete(deletion.path, deletion.version)
-            return transaction.commit_async()
-
-        return self._submit(submit)
-
-    def _failed_operation(
-        self, results: list[Any], deletions: Sequence[Deletion], guard: tuple[str, int]
-    ) -> tuple[int, str] | None:
-        """Position and outcome of the deletion that aborted the transaction; None if it went through."""
-        errors = (zk.RolledBackError, zk.RuntimeInconsistency)
-        bad = next((i for i, r in enumerate(results) if isinstance(r, Exception) and not isinstance(r, errors)), None)
-        if bad is None:
-            return None
-        if bad == 0:
+        ((operation, code),) = aborted
+        if operation == 0:
             raise LeaseLost(
                 f"{self._session.key}: z-node {guard[0]} no longer has version {guard[1]}: the lease is another's"
-            ) from results[0]
-        if isinstance(results[bad], zk.NoNodeError):
-            return bad - 1, "gone"
-        if isinstance(results[bad], zk.BadVersionError | zk.NotEmptyError):
-            return bad - 1, "changed"
-        raise self._session.translate(results[bad], f"delete {deletions[bad - 1].path}")
+            )
+        position = operation - 1
+        if code not in _OUTCOMES:
+            raise self._session.translate(code, f"delete {deletions[batch[position]].path}")
+        outcomes[batch[position]] = _OUTCOMES[code]
+        # Many may be bad, and a transaction names only the first: look at all of them before the rest is sent.
+        return self._look_again(batch[:position] + batch[position + 1 :], deletions, outcomes, absent="gone")
 
     def _look_again(
         self, batch: list[int], deletions: Sequence[Deletion], outcomes: dict[int, str], absent: str
@@ -397,17 +379,23 @@ def cluster_fingerprint(store: MetadataStore, ledgers_root: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _transactions(deletions: Sequence[Deletion]) -> Iterator[list[int]]:
-    """Positions of the deletions of each transaction."""
+def _send(request: MultiReadRequest | MultiDeleteRequest, client: KazooClient) -> Any:
+    """Queue a request that kazoo has no method for; returns its pending answer."""
+    pending = client.handler.async_result()
+    client._call(request, pending)
+    return pending
+
+
+def _transactions(operations: Sequence[bytes]) -> Iterator[list[int]]:
+    """Positions of the operations of each transaction."""
     batch: list[int] = []
     size = 0
-    for i, deletion in enumerate(deletions):
-        cost = _DELETE_OVERHEAD + len(deletion.path.encode())
-        if batch and (len(batch) == MAX_DELETIONS or size + cost > MAX_REQUEST_BYTES):
+    for i, operation in enumerate(operations):
+        if batch and (len(batch) == MAX_DELETIONS or size + len(operation) > MAX_REQUEST_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(i)
-        size += cost
+        size += len(operation)
     if batch:
         yield batch
 

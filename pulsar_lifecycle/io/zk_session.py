@@ -86,7 +86,7 @@ class ZooKeeperSession:
         self._ephemerals: set[str] = set()
         self._lost_ephemerals = False
         self._answer_seconds = settings.session_timeout + 5.0
-        self._new_client()  # settings that cannot work fail here, not at the first request
+        self._chroot = self._new_client().chroot or ""  # settings that cannot work fail here, not at the first request
 
     def client(self) -> KazooClient:
         """The client, connected; waits for a reconnect as long as the session may live.
@@ -127,8 +127,7 @@ class ZooKeeperSession:
 
     def absolute(self, path: str) -> str:
         """The path with the connect string's chroot, for requests that kazoo does not know."""
-        chroot = self._client.chroot if self._client else ""
-        return (chroot if path == "/" else chroot + path) if chroot else path
+        return (self._chroot if path == "/" else self._chroot + path) if self._chroot else path
 
     def hold(self) -> None:
         """Wait while ZooKeeper is slow; raises Overloaded when it is too slow."""

@@ -11,6 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl
 
 from pulsar_lifecycle.errors import (
+    AccessDenied,
     Conflict,
     LeaseLost,
     NotFound,
@@ -332,6 +333,53 @@ def test_latency_is_a_duration(store: MetadataStore, root: str) -> None:
     assert store.latency_ms() >= 0
 
 
+# ------------------------------------------------------------------------------------ transactions, real ZooKeeper only
+
+
+@pytest.mark.integration
+def test_delete_many_deletes_below_the_chroot_alone(sandbox: object) -> None:
+    hosts = sandbox.zookeeper  # type: ignore[attr-defined]
+    chroot = f"/contract-{uuid.uuid4()}"
+    with KazooStore(settings(hosts)) as outside:
+        outside.create(chroot)
+        for path in ("/a", "/lease", f"{chroot}/a", f"{chroot}/lease"):
+            outside.create(path)
+        with KazooStore(settings(f"{hosts}{chroot}")) as inside:
+            results = inside.delete_many([Deletion("/a", 0)], ("/lease", 0))
+
+        assert [(result.path, result.outcome) for result in results] == [("/a", "deleted")]
+        assert exists(outside, "/a", f"{chroot}/a") == [True, False]
+        for path in ("/a", "/lease"):
+            outside.delete(path, 0)
+        remove(outside, chroot)
+
+
+@pytest.mark.integration
+def test_delete_many_without_permission_deletes_nothing(sandbox: object) -> None:
+    hosts = sandbox.zookeeper  # type: ignore[attr-defined]
+    root = f"/contract-{uuid.uuid4()}"
+    with KazooStore(settings(hosts)) as store:
+        store.create(root)
+        paths = fill(store, root, 2)
+        protect(hosts, root, delete=False)
+
+        with pytest.raises(AccessDenied, match=paths[0]):
+            store.delete_many([Deletion(path, 0) for path in paths], ("/", 0))
+
+        protect(hosts, root, delete=True)
+        assert exists(store, *paths) == [True] * 2
+        remove(store, root)
+
+
+def protect(hosts: str, path: str, *, delete: bool) -> None:
+    """Whether anyone may delete what is below ``path``."""
+    client = KazooClient(hosts)
+    client.start()
+    client.set_acls(path, [make_acl("world", "anyone", read=True, create=True, delete=delete, admin=True)])
+    client.stop()
+    client.close()
+
+
 # ------------------------------------------------------------------------------- lost connections, real ZooKeeper only
 
 
@@ -403,6 +451,21 @@ def test_a_lost_delete_batch_is_settled_by_reading(
     assert proxy.cuts == 1
     assert {result.outcome for result in results} == {"deleted"}
     assert exists(through_proxy, *paths) == [False] * 700
+
+
+@pytest.mark.integration
+def test_transactions_of_long_paths_are_smaller(
+    proxy: CuttingProxy, through_proxy: KazooStore, proxied_root: str
+) -> None:
+    paths = [f"{proxied_root}/{i}{'x' * 3000}" for i in range(300)]
+    for path in paths:
+        through_proxy.create(path)
+    guard = (f"{proxied_root}/lease", through_proxy.create(f"{proxied_root}/lease").version)
+
+    results = through_proxy.delete_many([Deletion(path, 0) for path in paths], guard)
+
+    assert {result.outcome for result in results} == {"deleted"}
+    assert proxy.opcodes[MULTI] == 2
 
 
 @pytest.mark.integration
