@@ -17,7 +17,6 @@ from assets import plots, show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import journal_rows, tallied
@@ -26,6 +25,7 @@ from pulsar_lifecycle.io.queue_state import QueueState, look
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
+from pulsar_lifecycle.plan.outcomes import DELETED
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import STOPPED, Outcome

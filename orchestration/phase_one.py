@@ -9,10 +9,10 @@ from pydantic import Field
 
 from assets import show
 from orchestration.failures import wrong_configuration_fails
-from pulsar_lifecycle.engine.decision import REFUSED
-from pulsar_lifecycle.engine.marking import FAILED, LEFT, Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.marking import FAILED, Marked, Report, TrimOrder
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.spark import phase_one
 from resources.lifecycle import LifecycleResource
 

@@ -555,6 +555,13 @@ class Archived:
     ctime: int
     at: int
 
+    @property
+    def node(self) -> Node:
+        """The z-node, with as much of its Stat as was kept."""
+        size = len(self.data)
+        stat = Stat(self.czxid, self.czxid, self.ctime, self.ctime, self.version, 0, 0, size, 0, self.czxid)
+        return Node(self.path, self.data, stat)
+
 
 class Journal(Protocol):
     """Durable, append-only; a call returns only when its rows survive a crash of this machine."""

@@ -24,11 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
+from pulsar_lifecycle.plan.outcomes import DELETED
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from sandbox import znodes

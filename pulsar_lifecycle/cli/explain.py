@@ -14,6 +14,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
+from pulsar_lifecycle.plan.outcomes import SENT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -229,7 +230,6 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
 
 def _next(found: Explanation, now: int) -> str | None:
     """What to do, where there is something to do."""
-    from pulsar_lifecycle.engine.apply import SENT
     from pulsar_lifecycle.engine.explain import Verdict
 
     history = found.history

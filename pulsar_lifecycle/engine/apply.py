@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, SEND_FAILED, SENT
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 
 SEND_BATCH = 1_000
@@ -89,10 +90,6 @@ def send_intents(
     return Applied(sent, rows.num_rows - todo.num_rows, failed, first_error)
 
 
-SENT = "sent"
-SEND_FAILED = "send-failed"
-
-
 def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
     info = one.info
     return JournalRow(
@@ -102,7 +99,7 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
         ledger_id=info.ledger_id,
         component=info.component.value,
         topic=info.topic_name,
-        action="delete-ledger",
+        action=DELETE_LEDGER,
         phase="send",
         outcome=SEND_FAILED if one.error else SENT,
         reason=one.error or "planned as an orphan",

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.references import Referenced
@@ -26,32 +26,6 @@ from pulsar_lifecycle.ports import (
     ObjectStore,
     Received,
 )
-
-DELETED = "deleted"
-GONE = "gone"
-KEPT = "kept"
-REFUSED = "refused"
-RETRYING = "retrying"
-DEAD_LETTERED = "dead-lettered"
-WAITING = "waiting"
-"""Outcomes. ``deleted``, ``gone``, ``kept`` and ``refused`` are final. ``retrying``: sent to the retry topic, or to the
-dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it stays in the queue uncounted.
-"""
-
-NOT_DELETED = "not-deleted"
-"""What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan again."""
-
-FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
-
-
-DELETE_LEDGER = "delete-ledger"
-DELETE_OFFLOADED = "delete-offload-ledger"
-"""Journal actions."""
-
-
-def action_of(ledger_type: LedgerType) -> str:
-    """The journal's action for a message about this copy of a ledger."""
-    return DELETE_LEDGER if ledger_type is LedgerType.LEDGER else DELETE_OFFLOADED
 
 
 class NamedUuids(Protocol):
@@ -158,7 +132,7 @@ class Run:
 
 @dataclass(slots=True)
 class Decision:
-    """One message and what became of it."""
+    """One message and what became of it; ``outcome`` is one of ``plan.outcomes``."""
 
     message: Received
     outcome: str = ""

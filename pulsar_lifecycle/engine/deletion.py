@@ -23,7 +23,19 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control, inventory, offloaded
-from pulsar_lifecycle.engine.decision import (
+from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.owners import in_use, look_at_owners
+from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
+from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.deletion import component_of
+from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.plan.outcomes import (
     DEAD_LETTERED,
     DELETE_LEDGER,
     DELETED,
@@ -33,22 +45,8 @@ from pulsar_lifecycle.engine.decision import (
     REFUSED,
     RETRYING,
     WAITING,
-    Decision,
-    Run,
-    Tools,
     action_of,
 )
-from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, first_sent, look_at_owners
-from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
-from pulsar_lifecycle.errors import LifecycleError, Overloaded
-from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.retry_letter import reconsume_times
-from pulsar_lifecycle.model import Topic, cursor_name
-from pulsar_lifecycle.plan import orphans
-from pulsar_lifecycle.plan.deletion import component_of
-from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 
 COMPARED = [
@@ -74,7 +72,7 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
     seen: set[bytes] = set()
     while taken < limit:
         control.check_not_paused(tools.store)
-        mind_latency(run, tools)
+        mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
         messages = tools.queue.receive(min(run.batch, limit - taken), wait_ms)
         fresh = [m for m in messages if m.message_id not in seen]
         if not fresh:
@@ -82,15 +80,6 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
         taken += len(fresh)
         seen.update(m.message_id for m in fresh)
         yield from delete_batch(run, tools, fresh, budgets)
-
-
-def mind_latency(run: Run, tools: Tools) -> None:
-    """Slow down while ZooKeeper is slow, stop above the limit."""
-    latency = tools.store.latency_ms()
-    if latency > run.stop_above_ms:
-        raise Overloaded(f"ZooKeeper answers in {latency:.0f} ms, the limit is {run.stop_above_ms:.0f} ms: stopped")
-    if latency > run.slow_above_ms:
-        tools.clock.sleep(latency / 1000)
 
 
 class Budgets:
@@ -273,8 +262,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.settle(WAITING, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
-            fresh = tools.clock.now_ms() - max(first_sent(run, d), marked_at or 0) < RACE_WINDOW_MS
-            d.settle(RETRYING if fresh else KEPT, "still in use: something refers to it")
+            in_use(run, tools, d, "something refers to it", marked_at or 0)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
             d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
@@ -304,9 +292,7 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     component = component_of(row["component"], row["cursor"])
     if info.component is not component:
         return f"the message says {info.component.value}, the ledger is {component.value}"
-    _, topic = orphans.owner_of(
-        row["component"], row["managed_ledger"], row["schema_id"], row["compacted_topic"], row["bucket_topic"]
-    )
+    _, topic = orphans.owner_in(row)
     named = Topic.parse(info.topic_name)
     if str(named) != topic and not (
         component is LedgerComponent.SCHEMA_STORAGE and str(named.partitioned_parent) == topic

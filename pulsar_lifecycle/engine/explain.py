@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import inventory, references
-from pulsar_lifecycle.engine.decision import DELETED
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.engine.undo import LOST
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
@@ -30,6 +29,7 @@ from pulsar_lifecycle.plan import references as kinds
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context, Finding
+from pulsar_lifecycle.plan.outcomes import DELETED
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 
 Row = dict[str, Any]
@@ -116,7 +116,7 @@ def explain(
     node = store.read([path])[0]
     rows = inventory.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
     ledger = rows.to_pylist()[0] if rows.num_rows else None
-    topic = owner_of(ledger)[1] if ledger else ""
+    topic = orphans.owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
     if isinstance(node, Unread):
@@ -127,12 +127,6 @@ def explain(
         verdict, answer = _present(ledger_id, rows, found, history, now)
     notes = (*_notes(verdict, ledger, history), *found.trouble)
     return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
-
-
-def owner_of(ledger: Row) -> tuple[str, str]:
-    """(namespace, full topic name) by the tags of a row of ``tables.BOOKKEEPER_LEDGERS``; empty if they name none."""
-    tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
-    return orphans.owner_of(*(ledger[tag] for tag in tags))
 
 
 # -------------------------------------------------------------------------------------------------------- fresh look
@@ -198,7 +192,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
     schemas: set[str] = set()
     for row in history.references.to_pylist():
         (schemas if row["kind"] == "R5" else owners).add(row["owner"])
-    topic = owner_of(ledger)[1] if ledger else ""
+    topic = orphans.owner_in(ledger)[1] if ledger else ""
     if ledger and topic and ledger["component"] == "schema":
         schemas.add(ledger["schema_id"])
     elif topic:

@@ -21,6 +21,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.model import Position, Topic, cursor_name
+from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node, Stat
 
@@ -148,7 +149,7 @@ def ledger(store: MetadataStore, reader: LedgerReader, ledger_id: int, ledgers_r
         return document | {"error": problem, "raw": shown.get("raw", "")}
     metadata = ledger_metadata.decode(node.data)
     row = inventory.ledger_rows([node], ledgers_root).to_pylist()[0]
-    namespace, topic = explain.owner_of(row)
+    namespace, topic = orphans.owner_in(row)
     document["owner"] = {
         "namespace": namespace,
         "topic": topic,

@@ -19,9 +19,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.engine import control, inventory, standing
-from pulsar_lifecycle.engine.apply import SEND_FAILED, SENT
 from pulsar_lifecycle.engine.control import OwedUnload
-from pulsar_lifecycle.engine.decision import REFUSED, Tools, action_of
+from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.standing import Shadows
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
@@ -40,21 +39,18 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, trimming
+from pulsar_lifecycle.plan.outcomes import LEFT, MARKED, REFUSED, SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.plan.trimming import Copy, Verdict
 from pulsar_lifecycle.ports import JournalRow, Node, Sent
 
 REMOVED = "removed"
 """Its topic lists it no more."""
-LEFT = "left"
-"""Its message was sent, or was to be sent, and its topic lists it still."""
 LEFT_TO_BROKER = "left-to-broker"
 """Its topic is loaded, and the policy does not let us write its z-node."""
 FAILED = "failed"
 """A server did not do its part; run again."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
-MARKED = "marked"
-"""Journal outcome before the effect; ``io.journal.marked_ledgers`` reads it."""
 
 ATTEMPTS = 5
 """How often a topic whose z-node keeps changing is judged from the start."""

@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING, Decision, Run, Tools
-from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.engine.owners import RACE_WINDOW_MS, first_sent, memory_of, readable
+from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.owners import ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import ledger_path, managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import OffloadContext
@@ -24,6 +23,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 
 CLOCK_SKEW_MS = 300_000
@@ -41,7 +41,7 @@ def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
     if not _open(copies):
         return
     tools.store.sync("/")
-    _look_at_owners(run, tools, _open(copies))
+    ask_owners(run, tools, _open(copies), _look_at_topic)
     _look_for_another_copy(run, tools, _open(copies))
     _look_at_objects(run, tools, _open(copies))
 
@@ -130,7 +130,7 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     for d in live:
         marked_at = _marked_at(run, d)
         if _uuid(d) in now:
-            _in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
+            in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
         elif marked_at is not None:
             if marked_at >= evidence.started_at:
                 d.settle(WAITING, "no covered scan has started since its ledger left its topic")
@@ -140,22 +140,8 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
 
 
-def _look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
-    """The z-node of each owner as it is now, and the broker that holds it."""
-    by_topic: dict[str, list[Decision]] = {}
-    for d in live:
-        by_topic.setdefault(d.info.topic_name, []).append(d)
-    topics = [Topic.parse(name) for name in by_topic]
-    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
-    for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
-        try:
-            _look_at_topic(run, tools, topic, readable(node), group)
-        except LifecycleError as error:
-            for d in group:
-                d.settle(RETRYING, f"its owner could not be asked: {error}")
-
-
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+    """The z-node of an owner as it is now, and the broker that holds it."""
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     named = managed_ledger.offload_uuids(info)
     listed = {item.ledger_id: item for item in info.ledgers}
@@ -165,9 +151,9 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
     for d in group:
         item = listed.get(d.info.ledger_id)
         if _uuid(d) in named:
-            _in_use(run, tools, d, "its topic's z-node names its UUID")
+            in_use(run, tools, d, "its topic's z-node names its UUID")
         elif item is not None and _marked_at(run, d) is not None:
-            _in_use(run, tools, d, "its topic's z-node lists the ledger")
+            in_use(run, tools, d, "its topic's z-node lists the ledger")
         elif item is None and unsure:
             d.settle(RETRYING, unsure)
         elif item is None and d.info.ledger_id in memory:
@@ -249,12 +235,6 @@ def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ a message
-
-
-def _in_use(run: Run, tools: Tools, d: Decision, why: str) -> None:
-    """A first phase may still be under way while the message is young."""
-    fresh = tools.clock.now_ms() - first_sent(run, d) < RACE_WINDOW_MS
-    d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
 
 
 def _marked_at(run: Run, d: Decision) -> int | None:

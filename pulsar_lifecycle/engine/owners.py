@@ -6,12 +6,12 @@ rule itself (``plan/orphans.py``), and what is done with the answer (``deletion.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory, references
-from pulsar_lifecycle.engine.decision import KEPT, RETRYING, Decision, Run, Tools
+from pulsar_lifecycle.engine.decision import Decision, Run, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
@@ -21,14 +21,24 @@ from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
 from pulsar_lifecycle.ports import Node, Unread
 
 RACE_WINDOW_MS = 3_600_000
 """A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
 
 
+Look = Callable[[Run, Tools, Topic, Node | None, Sequence[Decision]], None]
+"""Settles the messages of one topic by its z-node as it is now, None where there is none."""
+
+
 def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
+    ask_owners(run, tools, live, _look_at_topic)
+
+
+def ask_owners(run: Run, tools: Tools, live: Sequence[Decision], look: Look) -> None:
+    """``look`` at the messages of each topic; those of one that cannot be looked at are retried."""
     by_topic: dict[str, list[Decision]] = {}
     for d in live:
         by_topic.setdefault(d.info.topic_name, []).append(d)
@@ -36,10 +46,16 @@ def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
     for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
         try:
-            _look_at_topic(run, tools, topic, readable(node), group)
+            look(run, tools, topic, _readable(node), group)
         except LifecycleError as error:
             for d in group:
                 d.settle(RETRYING, f"its owner could not be asked: {error}")
+
+
+def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> None:
+    """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
+    fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
+    d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
 
 
 def first_sent(run: Run, d: Decision) -> int:
@@ -51,7 +67,7 @@ def first_sent(run: Run, d: Decision) -> int:
     return published - reconsume_times(d.message.properties) * run.retry_delay_ms
 
 
-def readable(node: Node | Unread | None) -> Node | None:
+def _readable(node: Node | Unread | None) -> Node | None:
     """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
     if isinstance(node, Unread):
         raise CorruptFormat(node.path, 0, "a readable z-node")
@@ -65,8 +81,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
     pending: list[Decision] = []
     for d in group:
         if d.info.ledger_id in listed:
-            fresh = tools.clock.now_ms() - first_sent(run, d) < RACE_WINDOW_MS
-            d.settle(RETRYING if fresh else KEPT, "still in use: its topic's z-node lists it")
+            in_use(run, tools, d, "its topic's z-node lists it")
         elif unsure:
             d.settle(RETRYING, unsure)
         elif d.info.ledger_id in memory:
@@ -106,7 +121,7 @@ def memory_of(
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
-    node = readable(tools.store.read([path])[0])
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
@@ -117,7 +132,7 @@ def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
 
 
 def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
-    node = readable(tools.store.read([path])[0])
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
@@ -136,7 +151,7 @@ def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path:
 
 def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
     path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
-    node = readable(tools.store.read([path])[0])
+    node = _readable(tools.store.read([path])[0])
     if node is None:
         return
     versions = inventory.schema_versions(node.data)

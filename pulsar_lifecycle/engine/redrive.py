@@ -13,20 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.apply import SEND_FAILED, SENT
 from pulsar_lifecycle.engine.control import Lease
-from pulsar_lifecycle.engine.decision import action_of
-from pulsar_lifecycle.errors import LeaseLost, NotFound
+from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.ports import (
     Clock,
     DeadLetterQueue,
     Journal,
     JournalRow,
     MetadataStore,
-    Node,
     QueueReader,
     Received,
     Resent,
@@ -194,10 +192,7 @@ def _batches(letters: DeadLetterQueue, wait_ms: int, may_go_on: Callable[[], Non
 
 def _may_go_on(store: MetadataStore, lease: Lease) -> None:
     control.check_not_paused(store)
-    path, version = lease.guard
-    node = store.read([path])[0]
-    if not isinstance(node, Node) or node.stat.version != version:
-        raise LeaseLost(f"{path} is not ours any more: another run has taken over")
+    control.check_lease(store, lease.guard)
 
 
 def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -> JournalRow:

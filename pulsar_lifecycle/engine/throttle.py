@@ -42,6 +42,17 @@ class RateBudget:
         self._clock.sleep(wait_ms / 1000.0)
 
 
+def mind_latency(latency_ms: float, slow_above_ms: float, stop_above_ms: float, clock: Clock) -> None:
+    """Return at once below ``slow_above_ms``, wait one round trip above it; Overloaded above ``stop_above_ms``."""
+    if latency_ms > stop_above_ms:
+        raise Overloaded(
+            f"ZooKeeper answers in {latency_ms:.0f} ms, zookeeper.stop_above is {stop_above_ms:.0f} ms: stopped; "
+            "start again when it has recovered"
+        )
+    if latency_ms > slow_above_ms:
+        clock.sleep(latency_ms / 1000.0)
+
+
 class LatencyGuard:
     """Measures a round trip once a second in a thread of its own, and slows or stops whoever asks it first.
 
@@ -89,15 +100,8 @@ class LatencyGuard:
         return self.latency_ms
 
     def hold(self) -> None:
-        """Return at once below ``slow_above``; wait one round trip above it; raise Overloaded above ``stop_above``."""
-        latency = min(self._last_two)
-        if latency > self._stop_ms:
-            raise Overloaded(
-                f"ZooKeeper answers in {latency:.0f} ms, zookeeper.stop_above is {self._stop_ms:.0f} ms: stopped; "
-                "start again when it has recovered"
-            )
-        if latency > self._slow_ms:
-            self._clock.sleep(latency / 1000.0)
+        """:func:`mind_latency` of what was measured."""
+        mind_latency(min(self._last_two), self._slow_ms, self._stop_ms, self._clock)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -13,24 +13,14 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import (
-    FAILED,
-    GOES,
-    LEFT,
-    MARKED,
-    REMOVED,
-    Marked,
-    Marking,
-    guarded,
-    journal_row,
-    send_messages,
-)
+from pulsar_lifecycle.engine.marking import FAILED, GOES, REMOVED, Marked, Marking, guarded, journal_row, send_messages
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.plan.outcomes import LEFT, MARKED
 from pulsar_lifecycle.ports import Node
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]

@@ -21,13 +21,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pulsar_lifecycle.engine import control, inventory
-from pulsar_lifecycle.engine.decision import DELETE_LEDGER
-from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, OutcomeUnknown, Overloaded
+from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, OutcomeUnknown
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.ports import (
     Archived,
     Clock,
@@ -37,7 +37,6 @@ from pulsar_lifecycle.ports import (
     MetadataStore,
     Node,
     ReplicaCheck,
-    Stat,
 )
 
 PHASE = "undo"
@@ -224,17 +223,12 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
 def _name(ledgers: Sequence[Undone], root: str) -> None:
     """Component and topic by the tags."""
     known = [one for one in ledgers if one.metadata]
-    nodes = [Node(one.archived.path, one.archived.data, _stat_of(one.archived)) for one in known]
+    nodes = [one.archived.node for one in known]
     for one, row in zip(known, inventory.ledger_rows(nodes, root).to_pylist() if nodes else [], strict=True):
         if row["application"] != "pulsar" or row["component"] not in orphans.COMPONENTS:
             continue
         one.component = component_of(row["component"], row["cursor"]).value
-        tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
-        one.topic = orphans.owner_of(*(row[tag] for tag in tags))[1]
-
-
-def _stat_of(row: Archived) -> Stat:
-    return Stat(row.czxid, row.czxid, row.ctime, row.ctime, row.version, 0, 0, len(row.data), 0, row.czxid)
+        one.topic = orphans.owner_in(row)[1]
 
 
 def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
@@ -307,11 +301,7 @@ def _described(one: Undone) -> str:
 
 def _may_act(run: UndoRun, tools: UndoTools) -> None:
     control.check_not_paused(tools.store)
-    latency = tools.store.latency_ms()
-    if latency > run.stop_above_ms:
-        raise Overloaded(f"ZooKeeper answers in {latency:.0f} ms, the limit is {run.stop_above_ms:.0f} ms: stopped")
-    if latency > run.slow_above_ms:
-        tools.clock.sleep(latency / 1000)
+    mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
 
 
 def _recreate(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone], budget: RateBudget) -> None:

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETED, NOT_DELETED, WAITING
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
-from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Stat
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, NOT_DELETED, WAITING
+from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
@@ -93,7 +93,7 @@ def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal
 
 
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
-    read = [Node(n.path, n.data, Stat(n.czxid, n.czxid, n.ctime, n.ctime, n.version, 0, 0, 0, 0, 0)) for n in nodes]
+    read = [one.node for one in nodes]
     rows: list[JournalRow] = []
     for one, tags in zip(nodes, inventory.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
         component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
@@ -104,7 +104,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
                 plan_id="",
                 ledger_id=one.ledger_id,
                 component=component,
-                topic=orphans.owner_of(*(tags[tag] for tag in orphans.OWNER_TAGS))[1],
+                topic=orphans.owner_in(tags)[1],
                 action=DELETE_LEDGER,
                 phase="delete",
                 outcome=DELETED,

@@ -26,11 +26,11 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pulsar_lifecycle.engine.decision import DELETE_OFFLOADED
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.engine.unsettled import SAID, unsettled
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, GONE, KEPT, LEFT, MARKED, SENT
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
 from pulsar_lifecycle.ports import Archived, JournalRow
 
@@ -131,8 +131,7 @@ def deleted_since(lake: str, since: int, cluster: str) -> int:
     """
     mine = (pc.field("cluster") == cluster) & ~_OFFLOADED
     deleted, restored = (
-        set(_outcomes(lake, outcome, since, mine).column("ledger_id").to_pylist())
-        for outcome in ("deleted", "restored")
+        set(_outcomes(lake, outcome, since, mine).column("ledger_id").to_pylist()) for outcome in (DELETED, "restored")
     )
     return len(deleted - restored)
 
@@ -142,7 +141,7 @@ _OFFLOADED = pc.field("action") == DELETE_OFFLOADED
 
 def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
-    return frozenset(_outcomes(lake, "sent", 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
+    return frozenset(_outcomes(lake, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
 
 
 def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
@@ -200,15 +199,11 @@ def open_marks(marked: pa.Table, ended: pa.Table) -> pa.Table:
 def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
     """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> reason, the last one."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
-    rows = _outcomes(lake, "dead-lettered", since, mine).sort_by("at")
+    rows = _outcomes(lake, DEAD_LETTERED, since, mine).sort_by("at")
     return {(row["ledger_id"], row["action"]): row["reason"] for row in rows.to_pylist()}
 
 
-MARKED = "marked"
-LEFT = "left"
-"""Outcomes of phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set; it stayed there."""
-
-ENDS = {False: ("deleted", "gone", "kept"), True: ("deleted", "gone")}
+ENDS = {False: (DELETED, GONE, KEPT), True: (DELETED, GONE)}
 """Outcomes of phase ``delete`` that end a mark, of BookKeeper's copy and of the offloaded one.
 
 What a message says of a ledger in BookKeeper is checked against its z-node, so that ``kept`` is about what was marked;

@@ -18,6 +18,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pulsar_lifecycle.plan.outcomes import (
+    DEAD_LETTERED,
+    DELETE_OFFLOADED,
+    DELETED,
+    NOT_DELETED,
+    RETRYING,
+    SENT,
+    WAITING,
+)
+
 HOUR_MS = 3_600_000
 
 COUNTED = ["cluster", "run_id", "action", "phase", "outcome", "bytes", "at"]
@@ -60,15 +70,6 @@ def _grouped(rows: pa.Table, sums: list[tuple[str, str]]) -> pa.Table:
 
 # --------------------------------------------------------------------------------------------------------- the metrics
 
-LEDGER = "delete-ledger"
-OFFLOAD_LEDGER = "delete-offload-ledger"
-SENT = "sent"
-DELETED = "deleted"
-GONE = "gone"
-RETRYING = "retrying"
-DEAD_LETTERED = "dead-lettered"
-WAITING = "waiting"
-NOT_DELETED = "not-deleted"
 _FAILED = frozenset({RETRYING, DEAD_LETTERED})
 
 
@@ -127,7 +128,7 @@ def count(tallies: pa.Table, cluster: str) -> Metrics:
 
 
 def _counts_for(phase: str, action: str, outcome: str) -> Iterable[str]:
-    ledgers = "offload_ledger" if action == OFFLOAD_LEDGER else "ledger"
+    ledgers = "offload_ledger" if action == DELETE_OFFLOADED else "ledger"
     if phase == "send" and outcome == SENT:
         yield f"{ledgers}s_sent"
     if phase == "delete":

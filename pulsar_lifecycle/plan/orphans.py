@@ -383,6 +383,11 @@ def written_topics(ledgers: pa.RecordBatch | pa.Table) -> set[str]:
     return owners | set(map(schema_owner, owners))
 
 
+def owner_in(row: Mapping[str, Any]) -> tuple[str, str]:
+    """:func:`owner_of` of a row of ``tables.BOOKKEEPER_LEDGERS``."""
+    return owner_of(*(row[tag] for tag in OWNER_TAGS))
+
+
 def owner_of(
     component: str | None, managed_ledger: str | None, schema_id: str | None, compacted: str | None, bucket: str | None
 ) -> tuple[str, str]:

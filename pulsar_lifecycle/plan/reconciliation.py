@@ -17,11 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.metrics import (
+from pulsar_lifecycle.plan.outcomes import (
     DEAD_LETTERED,
+    DELETE_LEDGER,
     DELETED,
     GONE,
-    LEDGER,
     NOT_DELETED,
     RETRYING,
     SENT,
@@ -118,5 +118,5 @@ def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
 
 
 def _without(rows: pa.Table, intents: pa.Table) -> pa.Table:
-    ids = intents.filter(pc.equal(intents.column("action"), LEDGER)).column("ledger_id").combine_chunks()
+    ids = intents.filter(pc.equal(intents.column("action"), DELETE_LEDGER)).column("ledger_id").combine_chunks()
     return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), ids)))

@@ -176,10 +176,9 @@ def tagged_message(topic: Topic, row: Mapping[str, Any], sent_at: int) -> Pendin
 
     None where they do not say that it is the topic's: then the orphan scan judges it, once nothing names it any more.
     """
-    tags = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
     if row["error"] or row["application"] != "pulsar" or row["component"] not in orphans.COMPONENTS:
         return None
-    if orphans.owner_of(*(row[tag] for tag in tags))[1] != str(topic):
+    if orphans.owner_in(row)[1] != str(topic):
         return None
     component = component_of(row["component"], row["cursor"])
     cursor = cursor_name(row["cursor"]) if row["cursor"] else row["bucket_cursor"] or ""

@@ -78,13 +78,9 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Per
     settings = cluster.settings
     with published(settings), KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
         context = _context(cluster, runs.check_may_act(cluster, store))
-        holder = f"{settings.cluster} run {run_id}"
-        lease = control.take_lease(store, holder, tools.clock, settings.zookeeper.session_timeout + 5)
-        try:
+        with runs.held_lease(settings, store, f"run {run_id}") as lease:
             run = _marking(cluster, run_id, tools, context, min(lease.taken_at, tools.clock.now_ms()))
             yield run, tools, Permit(lease.guard, runs.unloads_of(settings))
-        finally:
-            control.release_lease(store, lease)
 
 
 def _context(cluster: Cluster, fingerprint: str) -> Context:

@@ -19,6 +19,7 @@ from pulsar_lifecycle.io.queue import PulsarDeadLetterQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark.runs import held_lease
 
 SAMPLE = 50
 """Letters sent again that the result shows."""
@@ -30,7 +31,6 @@ def redrive_now(
     """Send what is wanted again, under the lease. Raises Refused, Paused, LeaseLost."""
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
         raise Refused(SWITCHED_OFF)
-    clock = SystemClock()
     with (
         published(settings),
         KazooStore(settings.zookeeper) as store,
@@ -40,9 +40,7 @@ def redrive_now(
         ) as letters,
     ):
         control.check_not_paused(store)
-        holder = f"{settings.cluster} redrive {run_id}"
-        lease = control.take_lease(store, holder, clock, settings.zookeeper.session_timeout + 5)
-        try:
+        with held_lease(settings, store, f"redrive {run_id}") as lease:
             return redrive(
                 run_id,
                 settings.cluster,
@@ -53,10 +51,8 @@ def redrive_now(
                 lease=lease,
                 letters=letters,
                 journal=FileJournal(settings.lake.path),
-                clock=clock,
+                clock=SystemClock(),
                 wait_ms=int(settings.deletion.idle_timeout * 1000),
                 progress=progress,
                 sample=SAMPLE,
             )
-        finally:
-            control.release_lease(store, lease)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import control, history, inventory, unsettled
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
+from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import NotFound, Refused
@@ -234,6 +235,17 @@ def unloads_of(settings: Settings) -> Unloads:
 
 
 @contextmanager
+def held_lease(settings: Settings, store: MetadataStore, what: str) -> Iterator[Lease]:
+    """The lease, for as long as ``what`` (the kind of a run, and its id) lasts. Raises Refused when another has it."""
+    holder, wait = f"{settings.cluster} {what}", settings.zookeeper.session_timeout + 5
+    lease = control.take_lease(store, holder, SystemClock(), wait)
+    try:
+        yield lease
+    finally:
+        control.release_lease(store, lease)
+
+
+@contextmanager
 def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings = cluster.settings
@@ -254,8 +266,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
         system_topics=settings.orphans.system_topics,
     )
     clock = SystemClock()
-    lease = control.take_lease(store, f"{settings.cluster} run {run_id}", clock, settings.zookeeper.session_timeout + 5)
-    try:
+    with held_lease(settings, store, f"run {run_id}") as lease:
         now = min(lease.taken_at, clock.now_ms())
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
             # What fails is tried by every run and reported by those that trim; no deletion depends on it.
@@ -289,8 +300,6 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             stop_above_ms=settings.zookeeper.stop_above * 1000,
             offload=_offload_policy(settings),
         )
-    finally:
-        control.release_lease(store, lease)
 
 
 def _offload_evidence(cluster: Cluster, epoch: Epoch, earlier: Epoch) -> OffloadEvidence:

@@ -27,7 +27,7 @@ from pulsar_lifecycle.io.journal import FileJournal, last_archived, rows_of_phas
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.ports import ReplicaCheck
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.runs import check_store
+from pulsar_lifecycle.spark.runs import check_store, held_lease
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 
@@ -77,13 +77,9 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
             return Result(preview(run, tools, rows, _pending(settings)), missing)
         control.check_not_paused(store)
         check_store(cluster, store)  # a restored store issues archived ids again
-        holder = f"{settings.cluster} undo {run_id}"
-        lease = control.take_lease(store, holder, clock, settings.zookeeper.session_timeout + 5)
-        try:
+        with held_lease(settings, store, f"undo {run_id}") as lease:
             run = _run(settings, run_id, request, lease.guard, lease.taken_at - clock.now_ms())
             return Result(undo(run, tools, rows, _pending(settings)), missing)
-        finally:
-            control.release_lease(store, lease)
 
 
 def _pending(settings: Settings) -> dict[int, int]:

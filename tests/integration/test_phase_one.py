@@ -13,11 +13,11 @@ import pytest
 
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import REFUSED
 from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import REFUSED
 from pulsar_lifecycle.spark import phase_one
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for

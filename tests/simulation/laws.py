@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from uuid import UUID
 
-from pulsar_lifecycle.engine.decision import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, FINAL, RETRYING
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, FINAL, RETRYING
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace

@@ -12,8 +12,9 @@ from typing import Any
 from unittest.mock import patch
 
 from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, standing, topic_deletion, unsettled
-from pulsar_lifecycle.engine.decision import RETRYING, WAITING, Decision, Evidence, Run, Tools
+from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.plan.outcomes import RETRYING, WAITING
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.spark import runs

@@ -18,16 +18,17 @@ import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETE_OFFLOADED, Run, Tools
+from pulsar_lifecycle.engine.decision import Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, LEFT, MARKED, open_marks
+from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, open_marks
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, LEFT, MARKED
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.settings import Settings

@@ -18,9 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import DEAD_LETTERED
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.settings import Settings
 from tests.simulation import acts, faults
 from tests.simulation.acts import WEST

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.apply import SEND_FAILED, SENT, Order, chosen
+from pulsar_lifecycle.engine.apply import Order, chosen
 from pulsar_lifecycle.errors import Paused, Refused, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.outcomes import SEND_FAILED, SENT
 from pulsar_lifecycle.ports import JournalRow
 from tests.fakes.deletion_queue import FakeDeletionQueue
 from tests.fakes.journal import FakeJournal

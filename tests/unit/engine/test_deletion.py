@@ -11,18 +11,7 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import (
-    DEAD_LETTERED,
-    DELETED,
-    GONE,
-    KEPT,
-    NOT_DELETED,
-    REFUSED,
-    RETRYING,
-    WAITING,
-    Decision,
-    Tools,
-)
+from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.errors import (
     LeaseLost,
@@ -44,6 +33,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import coverage
 from pulsar_lifecycle.plan.deletion import intents
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETED, GONE, KEPT, NOT_DELETED, REFUSED, RETRYING, WAITING
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.spark.deletion import PlanQueue

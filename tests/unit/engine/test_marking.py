@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
-from pulsar_lifecycle.engine.decision import DELETED, REFUSED, Tools
+from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
-from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT, LEFT_TO_BROKER, MARKED, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -32,6 +32,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.outcomes import DELETED, LEFT, MARKED, REFUSED
 from pulsar_lifecycle.ports import JournalRow
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, bucket_tags, compacted_tags, cursor_tags, data_tags

@@ -10,7 +10,14 @@ from uuid import UUID, uuid4
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import (
+from pulsar_lifecycle.engine.decision import OffloadPolicy, Tools
+from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.offloads import OffloadUuids
+from pulsar_lifecycle.plan.outcomes import (
     DEAD_LETTERED,
     DELETE_OFFLOADED,
     DELETED,
@@ -19,15 +26,7 @@ from pulsar_lifecycle.engine.decision import (
     REFUSED,
     RETRYING,
     WAITING,
-    OffloadPolicy,
-    Tools,
 )
-from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
-from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.ports import TopicInternals
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata

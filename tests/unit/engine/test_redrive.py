@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.engine.redrive import BATCH, UNKNOWN, Redriven, Wanted, chosen, letters_of, look, redrive
 from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
@@ -22,6 +21,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.retry_letter import retry_properties
 from pulsar_lifecycle.io.queue import DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
 from tests.fakes.clock import FakeClock
 from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import DELETED, REFUSED
 from pulsar_lifecycle.engine.undo import (
     LOST,
     PRESENT,
@@ -33,6 +32,7 @@ from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.deletion import intents
+from pulsar_lifecycle.plan.outcomes import DELETED, REFUSED
 from pulsar_lifecycle.ports import Archived, JournalRow, ReplicaCheck
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags

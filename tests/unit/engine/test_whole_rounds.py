@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.engine.decision import DELETED, KEPT
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.plan.outcomes import DELETED, KEPT
 from tests.simulation.cluster import SimulatedCluster, data_tags, schema_tags
 from tests.simulation.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
 

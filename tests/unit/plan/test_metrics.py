@@ -8,14 +8,13 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.engine import apply, decision
 from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
-from pulsar_lifecycle.plan import metrics
+from pulsar_lifecycle.plan import metrics, outcomes
 from pulsar_lifecycle.plan.metrics import HOUR_MS, Interval, Metrics
 from pulsar_lifecycle.ports import JournalRow
 
 AT = 400_000 * HOUR_MS + 5
-ROW = JournalRow("run", "c", "p", 1, "", "", decision.DELETE_LEDGER, "delete", decision.DELETED, "", 10, "", "", AT)
+ROW = JournalRow("run", "c", "p", 1, "", "", outcomes.DELETE_LEDGER, "delete", outcomes.DELETED, "", 10, "", "", AT)
 
 
 def tally(*rows: JournalRow) -> pa.Table:
@@ -26,56 +25,43 @@ def counted(*rows: JournalRow) -> dict[str, int]:
     return {name: n for name, n in metrics.count(tally(*rows), "c").to_json().items() if n}
 
 
-def test_the_words_are_those_of_the_runs() -> None:
-    assert (metrics.LEDGER, metrics.OFFLOAD_LEDGER) == (decision.DELETE_LEDGER, decision.DELETE_OFFLOADED)
-    assert metrics.SENT == apply.SENT
-    assert metrics.NOT_DELETED == decision.NOT_DELETED
-    assert (metrics.DELETED, metrics.GONE, metrics.RETRYING, metrics.DEAD_LETTERED, metrics.WAITING) == (
-        decision.DELETED,
-        decision.GONE,
-        decision.RETRYING,
-        decision.DEAD_LETTERED,
-        decision.WAITING,
-    )
-
-
 def test_each_metric_has_its_words_in_the_order_of_the_pip() -> None:
     assert [metric.name for metric in metrics.METRICS] == list(Metrics().to_json())
     assert len(metrics.METRICS) == 9
 
 
 def test_what_was_sent() -> None:
-    sent = replace(ROW, phase="send", outcome=apply.SENT)
+    sent = replace(ROW, phase="send", outcome=outcomes.SENT)
     assert counted(sent) == {"ledgers_sent": 1}
-    assert counted(replace(sent, action=decision.DELETE_OFFLOADED)) == {"offload_ledgers_sent": 1}
-    assert counted(replace(sent, outcome=apply.SEND_FAILED)) == {}
+    assert counted(replace(sent, action=outcomes.DELETE_OFFLOADED)) == {"offload_ledgers_sent": 1}
+    assert counted(replace(sent, outcome=outcomes.SEND_FAILED)) == {}
 
 
-@pytest.mark.parametrize("action", [decision.DELETE_LEDGER, decision.DELETE_OFFLOADED])
+@pytest.mark.parametrize("action", [outcomes.DELETE_LEDGER, outcomes.DELETE_OFFLOADED])
 @pytest.mark.parametrize(
     ("outcome", "counts"),
     [
-        (decision.DELETED, {"messages_received", "{}s_deleted", "messages_acknowledged"}),
-        (decision.GONE, {"messages_received", "messages_acknowledged"}),
-        (decision.KEPT, {"messages_received", "messages_acknowledged"}),
-        (decision.REFUSED, {"messages_received", "messages_acknowledged"}),
-        (decision.RETRYING, {"messages_received", "{}_deletions_failed", "messages_acknowledged"}),
+        (outcomes.DELETED, {"messages_received", "{}s_deleted", "messages_acknowledged"}),
+        (outcomes.GONE, {"messages_received", "messages_acknowledged"}),
+        (outcomes.KEPT, {"messages_received", "messages_acknowledged"}),
+        (outcomes.REFUSED, {"messages_received", "messages_acknowledged"}),
+        (outcomes.RETRYING, {"messages_received", "{}_deletions_failed", "messages_acknowledged"}),
         (
-            decision.DEAD_LETTERED,
+            outcomes.DEAD_LETTERED,
             {"messages_received", "{}_deletions_failed", "messages_acknowledged", "messages_max_retries_reached"},
         ),
-        (decision.WAITING, {"messages_received"}),
-        (decision.NOT_DELETED, {"messages_received"}),
+        (outcomes.WAITING, {"messages_received"}),
+        (outcomes.NOT_DELETED, {"messages_received"}),
     ],
 )
 def test_what_became_of_a_message(action: str, outcome: str, counts: set[str]) -> None:
-    ledgers = "ledger" if action == decision.DELETE_LEDGER else "offload_ledger"
+    ledgers = "ledger" if action == outcomes.DELETE_LEDGER else "offload_ledger"
     assert counted(replace(ROW, action=action, outcome=outcome)) == {name.format(ledgers): 1 for name in counts}
 
 
 @pytest.mark.parametrize("phase", ["mark", "redrive", "undo"])
 def test_other_phases_count_for_nothing(phase: str) -> None:
-    for outcome in (decision.DELETED, decision.DEAD_LETTERED, apply.SENT, "marked"):
+    for outcome in (outcomes.DELETED, outcomes.DEAD_LETTERED, outcomes.SENT, "marked"):
         assert counted(replace(ROW, phase=phase, outcome=outcome)) == {}
 
 
@@ -86,7 +72,7 @@ def test_clusters_are_told_apart() -> None:
 def test_parts_add_up_to_the_whole() -> None:
     rows = [
         replace(ROW, run_id=run, outcome=outcome, at=AT + hour * HOUR_MS, bytes=hour)
-        for run, outcome, hour in product("ab", [decision.DELETED, decision.WAITING], range(3))
+        for run, outcome, hour in product("ab", [outcomes.DELETED, outcomes.WAITING], range(3))
     ]
     whole = metrics.add_up([tally(*rows)])
     parts = metrics.add_up([tally(*rows[:5]), tally(*rows[5:]), metrics.TALLY.empty_table()])
@@ -99,10 +85,10 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_runs_in_the_order_of_their_end_with_outcomes_and_bytes() -> None:
     rows = [
         replace(ROW, run_id="second", at=AT + 9),
-        replace(ROW, run_id="second", outcome=decision.RETRYING, at=AT + HOUR_MS),
+        replace(ROW, run_id="second", outcome=outcomes.RETRYING, at=AT + HOUR_MS),
         replace(ROW, run_id="first", at=AT + 8),
         replace(ROW, run_id="first", bytes=5, at=AT + 7),
-        replace(ROW, run_id="sender", phase="send", outcome=apply.SENT),
+        replace(ROW, run_id="sender", phase="send", outcome=outcomes.SENT),
     ]
     first, second = metrics.deletion_runs(tally(*rows), "c")
     assert (first.run_id, first.last_at, first.outcomes, first.deleted_bytes) == ("first", AT + 8, {"deleted": 2}, 15)
@@ -118,9 +104,9 @@ def test_intervals_have_no_holes_and_leave_out_what_is_older() -> None:
     rows = [
         replace(ROW, at=AT - HOUR_MS),
         ROW,
-        replace(ROW, outcome=decision.RETRYING),
-        replace(ROW, at=AT + 2 * HOUR_MS, outcome=decision.DEAD_LETTERED),
-        replace(ROW, phase="send", outcome=apply.SENT),
+        replace(ROW, outcome=outcomes.RETRYING),
+        replace(ROW, at=AT + 2 * HOUR_MS, outcome=outcomes.DEAD_LETTERED),
+        replace(ROW, phase="send", outcome=outcomes.SENT),
     ]
     start = AT - 5
     assert metrics.over_time(tally(*rows), "c", AT, AT + 2 * HOUR_MS, HOUR_MS) == [

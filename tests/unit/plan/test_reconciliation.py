@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.engine import apply, decision
 from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.plan import outcomes
 from pulsar_lifecycle.plan.deletion import PLAN
 from pulsar_lifecycle.plan.reconciliation import (
     DEAD,
@@ -24,7 +24,7 @@ from pulsar_lifecycle.plan.reconciliation import (
 from pulsar_lifecycle.ports import JournalRow
 
 SENT = JournalRow(
-    "r", "c", "p", 1, "", "persistent://a/b/t", decision.DELETE_LEDGER, "send", apply.SENT, "", 0, "", "", 10
+    "r", "c", "p", 1, "", "persistent://a/b/t", outcomes.DELETE_LEDGER, "send", outcomes.SENT, "", 0, "", "", 10
 )
 
 
@@ -43,10 +43,10 @@ def decided(outcome: str, at: int = 20, **changes: object) -> JournalRow:
 @pytest.mark.parametrize(
     ("outcome", "state"),
     [
-        (decision.WAITING, IN_FLIGHT),
-        (decision.RETRYING, IN_FLIGHT),
-        (decision.DEAD_LETTERED, DEAD),
-        *((final, final) for final in sorted(decision.FINAL)),
+        (outcomes.WAITING, IN_FLIGHT),
+        (outcomes.RETRYING, IN_FLIGHT),
+        (outcomes.DEAD_LETTERED, DEAD),
+        *((final, final) for final in sorted(outcomes.FINAL)),
     ],
 )
 def test_the_newest_word_counts(outcome: str, state: str) -> None:
@@ -57,18 +57,18 @@ def test_the_newest_word_counts(outcome: str, state: str) -> None:
 
 
 def test_a_row_of_a_plan_that_was_not_deleted_is_no_intent() -> None:
-    unsent = decided(decision.NOT_DELETED)
+    unsent = decided(outcomes.NOT_DELETED)
     assert states(unsent) == {}
     assert states(SENT, unsent) == {1: IN_FLIGHT}
-    assert states(decided(decision.KEPT), replace(unsent, at=30)) == {1: decision.KEPT}
+    assert states(decided(outcomes.KEPT), replace(unsent, at=30)) == {1: outcomes.KEPT}
 
 
 def test_a_redriven_dead_letter_is_in_flight_and_a_failed_send_is_nothing() -> None:
-    dead = decided(decision.DEAD_LETTERED)
+    dead = decided(outcomes.DEAD_LETTERED)
     assert states(dead, replace(SENT, phase="redrive", at=30)) == {1: IN_FLIGHT}
-    assert states(dead, replace(SENT, phase="redrive", outcome=apply.SEND_FAILED, at=30)) == {1: DEAD}
-    assert states(replace(SENT, outcome=apply.SEND_FAILED)) == {}
-    assert states(decided(decision.REFUSED, ledger_id=-1, topic="")) == {}  # bytes that are no message
+    assert states(dead, replace(SENT, phase="redrive", outcome=outcomes.SEND_FAILED, at=30)) == {1: DEAD}
+    assert states(replace(SENT, outcome=outcomes.SEND_FAILED)) == {}
+    assert states(decided(outcomes.REFUSED, ledger_id=-1, topic="")) == {}  # bytes that are no message
     assert states(replace(SENT, phase="mark", outcome="marked")) == {}
 
 
@@ -81,28 +81,28 @@ def test_what_is_in_flight_is_not_sent_again_and_an_offloaded_copy_is_another_ma
     found = intents(
         SENT,
         replace(SENT, ledger_id=2),
-        decided(decision.KEPT, ledger_id=2),
-        replace(SENT, ledger_id=3, action=decision.DELETE_OFFLOADED),
+        decided(outcomes.KEPT, ledger_id=2),
+        replace(SENT, ledger_id=3, action=outcomes.DELETE_OFFLOADED),
     )
     assert to_send(orphans(1, 2, 3, 4), found).column("ledger_id").to_pylist() == [2, 3, 4]
 
 
-@pytest.mark.parametrize("outcome", [decision.DELETED, decision.GONE, decision.KEPT])
+@pytest.mark.parametrize("outcome", [outcomes.DELETED, outcomes.GONE, outcomes.KEPT])
 def test_what_was_deleted_since_the_scan_is_no_orphan_any_more(outcome: str) -> None:
     """Before the scan it was another ledger: a restored store issues ids again."""
     found = intents(SENT, decided(outcome, at=20))
-    settled = outcome != decision.KEPT
+    settled = outcome != outcomes.KEPT
     assert still_there(orphans(1, 2), found, 20).column("ledger_id").to_pylist() == ([2] if settled else [1, 2])
     assert still_there(orphans(1, 2), found, 21).column("ledger_id").to_pylist() == [1, 2]
 
 
 def test_every_wanted_namespace_stands_somewhere() -> None:
     found = intents(
-        SENT, replace(SENT, ledger_id=2, topic="persistent://x/y/t"), decided(decision.DELETED, ledger_id=3)
+        SENT, replace(SENT, ledger_id=2, topic="persistent://x/y/t"), decided(outcomes.DELETED, ledger_id=3)
     )
     rows = pa.concat_tables([orphans(1, 4), orphans(9, namespace="o/n")])
     assert by_namespace(found, rows, ["a/b", "e/f"]) == [
-        Standing("a/b", {IN_FLIGHT: 1, decision.DELETED: 1}, 2, 10),
+        Standing("a/b", {IN_FLIGHT: 1, outcomes.DELETED: 1}, 2, 10),
         Standing("e/f"),
     ]
     everywhere = by_namespace(found, rows, None)

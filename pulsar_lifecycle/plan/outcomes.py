@@ -1,0 +1,43 @@
+"""The journal's words for what became of a message, of its ledger, and of a mark.
+
+Belongs here: names that are written into the journal and read back from it. Not here: which one a case deserves.
+"""
+
+from __future__ import annotations
+
+from pulsar_lifecycle.formats.deletion_message import LedgerType
+
+DELETE_LEDGER = "delete-ledger"
+DELETE_OFFLOADED = "delete-offload-ledger"
+"""Actions: on BookKeeper's copy of a ledger, on its offloaded copy."""
+
+
+def action_of(ledger_type: LedgerType) -> str:
+    """The action of a message about this copy of a ledger."""
+    return DELETE_LEDGER if ledger_type is LedgerType.LEDGER else DELETE_OFFLOADED
+
+
+SENT = "sent"
+SEND_FAILED = "send-failed"
+"""Outcomes of phases ``send`` and ``redrive``."""
+
+DELETED = "deleted"
+GONE = "gone"
+KEPT = "kept"
+REFUSED = "refused"
+RETRYING = "retrying"
+DEAD_LETTERED = "dead-lettered"
+WAITING = "waiting"
+"""Outcomes of phase ``delete``. ``deleted``, ``gone``, ``kept`` and ``refused`` are final. ``retrying``: sent to the
+retry topic, or to the dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it stays
+in the queue uncounted.
+"""
+
+NOT_DELETED = "not-deleted"
+"""What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan again."""
+
+FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
+
+MARKED = "marked"
+LEFT = "left"
+"""Outcomes of phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set; it stayed there."""
