@@ -184,7 +184,12 @@ def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
     """Send what failed to the retry topic, or to the dead-letter topic; what could not be sent waits."""
     if not failed:
         return
-    postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
+    try:
+        postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
+    except LifecycleError as error:
+        for d in failed:
+            d.outcome, d.reason = WAITING, f"{d.reason}; the retry topic could not be asked: {error}"
+        return
     for d, one in zip(failed, postponed, strict=True):
         d.extra["reconsume_times"] = one.times
         if one.error:

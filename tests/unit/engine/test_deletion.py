@@ -35,8 +35,9 @@ from pulsar_lifecycle.plan import coverage
 from pulsar_lifecycle.plan.deletion import intents
 from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETED, GONE, KEPT, NOT_DELETED, REFUSED, RETRYING, WAITING
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.ports import Postponed, TopicInternals
 from pulsar_lifecycle.spark.deletion import PlanQueue
+from tests.fakes.deletion_queue import FakeDeletionQueue
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import (
     SimulatedCluster,
@@ -726,6 +727,22 @@ def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) ->
     (decision,) = scene.delete(refuse)
     assert decision.outcome == WAITING
     assert "could not be sent to the retry topic" in decision.reason
+    assert scene.waiting == 1
+
+
+def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.cursor))
+
+    def silent(*_: object) -> list[Postponed]:
+        raise Unavailable("the admin API does not answer")
+
+    monkeypatch.setattr(FakeDeletionQueue, "reconsume_later", silent)
+    outcomes = {d.info.ledger_id: d.outcome for d in scene.delete()}
+    assert outcomes == {scene.data: DELETED, scene.cursor: WAITING}
+    assert {row.ledger_id: row.outcome for row in scene.cluster.journal.rows[-2:]} == outcomes
     assert scene.waiting == 1
 
 
