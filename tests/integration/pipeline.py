@@ -22,7 +22,14 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, PulsarDeletionQueue, topics_of
+from pulsar_lifecycle.io.queue import (
+    DELETION_TOPIC,
+    DLQ_TOPIC,
+    RETRY_TOPIC,
+    SUBSCRIPTION,
+    PulsarDeletionQueue,
+    topics_of,
+)
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.settings import PulsarSettings
@@ -181,11 +188,11 @@ def waiting(sandbox: Cluster) -> int:
 
 
 def drain(sandbox: Cluster) -> None:
-    """Skip whatever other tests left in the deletion queue, what a retry holds back included."""
+    """Skip whatever other tests left in the deletion queue, delayed retries and dead letters included."""
     with deletion_queue(sandbox) as queue:
         queue.ensure()
     with closing(HttpBrokerAdmin(PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url))) as http:
-        parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(http, topic)]
+        parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC) for part in topics_of(http, topic)]
     with Admin(sandbox.admin_url) as admin:
         for part in parts:
             admin.topic("POST", str(part), f"/subscription/{SUBSCRIPTION}/skip_all")

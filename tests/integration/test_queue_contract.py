@@ -14,6 +14,7 @@ from pulsar_lifecycle.io.queue import (
     topics_of,
 )
 from pulsar_lifecycle.settings import PulsarSettings
+from tests.integration.pipeline import drain
 from tests.unit.io.test_queue import DeletionQueueContract, intents
 
 pytestmark = pytest.mark.integration
@@ -32,27 +33,18 @@ def admin(settings):
 
 
 @pytest.fixture
-def open_queue(settings, admin):
+def open_queue(sandbox, settings, admin):
     opened = []
 
     def open_one() -> PulsarDeletionQueue:
         opened.append(PulsarDeletionQueue(settings, admin, 4))
         return opened[-1]
 
-    def drain() -> None:
-        queue, letters = open_one(), PulsarDeadLetterQueue(settings, admin, 4)
-        while received := queue.receive(1000, 500):
-            queue.acknowledge(received)
-        while received := letters.take(1000, 500):
-            letters.acknowledge(received)
-        queue.close()
-        letters.close()
-
-    drain()
+    drain(sandbox)
     yield open_one
     for queue in opened:
         queue.close()
-    drain()
+    drain(sandbox)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from pulsar_lifecycle.io.queue import (
     PulsarDeadLetterQueue,
     PulsarDeletionQueue,
     PulsarQueueReader,
-    create_missing,
     subscribe_everywhere,
     waiting,
 )
@@ -34,6 +33,7 @@ from pulsar_lifecycle.settings import PulsarSettings
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
 from sandbox.toolchain import find_tools
+from tests.integration.pipeline import drain
 from tests.unit.io.test_queue import intents
 
 pytestmark = pytest.mark.integration
@@ -70,7 +70,7 @@ def opened() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def open_queue(
-    settings: PulsarSettings, admin: HttpBrokerAdmin, opened: list[Any]
+    sandbox: Cluster, settings: PulsarSettings, admin: HttpBrokerAdmin, opened: list[Any]
 ) -> Iterator[Callable[[], PulsarDeletionQueue]]:
     """Opens sessions on the deletion queue, which is empty before and after."""
 
@@ -78,21 +78,11 @@ def open_queue(
         opened.append(PulsarDeletionQueue(settings, admin, 4))
         return opened[-1]
 
-    def drain() -> None:
-        create_missing(admin, 4)
-        queue, letters = PulsarDeletionQueue(settings, admin, 4), PulsarDeadLetterQueue(settings, admin, 4)
-        while received := queue.receive(1000, 500):
-            queue.acknowledge(received)
-        while received := letters.take(1000, 500):
-            letters.acknowledge(received)
-        queue.close()
-        letters.close()
-
-    drain()
+    drain(sandbox)
     yield open_one
     for queue in opened:
         queue.close()
-    drain()
+    drain(sandbox)
 
 
 @pytest.fixture
