@@ -1,6 +1,6 @@
 """Where the intents of each namespace stand: what a backfill after a rollback or a restore looks at.
 
-Source of truth: the journal and the newest covered scan. Report-only; the job ``reconcile_namespaces`` sends.
+Source of truth: the journal and the newest covered scan. Report-only, unless its configuration says ``dry_run: false``.
 """
 
 import json
@@ -19,6 +19,13 @@ from resources.lifecycle import LifecycleResource
 RECONCILIATION = "namespace_reconciliation"
 
 
+class SendConfig(dg.Config):
+    """As it ships, it only shows what it would send."""
+
+    dry_run: bool = True
+    resend_in_flight: bool = False
+
+
 def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
     """``namespace_reconciliation``, partitioned by namespace."""
 
@@ -26,22 +33,38 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
         key=key(cluster, RECONCILIATION),
         group_name="deletion",
         description="Per namespace: intents in flight by the journal, settled ones, dead letters, confirmed orphans. "
-        "For backfills after a rollback of brokers or a restore of ZooKeeper. Changes nothing; the job "
-        "`reconcile_namespaces` sends the intents.",
+        "For backfills after a rollback of brokers or a restore of ZooKeeper: one run for any selection of namespaces. "
+        "Changes nothing, unless `dry_run` is false: then it sends the intents, under the caps of the settings.",
         deps=[key(cluster, "orphan_ledgers"), key(cluster, "ledger_deletions")],
         partitions_def=namespace_partitions(cluster),
         backfill_policy=dg.BackfillPolicy.single_run(),
         kinds={"parquet"},
     )
-    def namespace_reconciliation(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
-        names = list(context.partition_keys)
+    def namespace_reconciliation(
+        context: dg.AssetExecutionContext, config: SendConfig, lifecycle: LifecycleResource
+    ) -> None:
         found = reconcile(
-            lifecycle.cluster(), context.run.run_id, names, apply=False, resend=False, progress=context.log.info
+            lifecycle.cluster(),
+            context.run.run_id,
+            list(context.partition_keys),
+            apply=not config.dry_run,
+            resend=config.resend_in_flight,
+            progress=context.log.info,
         )
         for name, metadata in standings_shown(found).items():
             context.add_asset_metadata(metadata, context.asset_key, name)
+        check_sent(found)
 
     return namespace_reconciliation
+
+
+def check_sent(found: Reconciled) -> None:
+    """Fail where some intents could not be sent."""
+    if found.applied and found.applied.failed:
+        raise dg.Failure(
+            f"{found.applied.failed} intents could not be sent, the first: {found.applied.first_error}; "
+            "launch it again to send the rest"
+        )
 
 
 def standings_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
@@ -76,7 +99,10 @@ def _how(standing: Standing, found: Reconciled) -> str:
     if not standing.orphans:
         return "Nothing to send."
     config = json.dumps(run_config([standing.namespace], dry_run=False), indent=2)
-    return f"Launch job `reconcile_namespaces` with this run configuration:\n\n```json\n{config}\n```"
+    return (
+        "Launch a backfill of this asset with `dry_run: false`, or job `reconcile_namespaces` with this run "
+        f"configuration:\n\n```json\n{config}\n```"
+    )
 
 
 def run_config(namespaces: list[str], *, dry_run: bool) -> dict[str, Any]:

@@ -4,18 +4,16 @@ import dagster as dg
 from pydantic import Field
 
 from assets.names import key
-from assets.reconciliation import RECONCILIATION, reconciled_shown, standings_shown
+from assets.reconciliation import RECONCILIATION, SendConfig, check_sent, reconciled_shown, standings_shown
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.spark.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 
 
-class ReconcileConfig(dg.Config):
-    """Which namespaces (none: all); as it ships, it only shows what it would send."""
+class ReconcileConfig(SendConfig):
+    """Which namespaces (none: all)."""
 
     namespaces: list[str] = Field(default=[])
-    dry_run: bool = True
-    resend_in_flight: bool = False
 
 
 def reconcile_job(cluster: str) -> dg.JobDefinition:
@@ -42,11 +40,7 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
         context.add_output_metadata(reconciled_shown(found))
         if found.unknown:
             raise dg.Failure(f"no such namespace, and nothing of it is left: {', '.join(found.unknown)}")
-        if found.applied and found.applied.failed:
-            raise dg.Failure(
-                f"{found.applied.failed} intents could not be sent, the first: {found.applied.first_error}; "
-                "launch the job again to send the rest"
-            )
+        check_sent(found)
 
     @dg.job(
         name="reconcile_namespaces",
