@@ -20,7 +20,16 @@ from pulsar_lifecycle._pb import bookkeeper_metadata_pb2, pulsar_delayed_index_p
 from pulsar_lifecycle._pb import pulsar_mldata_pb2 as mldata
 from pulsar_lifecycle._pb import pulsar_schema_pb2 as schema_pb
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.formats import cursor, delayed_bucket, ledger_metadata, managed_ledger, message, schema
+from pulsar_lifecycle.formats import (
+    cursor,
+    delayed_bucket,
+    ledger_metadata,
+    managed_ledger,
+    message,
+    offload_data,
+    offload_index,
+    schema,
+)
 from pulsar_lifecycle.formats.compression import Compression, unwrap
 
 Description = dict[str, Any]
@@ -113,6 +122,53 @@ def _message(data: bytes) -> Description:
     return shown
 
 
+def _offload_data(data: bytes) -> Description:
+    blocks: list[Description] = []
+    payload_length = 0
+    for part_id, block in enumerate(offload_data.read_blocks(data), 1):
+        payload_length += block.payload_length
+        blocks.append(
+            {
+                "partId": part_id,
+                "offset": block.offset,
+                "blockLen": block.length,
+                "firstEntryId": block.first_entry_id,
+                "lastEntryId": block.last_entry_id,
+                "payloadLength": block.payload_length,
+                "padding": block.padding,
+            }
+        )
+    return {
+        "dataObjectLength": len(data),
+        "lastEntryId": blocks[-1]["lastEntryId"],
+        "payloadLength": payload_length,
+        "blocks": blocks,
+    }
+
+
+def _offload_index(data: bytes) -> Description:
+    index = offload_index.decode(data)
+    metadata = offload_index.segment_metadata(data)
+    return {
+        "indexBlockLength": len(data),
+        "dataObjectLength": index.data_object_length,
+        "dataHeaderLength": offload_index.DATA_HEADER_LENGTH,
+        "indexEntryCount": len(index.blocks),
+        "segmentMetadataLength": len(metadata),
+        "segmentMetadata": _fields(bookkeeper_metadata_pb2.LedgerMetadataFormat.FromString(metadata)),
+        "blocks": [
+            {
+                "partId": block.part_id,
+                "offset": block.offset,
+                "blockLen": index.end_of(block) - block.offset,
+                "firstEntryId": block.first_entry_id,
+                "lastEntryId": index.last_entry_of(block),
+            }
+            for block in index.blocks
+        ],
+    }
+
+
 _DESCRIBE: dict[str, Callable[[bytes], Description]] = {
     "managed-ledger": _managed_ledger,
     "cursor": _cursor,
@@ -123,6 +179,8 @@ _DESCRIBE: dict[str, Callable[[bytes], Description]] = {
     "bucket-metadata": _bucket_metadata,
     "bucket-segment": _bucket_segment,
     "message": _message,
+    "offload-data": _offload_data,
+    "offload-index": _offload_index,
 }
 FORMATS = tuple(_DESCRIBE)
 """The names that :func:`describe` takes."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -145,6 +145,31 @@ def body(data: bytes) -> bytes:
         raise CorruptFormat(WHAT, 0, f"{_VERSION_3.decode()!r}")
     start, end = _delimited(data, len(_VERSION_3))
     return data[start:end]
+
+
+def carried(metadata: LedgerMetadata) -> LedgerMetadata:
+    """What goes with a ledger that is copied elsewhere: all but its password, its cToken and how it was stored."""
+    return replace(metadata, password=b"", ctoken=None, format_version=3, origin=b"")
+
+
+def decode_carried(data: bytes, what: str, base: int) -> LedgerMetadata:
+    """The LedgerMetadataFormat message that an offload index holds (OffloadUtils.parseLedgerMetadata), see carried.
+
+    Without header and password; ``what`` and ``base`` are as in ``_wire.decode``. Raises CorruptFormat.
+    """
+
+    def build(message: pb.LedgerMetadataFormat) -> LedgerMetadata:
+        digest_type = DigestType(message.digestType) if message.HasField("digestType") else None
+        return replace(carried(_build(message, 3, b"")), digest_type=digest_type)
+
+    return _wire.decode(pb.LedgerMetadataFormat, data, what, build, base)
+
+
+def encode_carried(metadata: LedgerMetadata) -> bytes:
+    """The message that an offload index holds (OffloadUtils.buildLedgerMetadataFormat), see carried."""
+    message = _as_message(carried(metadata))
+    message.ClearField("password")
+    return message.SerializeToString()
 
 
 def _delimited(data: bytes, offset: int) -> tuple[int, int]:

@@ -1,0 +1,359 @@
+"""The data object of an offloaded ledger: all its entries, in blocks.
+
+Belongs here: entries to blocks and back, in bulk, and the proof that all of a ledger's entries went through. Not here:
+the index (:mod:`offload_index`), keys and user metadata (:mod:`offload_object`), reading and uploading (io/).
+Upstream: ``BlockAwareSegmentInputStreamImpl`` and ``DataBlockHeaderImpl``, tiered-storage-jcloud 4.0.7.
+
+Block: magic int32 · headerLen int64 · blockLen int64 · firstEntryId int64 · zeros up to headerLen · {length int32 ·
+entryId int64 · payload} repeated · padding, big-endian. Entries do not span blocks; a block is one part of the upload.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, cast
+
+import google_crc32c
+
+from pulsar_lifecycle.errors import CorruptFormat, Refused
+from pulsar_lifecycle.formats import offload_index
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.offload_index import (
+    DATA_HEADER_LENGTH,
+    ENTRY_HEADER_LENGTH,
+    IndexEntry,
+    OffloadIndex,
+)
+
+WHAT = "offload data object"
+MIN_BLOCK_SIZE = 5 << 20
+"""The smallest block size in bytes that may be configured: S3's for any part but the last."""
+DEFAULT_BLOCK_SIZE = 64 << 20
+"""What brokers use with S3 (managedLedgerOffloadMaxBlockSizeInBytes)."""
+
+_MAGIC = 0xFBDBABCB  # DataBlockHeaderImpl.MAGIC_WORD
+_HEADER = struct.Struct(">Iqqq")
+_ZEROS = bytes(DATA_HEADER_LENGTH - _HEADER.size)
+_HEADER_LENGTH_AT, _BLOCK_LENGTH_AT, _FIRST_ENTRY_AT = 4, 12, 20
+_FRAME = struct.Struct(">iq")  # ENTRY_HEADER_SIZE
+_PADDING = bytes.fromhex("FEDCDEAD")  # BLOCK_END_PADDING; its first byte makes any length read from it negative
+_OVERHEAD = DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH
+_MAX_INT = (1 << 31) - 1
+_crc32c = cast(Any, google_crc32c)  # ships without complete types
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A finished block: ``data`` is what part ``position.part_id`` of the upload consists of."""
+
+    position: IndexEntry
+    last_entry_id: int
+    data: bytearray
+
+
+@dataclass(frozen=True, slots=True)
+class DataObject:
+    """A data object of which every block was built. ``checksums``: CRC32C of each entry's payload, by entry id."""
+
+    index: OffloadIndex
+    checksums: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    """A block taken apart. ``offset`` (of its header, in the object) and ``length`` are in bytes."""
+
+    first_entry_id: int
+    offset: int
+    length: int
+    payloads: tuple[memoryview, ...]
+
+    @property
+    def last_entry_id(self) -> int:
+        """The last entry of the block."""
+        return self.first_entry_id + len(self.payloads) - 1
+
+    @property
+    def payload_length(self) -> int:
+        """Bytes of all payloads."""
+        return sum(map(len, self.payloads))
+
+    @property
+    def padding(self) -> int:
+        """Bytes after the last entry."""
+        return self.length - DATA_HEADER_LENGTH - ENTRY_HEADER_LENGTH * len(self.payloads) - self.payload_length
+
+
+def block_length(max_block_size: int, first_entry_id: int, last_entry_id: int, length: int, written: int) -> int:
+    """Bytes of the block that begins with ``first_entry_id`` (calculateBlockSize).
+
+    ``length`` and ``last_entry_id`` are the ledger's, ``written`` the bytes of all payloads before this block.
+    """
+    rest = ENTRY_HEADER_LENGTH * (last_entry_id - first_entry_id + 1) + length - written
+    return min(max_block_size, DATA_HEADER_LENGTH + rest)
+
+
+def max_entry_length(max_block_size: int) -> int:
+    """The longest payload, in bytes, that a block has room for."""
+    return max_block_size - _OVERHEAD
+
+
+def every_entry_fits(metadata: LedgerMetadata, max_block_size: int) -> bool | None:
+    """Whether each entry of a closed ledger fits a block; None: its metadata cannot tell, only the sizes can.
+
+    The broker's offloader ends the object before an entry that does not fit and reports success.
+    """
+    longest = max_entry_length(max_block_size)
+    if metadata.length <= longest:
+        return True
+    return False if metadata.length > longest * (metadata.last_entry_id + 1) else None
+
+
+class DataObjectBuilder:
+    """Blocks of a closed ledger's data object, out of its entries fed in order. Not for reuse after an error."""
+
+    def __init__(self, metadata: LedgerMetadata, max_block_size: int = DEFAULT_BLOCK_SIZE) -> None:
+        """``metadata``: see :func:`offload_index.of_ledger` for its ctime.
+
+        Raises Refused for a ledger that is not closed or has no bytes, as the broker's offloader does.
+        """
+        if metadata.state is not LedgerState.CLOSED or metadata.last_entry_id < 0 or metadata.length < 1:
+            raise Refused("only a closed ledger with at least one byte is offloaded")
+        if not _OVERHEAD < max_block_size <= _MAX_INT:
+            raise ValueError(f"a block size of {_OVERHEAD + 1}..{_MAX_INT} bytes, found {max_block_size}")
+        self._metadata = metadata
+        self._max_block_size = max_block_size
+        self._checksums: array[int] = array("I")
+        self._written = 0
+        self._positions: list[IndexEntry] = []
+        self._block = bytearray()
+        self._filled: int = 0
+        self._object_length = 0
+
+    @property
+    def next_entry_id(self) -> int:
+        """The entry to feed next; one more than the ledger's last when it has all."""
+        return len(self._checksums)
+
+    def feed(self, first_entry_id: int, payloads: Sequence[bytes | memoryview]) -> list[Block]:
+        """Take consecutive entries' payloads (without BookKeeper's header); returns the blocks that got complete.
+
+        Raises, having taken nothing: Refused if an entry fits no block, CorruptFormat if these are not the next
+        entries of the ledger, or are longer in all than its length, or end it shorter.
+        """
+        count = len(payloads)
+        if not count:
+            return []
+        ends = list(accumulate(map(len, payloads), initial=0))
+        self._check(first_entry_id, count, ends)
+        # Two list items per entry, made by C loops alone: this is what every entry of every ledger goes through.
+        parts: list[bytes | memoryview] = [b""] * (2 * count)
+        sizes = map(len, payloads)
+        parts[::2] = map(_FRAME.pack, sizes, range(first_entry_id, first_entry_id + count))
+        parts[1::2] = payloads
+        self._checksums.extend(checksums(payloads))
+        framed = [end + ENTRY_HEADER_LENGTH * number for number, end in enumerate(ends)]
+        finished: list[Block] = []
+        at = 0
+        while at < count:
+            if not self._block:
+                self._begin(first_entry_id + at)
+            fit = bisect_right(framed, framed[at] + len(self._block) - self._filled, at) - 1
+            length = framed[fit] - framed[at]
+            self._block[self._filled : self._filled + length] = b"".join(parts[2 * at : 2 * fit])
+            self._filled += length
+            self._written += ends[fit] - ends[at]
+            at = fit
+            if at < count:
+                finished.append(self._finished(first_entry_id + at - 1))
+        if self.next_entry_id > self._metadata.last_entry_id:
+            finished.append(self._finished(self._metadata.last_entry_id))
+        return finished
+
+    def finish(self) -> DataObject:
+        """The whole object, once every entry was fed; raises CorruptFormat before that."""
+        if self.next_entry_id <= self._metadata.last_entry_id:
+            last = self._metadata.last_entry_id
+            raise CorruptFormat(WHAT, self._at, f"entries {self.next_entry_id}..{last}, found no more")
+        return DataObject(
+            offload_index.of_ledger(self._metadata, self._positions, self._object_length), self._checksums
+        )
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    @property
+    def _at(self) -> int:
+        return self._object_length + self._filled
+
+    def _check(self, first_entry_id: int, count: int, ends: Sequence[int]) -> None:
+        last, length = self._metadata.last_entry_id, self._metadata.length
+        if first_entry_id != self.next_entry_id:
+            raise CorruptFormat(WHAT, self._at, f"entry {self.next_entry_id}, found {first_entry_id}")
+        if first_entry_id + count - 1 > last:
+            raise CorruptFormat(WHAT, self._at, f"no entry after {last}, found {first_entry_id + count - 1}")
+        found = self._written + ends[-1]
+        if found > length or (first_entry_id + count > last and found < length):
+            raise CorruptFormat(
+                WHAT, self._at, f"{length} bytes in entries 0..{last}, found {found} in 0..{first_entry_id + count - 1}"
+            )
+        longest = max_entry_length(self._max_block_size)
+        if ends[-1] <= longest:
+            return
+        for entry_id, (begin, end) in enumerate(pairwise(ends), first_entry_id):
+            if end - begin > longest:
+                raise Refused(
+                    f"entry {entry_id} has {end - begin} bytes, but a block of {self._max_block_size} has room for"
+                    f" {longest}: offload this ledger with larger blocks"
+                )
+
+    def _begin(self, entry_id: int) -> None:
+        length = block_length(
+            self._max_block_size, entry_id, self._metadata.last_entry_id, self._metadata.length, self._written
+        )
+        self._block = bytearray(length)
+        _HEADER.pack_into(self._block, 0, _MAGIC, DATA_HEADER_LENGTH, length, entry_id)
+        self._filled = DATA_HEADER_LENGTH
+        self._positions.append(IndexEntry(entry_id, len(self._positions) + 1, self._object_length))
+
+    def _finished(self, last_entry_id: int) -> Block:
+        data = self._block
+        data[self._filled :] = _padding(len(data) - self._filled)
+        self._object_length += len(data)
+        self._block, self._filled = bytearray(), 0
+        return Block(self._positions[-1], last_entry_id, data)
+
+
+class DataObjectReader:
+    """Reads a data object back whole, block by block in the order of its index, and says what is in it.
+
+    ``checksums`` equal to those of :class:`DataObject` prove that every entry arrived as it was read.
+    """
+
+    def __init__(self, index: OffloadIndex, object_length: int) -> None:
+        """``object_length``: bytes of the object as its store says; CorruptFormat if the index says otherwise."""
+        if object_length != index.data_object_length:
+            expected = f"{index.data_object_length} bytes in all, found {object_length}"
+            raise CorruptFormat(WHAT, min(object_length, index.data_object_length), expected)
+        self._index = index
+        self._checksums: array[int] = array("I")
+        self._read = 0
+        self._blocks = 0
+
+    @property
+    def next_range(self) -> range | None:
+        """The bytes of the object to feed next; None when all of it was."""
+        if self._blocks == len(self._index.blocks):
+            return None
+        block = self._index.blocks[self._blocks]
+        return range(block.offset, self._index.end_of(block))
+
+    def feed(self, data: bytes | bytearray | memoryview) -> ReadBlock:
+        """Take the bytes of :attr:`next_range`; raises CorruptFormat for what is not the block of the index."""
+        position = self._index.blocks[self._blocks]
+        end = self._index.end_of(position)
+        block = read_block(data, position.offset)
+        if block.length != len(data) or block.length != end - position.offset:
+            expected = f"blockLen {end - position.offset}, found {block.length} in {len(data)} bytes"
+            raise CorruptFormat(WHAT, position.offset + _BLOCK_LENGTH_AT, expected)
+        if block.first_entry_id != position.first_entry_id:
+            expected = f"firstEntryId {position.first_entry_id}, found {block.first_entry_id}"
+            raise CorruptFormat(WHAT, position.offset + _FIRST_ENTRY_AT, expected)
+        last = self._index.last_entry_of(position)
+        if block.last_entry_id != last:
+            raise CorruptFormat(WHAT, end, f"a block up to entry {last}, found {block.last_entry_id}")
+        self._checksums.extend(checksums(block.payloads))
+        self._read += block.payload_length
+        self._blocks += 1
+        return block
+
+    def finish(self) -> array[int]:
+        """CRC32C of every entry's payload; raises CorruptFormat unless all blocks were fed and have all bytes."""
+        missing = self.next_range
+        if missing is not None:
+            raise CorruptFormat(WHAT, missing.start, f"{len(missing)} bytes more")
+        if self._read != self._index.ledger.length:
+            expected = f"{self._index.ledger.length} bytes in all entries, found {self._read}"
+            raise CorruptFormat(WHAT, self._index.data_object_length, expected)
+        return self._checksums
+
+
+def read_block(data: bytes | bytearray | memoryview, offset: int = 0) -> ReadBlock:
+    """The block that ``data`` begins with; ``offset`` is where that is in the object. More bytes may follow it.
+
+    Raises CorruptFormat for anything that no writer leaves: entries with holes, none at all, padding that is none.
+    """
+    view = memoryview(data)
+    if len(view) < DATA_HEADER_LENGTH:
+        raise CorruptFormat(WHAT, offset + len(view), f"a block header of {DATA_HEADER_LENGTH} bytes")
+    magic, header_length, length, first_entry_id = _HEADER.unpack_from(view)
+    if magic != _MAGIC:
+        raise CorruptFormat(WHAT, offset, f"the magic {_MAGIC:#x}, found {magic:#x}")
+    if header_length != DATA_HEADER_LENGTH:
+        raise CorruptFormat(WHAT, offset + _HEADER_LENGTH_AT, f"headerLen {DATA_HEADER_LENGTH}, found {header_length}")
+    if not _OVERHEAD <= length <= len(view):
+        expected = f"a blockLen of {_OVERHEAD}..{len(view)}, found {length}"
+        raise CorruptFormat(WHAT, offset + _BLOCK_LENGTH_AT, expected)
+    if first_entry_id < 0:
+        raise CorruptFormat(WHAT, offset + _FIRST_ENTRY_AT, f"an entry id, found {first_entry_id}")
+    if bytes(view[_HEADER.size : DATA_HEADER_LENGTH]) != _ZEROS:
+        raise CorruptFormat(WHAT, offset + _HEADER.size, "zeros to the end of the header")
+    payloads, end = _entries(view[:length], first_entry_id, offset)
+    padding = _padding(length - end)
+    if not payloads:
+        raise CorruptFormat(WHAT, offset + end, f"entry {first_entry_id}")
+    if bytes(view[end:length]) != padding:
+        wrong = next(i for i, (found, byte) in enumerate(zip(view[end:length], padding, strict=True)) if found != byte)
+        raise CorruptFormat(WHAT, offset + end + wrong, f"padding {_PADDING.hex()} up to {offset + length}")
+    return ReadBlock(first_entry_id, offset, length, tuple(payloads))
+
+
+def read_blocks(data: bytes | bytearray | memoryview) -> Iterator[ReadBlock]:
+    """The blocks of a whole object, without its index; raises CorruptFormat."""
+    view = memoryview(data)
+    offset, entry_id = 0, 0
+    while offset < len(view) or not offset:
+        block = read_block(view[offset:], offset)
+        if block.first_entry_id != entry_id:
+            expected = f"firstEntryId {entry_id}, found {block.first_entry_id}"
+            raise CorruptFormat(WHAT, offset + _FIRST_ENTRY_AT, expected)
+        yield block
+        entry_id = block.last_entry_id + 1
+        offset += block.length
+
+
+def checksums(payloads: Iterable[bytes | memoryview]) -> array[int]:
+    """CRC32C of each payload."""
+    return array("I", map(_crc32c.value, map(bytes, payloads)))
+
+
+def _entries(block: memoryview, entry_id: int, offset: int) -> tuple[list[memoryview], int]:
+    """The payloads of a block and where in it they end."""
+    payloads: list[memoryview] = []
+    unpack = _FRAME.unpack_from
+    length = len(block)
+    at = DATA_HEADER_LENGTH
+    begin = at + ENTRY_HEADER_LENGTH
+    while begin <= length:  # fewer bytes than that can only be padding
+        size, found = unpack(block, at)
+        if size < 0:
+            break
+        if found != entry_id:
+            raise CorruptFormat(WHAT, offset + at, f"entry {entry_id}, found {found}")
+        end = begin + size
+        if end > length:
+            raise CorruptFormat(WHAT, offset + at, f"at most {length - begin} bytes of entry {entry_id}, found {size}")
+        payloads.append(block[begin:end])
+        entry_id += 1
+        at = end
+        begin = at + ENTRY_HEADER_LENGTH
+    return payloads, at
+
+
+def _padding(length: int) -> bytes:
+    """The padding of a block, cut where the block ends."""
+    return (_PADDING * (length // len(_PADDING) + 1))[:length]
