@@ -91,14 +91,16 @@ def topic(
 
 @app.command()
 def file(
-    path: Annotated[Path, typer.Argument(help="A dumped z-node or entry payload.", exists=True, dir_okay=False)],
+    path: Annotated[
+        Path, typer.Argument(help="A dumped z-node, entry payload or offload object.", exists=True, dir_okay=False)
+    ],
     format_name: Annotated[
         str,
         typer.Option(
             "--as",
             metavar="FORMAT",
             help="managed-ledger, cursor, cursor-entry, ledger-metadata, schema-locator, schema-entry, "
-            "bucket-metadata, bucket-segment or message.",
+            "bucket-metadata, bucket-segment, message, offload-data or offload-index.",
         ),
     ],
     as_json: AsJson = False,

@@ -72,6 +72,8 @@ DUMPS = {
     "bucket-metadata": "delayed/unmerged/L237.entries.bin",
     "bucket-segment": "delayed/unmerged/L237.entries.bin",
     "message": "offload/g-batch-zstd/L30.first_entry.bin",
+    "offload-data": "offload/g-large/object_data.bin",
+    "offload-index": "offload/g-large/object_index.bin",
 }
 
 
@@ -115,6 +117,16 @@ def test_a_dump_that_does_not_decode_is_one_line_with_the_byte(
     assert captured.out == ""
     assert captured.err.startswith("pulsar-lifecycle: ledger metadata: at byte 30: ")
     assert captured.err.count("\n") == 1
+
+
+def test_an_offload_object_that_was_cut_off_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    for name in ("data", "index"):
+        broken.write_bytes((GOLDEN / f"offload/g-tiny/object_{name}.bin").read_bytes()[:-1])
+        assert run("inspect", "file", str(broken), "--as", f"offload-{name}") == 1
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith(f"pulsar-lifecycle: offload {name}")
 
 
 def test_verbose_raises_for_a_traceback(tmp_path: Path) -> None:
