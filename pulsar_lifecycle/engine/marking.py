@@ -18,18 +18,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.engine import control, inventory, standing
-from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.standing import Shadows
+from pulsar_lifecycle.engine.topic_write import TopicWrite, may_write_loaded, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
-    Conflict,
     LeaseLost,
     LifecycleError,
-    NotFound,
-    OutcomeUnknown,
     Overloaded,
     Paused,
     Refused,
@@ -82,9 +79,7 @@ class Marking:
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
-        if isinstance(self.loaded_topics, bool):
-            return self.loaded_topics
-        return not self.loaded_topics.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
+        return may_write_loaded(self.loaded_topics, topic)
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
         """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
@@ -231,11 +226,7 @@ def _look(run: Marking, tools: Tools, order: TrimOrder) -> _View:
 
 def _loaded(run: Marking, tools: Tools, view: _View) -> str:
     """Why the topic counts as loaded; empty if it is unloaded."""
-    last = max((item.ledger_id for item in view.info.ledgers), default=None)
-    state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
-    broker = run.brokers.loaded.get(str(view.topic))
-    found, why = inventory.load_state(view.info, view.node.stat.mtime, state, broker, run.brokers, run.now)
-    return why if found == "loaded" else ""
+    return why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
 
 def _left_to_broker(why: str) -> str:
@@ -254,11 +245,7 @@ class _Trim:
         self._marked: dict[int, Marked] = {}
         self._czxids: dict[int, int | None] = {}
         self._outcomes: dict[int, Marked] = {}
-        self._owed: OwedUnload | None = None
-        self._newly_owed = False
-        self._written = False
-        self._unknown: int | None = None
-        """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
+        self._write = TopicWrite(tools.store, tools.admin, permit, tools.clock, order.topic)
 
     def run(self) -> list[Marked]:
         try:
@@ -268,12 +255,12 @@ class _Trim:
             else:
                 self._leave_rest(f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again")
         except LifecycleError as error:
-            self._settle(sure=False)
+            self._write.settle(sure=False)
             if not self._marked or isinstance(error, _STOPPING) or not isinstance(error, Refused):
                 self._journal_what_is_there(error)
                 raise
             self._leave_rest(str(error))
-        owing = self._settle(sure=True)
+        owing = self._write.settle(sure=True)
         self._journal_outcomes(owing)
         return [self._outcomes[i] for i in sorted(self._outcomes)]
 
@@ -307,9 +294,7 @@ class _Trim:
     def _account_for_lost_write(self, view: _View) -> bool:
         """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""
         self._outcomes.clear()
-        if self._unknown is not None:
-            self._written = self._written or view.node.stat.version != self._unknown
-            self._unknown = None
+        self._write.seen(view.node.stat.version)
         listed = {item.ledger_id for item in view.info.ledgers}
         gone = {i: one for i, one in self._marked.items() if i not in listed}
         self._outcomes |= {i: replace(one, reason="its topic does not list it any more") for i, one in gone.items()}
@@ -358,19 +343,13 @@ class _Trim:
         self._journal(MARKED, [one for one in about if one.ledger_id not in self._marked])
         self._marked |= removed
         self._permit.check(store)
-        self._owe(loaded)
+        self._write.owe(loaded)
         if not self._behind_all_cursors(view, leaving):
             return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
         data = managed_ledger.encode(replace(view.info, ledgers=kept))
-        try:
-            store.write(view.node.path, data, view.node.stat.version)
-        except OutcomeUnknown:
-            self._unknown = view.node.stat.version
-            return False  # what is there now decides
-        except (Conflict, NotFound):
+        if not self._write.write(view.node, data):
             return False
-        self._written = True
         self._outcomes |= removed
         return True
 
@@ -384,33 +363,6 @@ class _Trim:
         cursors = standing.cursors(tools.store, view.node.path)
         positions = standing.positions(tools, self._run.ledgers_root, cursors)
         return all(max(leaving) < position.ledger_id for position in positions.values())
-
-    def _owe(self, loaded: bool) -> None:
-        if self._owed is not None and self._owed.loaded == loaded:
-            return
-        owed = OwedUnload(self._order.topic, loaded, self._tools.clock.now_ms())
-        created = control.owe_unload(self._tools.store, owed)
-        self._newly_owed = created if self._owed is None else self._newly_owed
-        self._owed = owed
-
-    def _settle(self, *, sure: bool) -> str:
-        """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
-
-        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays owed.
-        """
-        owed = self._owed
-        if owed is None:
-            return ""
-        if not self._written and self._unknown is None:
-            if sure and self._newly_owed:
-                control.settle_unload(self._tools.store, owed)
-            return ""
-        if not owed.loaded:
-            return ""  # at its end the run looks whether some broker loaded it meanwhile
-        failure = self._permit.unloads.unload(self._tools.admin, owed.topic)
-        if sure and not failure:
-            control.settle_unload(self._tools.store, owed)
-        return failure
 
     def _leave_rest(self, reason: str) -> None:
         """Whatever was marked and is not known to have left."""

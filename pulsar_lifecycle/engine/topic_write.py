@@ -1,0 +1,94 @@
+"""A topic's z-node written by compare-and-set, with the unload that this asks for: one step that survives a crash.
+
+Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
+and why it may be (``marking.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next metadata
+write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever settles
+the owed unloads (``unloads.py``).
+"""
+
+from __future__ import annotations
+
+from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.unloads import Permit
+from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+
+
+class TopicWrite:
+    """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
+
+    def __init__(self, store: MetadataStore, admin: BrokerAdmin, permit: Permit, clock: Clock, topic: Topic) -> None:
+        self._store, self._admin, self._permit, self._clock, self._topic = store, admin, permit, clock, topic
+        self._owed: OwedUnload | None = None
+        self._newly_owed = False
+        self._written = False
+        self._unknown: int | None = None
+        """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
+
+    def seen(self, version: int) -> None:
+        """The z-node was read and has this version: that tells what became of a write whose outcome was not known."""
+        if self._unknown is not None:
+            self._written = self._written or version != self._unknown
+            self._unknown = None
+
+    def owe(self, loaded: bool) -> None:
+        """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it."""
+        if self._owed is not None and self._owed.loaded == loaded:
+            return
+        owed = OwedUnload(self._topic, loaded, self._clock.now_ms())
+        created = control.owe_unload(self._store, owed)
+        self._newly_owed = created if self._owed is None else self._newly_owed
+        self._owed = owed
+
+    def write(self, node: Node, data: bytes) -> bool:
+        """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again."""
+        try:
+            self._store.write(node.path, data, node.stat.version)
+        except OutcomeUnknown:
+            self._unknown = node.stat.version
+            return False
+        except (Conflict, NotFound):
+            return False
+        self._written = True
+        return True
+
+    def settle(self, *, sure: bool) -> str:
+        """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
+
+        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays owed.
+        """
+        owed = self._owed
+        if owed is None:
+            return ""
+        if not self._written and self._unknown is None:
+            if sure and self._newly_owed:
+                control.settle_unload(self._store, owed)
+            return ""
+        if not owed.loaded:
+            return ""  # at its end the run looks whether some broker loaded it meanwhile
+        failure = self._permit.unloads.unload(self._admin, owed.topic)
+        if sure and not failure:
+            control.settle_unload(self._store, owed)
+        return failure
+
+
+def why_loaded(
+    store: MetadataStore, root: str, brokers: Brokers, now: int, topic: Topic, node: Node, info: ManagedLedgerInfo
+) -> str:
+    """Why a topic counts as loaded; empty if it is unloaded. ``now`` (ms) is from before ``brokers`` were asked."""
+    last = max((item.ledger_id for item in info.ledgers), default=None)
+    state = inventory.ledger_states(store, [last], root)[0]
+    found, why = inventory.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
+    return why if found == "loaded" else ""
+
+
+def may_write_loaded(policy: bool | frozenset[str], topic: Topic) -> bool:
+    """Whether a policy (all, none, or tenants, namespaces and topics) lets a loaded topic's z-node be written."""
+    if isinstance(policy, bool):
+        return policy
+    return not policy.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
