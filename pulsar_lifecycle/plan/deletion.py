@@ -71,9 +71,11 @@ def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
     """Orphans of ``now`` that an earlier scan found too, the same z-node both times, sorted by ledger id."""
     keys = ["ledger_id", "czxid", "ctime"]
     orphans = now.filter(pc.equal(now.column("finding"), Finding.ORPHAN.value))
-    earlier = before.filter(pc.equal(before.column("finding"), Finding.ORPHAN.value)).select(keys)
-    both: Any = orphans.join(earlier, keys=keys, join_type="left semi")
-    return both.select(PLAN.names).cast(PLAN).sort_by("ledger_id")
+    earlier = before.select(keys).filter(pc.equal(before.column("finding"), Finding.ORPHAN.value))
+    if not (orphans.num_rows and earlier.num_rows):
+        return PLAN.empty_table()
+    both: Any = orphans.join(earlier, keys=keys, join_type="left semi").select(PLAN.names)
+    return _by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
@@ -93,10 +95,18 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
         )
     }
     hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
-    for batch in rows.select(PLAN.names).sort_by("ledger_id").to_batches(max_chunksize=10_000):
+    for batch in _by_id(rows.select(PLAN.names)).to_batches(max_chunksize=10_000):
         for row in batch.to_pylist():
-            hashed.update(json.dumps(row, sort_keys=True, ensure_ascii=False).encode() + b"\n")
+            hashed.update(_canonical(row).encode() + b"\n")
     return hashed.hexdigest()
+
+
+_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+
+
+def _by_id(rows: pa.Table) -> pa.Table:
+    ids = rows.column("ledger_id").to_numpy()
+    return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by("ledger_id")
 
 
 @dataclass(frozen=True, slots=True)

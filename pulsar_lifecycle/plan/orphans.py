@@ -11,7 +11,7 @@ pure: the time comes in with the context. When in doubt a ledger is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
@@ -24,7 +24,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.model import Namespace, Topic, cursor_name
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS
+from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS, GONE
 
 
 class Finding(StrEnum):
@@ -126,8 +126,10 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     Ledgers in use give no row. Rows of components in ``NEEDS_OWNER`` that pass everything else come out as ``PENDING``.
     """
     suspects = _suspects(ledgers, refs)
-    rows = _described(suspects)
-    count = rows.num_rows
+    count = suspects.num_rows
+    if not count:
+        return _NOTHING
+    columns = _described(suspects)
     finding = np.full(count, Finding.KEPT.value, dtype=object)
     reason = np.full(count, "", dtype=object)
     open_ = np.ones(count, dtype=bool)  # not decided yet
@@ -139,20 +141,19 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
         open_[mask] = False
 
     text = {
-        name: _texts(rows.column(name)) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
+        name: _texts(columns[name]) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
     }
     error = _texts(suspects.column("error"))
     tagged = _texts(suspects.column("application")) == "pulsar"
-    ids = _numbers(rows.column("ledger_id"), -1)
-    ctime = _numbers(rows.column("ctime"), 0)
+    ids = _numbers(columns["ledger_id"], -1)
+    ctime = _numbers(columns["ctime"], 0)
     age = context.now - ctime
-    leftover = np.array([int(i) in refs.offloaded for i in ids], dtype=bool)
 
     decide(error == EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
-    decide(np.char.startswith(error.astype(str), CORRUPT), Finding.UNDECODABLE, error)
-    decide(leftover, Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
+    decide(_where(error, lambda said: said.startswith(CORRUPT)), Finding.UNDECODABLE, error)
+    decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar")
-    decide(~np.isin(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
+    decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
     decide(text["topic"] == "", Finding.KEPT, "its tags name no owner")
     nameless = (text["component"] == "delayed-index-bucket") & ((text["cursor"] == "") | (text["bucket_key"] == ""))
     decide(nameless, Finding.KEPT, "its tags name no cursor or no bucket key")
@@ -163,22 +164,22 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
         (context.shared_namespaces, "schemas of another cluster's namespace too"),
     ):
         theirs = context.schemas_of(names)
-        owned = np.isin(text["topic"], theirs) | np.isin(text["namespace"], theirs)
+        owned = _in(text["topic"], theirs) | _in(text["namespace"], theirs)
         decide((text["component"] == "schema") & owned, Finding.KEPT, why)
     closed = text["state"] == "CLOSED"
     decide(~closed & (age < context.grace), Finding.OPEN, "never closed, and younger than the grace period")
     decide(~closed, Finding.OPEN_ORPHAN, "never closed: no broker rolled it over, nothing refers to it")
     decide((ctime <= 0) | (age < 0), Finding.KEPT, "its age is unknown: ctime is missing or in the future")
     decide(age < context.grace, Finding.TOO_YOUNG, "younger than the grace period")
-    decide(np.array([int(i) in context.under_replicated for i in ids], dtype=bool), Finding.KEPT, "under-replicated")
+    decide(_in(ids, context.under_replicated), Finding.KEPT, "under-replicated")
     decide(
-        np.isin(text["topic"], list(context.open_topics)),
+        _in(text["topic"], context.open_topics),
         Finding.KEPT,
         "another unreferenced ledger of its topic is open: some broker may be writing it",
     )
-    decide(np.isin(text["component"], NEEDS_OWNER), PENDING, "")
+    decide(_in(text["component"], NEEDS_OWNER), PENDING, "")
     decide(open_, Finding.ORPHAN, "closed, older than the grace period, and nothing refers to it")
-    return _with(rows, finding, reason)
+    return _found(columns, finding, reason)
 
 
 OWNER_FACTS = pa.schema(
@@ -206,7 +207,7 @@ def settle(pending: pa.Table) -> pa.Table:
     resting = ~exists | (state == "unloaded") | (state == "never_loaded")
     bucket = component == "delayed-index-bucket"
     trimmed = (first >= 0) & (ends >= 0) & (ends < first)
-    free = np.where(bucket, resting | ~cursor | trimmed, resting | (np.isin(compaction, ["NOT_RUN", "SUCCESS"])))
+    free = np.where(bucket, resting | ~cursor | trimmed, resting | _in(compaction, ("NOT_RUN", "SUCCESS")))
     why_kept = np.where(
         bucket,
         "its cursor exists on a loaded topic: the broker may hold this snapshot without having stored its key",
@@ -216,7 +217,7 @@ def settle(pending: pa.Table) -> pa.Table:
     reason = np.where(
         free, "closed, older than the grace period, nothing refers to it, and no broker can hold it", why_kept
     )
-    return _with(pending.select(FINDINGS.names), finding, reason)
+    return _found({name: pending.column(name) for name in FINDINGS.names}, finding, reason)
 
 
 def bucket_range_end(key: str) -> int:
@@ -317,59 +318,56 @@ def parent_of(topic: str) -> str:
 
 def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:
     """One (mask, finding, reason) per distinct answer of ``owner_rule``, computed once per distinct topic."""
-    names, first, inverse = np.unique(topics, return_index=True, return_inverse=True)
-    answers = [owner_rule(str(namespaces[i]), str(name), context) for name, i in zip(names, first, strict=True)]
-    rules: list[tuple[Any, str, str]] = []
-    for answer in dict.fromkeys(a for a in answers if a):
-        rules.append((np.array([a == answer for a in answers], dtype=bool)[inverse], *answer))
-    return rules
+    first = dict(zip(reversed(topics), reversed(namespaces), strict=True))
+    answers = {topic: owner_rule(namespace, topic, context) for topic, namespace in first.items()}
+    numbers = {answer: number for number, answer in enumerate(dict.fromkeys(answers.values()))}
+    number_of = {topic: numbers[answer] for topic, answer in answers.items()}
+    given = np.fromiter(map(number_of.__getitem__, topics), np.intp, len(topics))
+    return [(given == number, *answer) for answer, number in numbers.items() if answer]
+
+
+_NEEDED_TO_JUDGE = ("error", "application", "length", "write_quorum", "bucket_cursor")
+"""Columns of ``tables.BOOKKEEPER_LEDGERS`` that decide, beside those of ``tables.FINDINGS`` and ``OWNER_TAGS``."""
+
+_NOTHING = FINDINGS.empty_table()
 
 
 def _suspects(ledgers: pa.Table, refs: Referenced) -> pa.Table:
     """Ledgers that nothing needs in BookKeeper; undecodable z-nodes are suspects too, vanished ones are not."""
-    there = ledgers.filter(
-        pc.and_(
-            pc.is_valid(ledgers.column("ledger_id")),
-            pc.fill_null(pc.not_equal(ledgers.column("error"), "gone"), True),
-        )
-    )
-    ids = there.column("ledger_id").to_numpy()
-    unneeded = BitMap64(ids.astype(np.uint64)) - refs.needed
-    return (
-        there.filter(pa.array(np.isin(ids, np.array(unneeded.to_array(), dtype=np.int64))))
-        if len(unneeded)
-        else there.slice(0, 0)
-    )
+    wanted = {*FINDINGS.names, *OWNER_TAGS, *_NEEDED_TO_JUDGE}
+    there = ledgers.select([name for name in ledgers.column_names if name in wanted])
+    ids, error = there.column("ledger_id"), there.column("error")
+    if ids.null_count or error.null_count < len(error):
+        there = there.filter(pc.and_(pc.is_valid(ids), pc.fill_null(pc.not_equal(error, GONE), True)))
+        ids = there.column("ledger_id")
+    numbers = ids.to_numpy()
+    unneeded = BitMap64(numbers.astype(np.uint64)) - refs.needed
+    if not unneeded:
+        return there.slice(0, 0)
+    if len(unneeded) == len(numbers):
+        return there
+    return there.filter(pa.array(np.isin(numbers, np.array(unneeded.to_array(), dtype=np.int64))))
 
 
-def _described(suspects: pa.Table) -> pa.Table:
-    """Suspects in the shape of FINDINGS, with namespace and topic worked out of their tags."""
-    owners = [
-        owner_of(*tags)
-        for tags in zip(
-            *(suspects.column(tag).to_pylist() for tag in OWNER_TAGS),
-            strict=True,
-        )
-    ]
-    length = _numbers(suspects.column("length"), 0)
-    quorum = np.maximum(_numbers(suspects.column("write_quorum"), 1), 1)
+def _described(suspects: pa.Table) -> dict[str, Any]:
+    """The columns of FINDINGS that are known before anything is decided, namespace and topic worked out of the tags."""
+    columns: dict[str, Any] = dict(zip(suspects.column_names, suspects.columns, strict=True))
+    tags = list(zip(*(columns[tag].to_pylist() for tag in OWNER_TAGS), strict=True))
+    owner = {owned: owner_of(*owned) for owned in set(tags)}
+    owners = [owner[owned] for owned in tags]
+    length = _numbers(columns["length"], 0)
+    quorum = np.maximum(_numbers(columns["write_quorum"], 1), 1)
     cursors = [
         cursor_name(encoded) if encoded else bucket
-        for encoded, bucket in zip(
-            suspects.column("cursor").to_pylist(), suspects.column("bucket_cursor").to_pylist(), strict=True
-        )
+        for encoded, bucket in zip(columns["cursor"].to_pylist(), columns["bucket_cursor"].to_pylist(), strict=True)
     ]
-    columns: dict[str, Any] = {name: suspects.column(name) for name in FINDINGS.names if name in suspects.column_names}
-    columns |= {
-        "finding": pa.nulls(suspects.num_rows, pa.string()),
-        "reason": pa.nulls(suspects.num_rows, pa.string()),
-        "namespace": pa.array([o[0] for o in owners], pa.string()),
-        "topic": pa.array([o[1] for o in owners], pa.string()),
+    return columns | {
+        "namespace": pa.array([namespace for namespace, _ in owners], pa.string()),
+        "topic": pa.array([topic for _, topic in owners], pa.string()),
         "cursor": pa.array(cursors, pa.string()),
         "logical_bytes": pa.array(length),
         "physical_bytes": pa.array(length * quorum),
     }
-    return pa.table({name: columns[name] for name in FINDINGS.names}, schema=FINDINGS)
 
 
 OWNER_TAGS = ("component", "managed_ledger", "schema_id", "compacted_topic", "bucket_topic")
@@ -415,21 +413,31 @@ def owner_of(
 
 
 def _texts(column: Any) -> Any:
-    return (
-        column.fill_null("").to_numpy(zero_copy_only=False)
-        if isinstance(column, pa.Array)
-        else column.fill_null("").to_numpy()
-    )
+    if column.null_count == len(column):
+        return np.full(len(column), "", dtype=object)
+    return (column.fill_null("") if column.null_count else column).to_numpy(zero_copy_only=False)
 
 
 def _numbers(column: Any, missing: int) -> Any:
-    return np.asarray(column.fill_null(missing), dtype=np.int64)
+    return np.asarray(column.fill_null(missing) if column.null_count else column, dtype=np.int64)
 
 
-def _with(rows: pa.Table, finding: Any, reason: Any) -> pa.Table:
-    rows = rows.set_column(
-        rows.column_names.index("finding"), FINDINGS.field("finding"), pa.array([str(f) for f in finding], pa.string())
-    )
-    return rows.set_column(
-        rows.column_names.index("reason"), FINDINGS.field("reason"), pa.array([str(r) for r in reason], pa.string())
-    )
+def _where(values: Any, holds: Callable[[Any], bool]) -> Any:
+    return np.fromiter(map(holds, values), dtype=bool, count=len(values))
+
+
+def _in(values: Any, known: BitMap64 | Collection[str]) -> Any:
+    if not known:
+        return np.zeros(len(values), dtype=bool)
+    members: Any = known if isinstance(known, BitMap64) else frozenset(known)
+    return _where(values.tolist(), members.__contains__)
+
+
+def _found(columns: Mapping[str, Any], finding: Any, reason: Any) -> pa.Table:
+    """``tables.FINDINGS`` of these columns and what was decided."""
+    decided = {
+        "finding": pa.array([str(f) for f in finding], pa.string()),
+        "reason": pa.array(reason, pa.string()),
+    }
+    whole = {**columns, **decided}
+    return pa.Table.from_arrays([whole[name] for name in FINDINGS.names], schema=FINDINGS)

@@ -101,13 +101,13 @@ class Referenced:
 
 def referenced(references: pa.Table | pa.RecordBatch) -> Referenced:
     """The sets of ids in a table of ``tables.REFERENCES``."""
-    references = references.filter(pc.is_valid(references.column("ledger_id")))
-    ids = references.column("ledger_id")
-    keeps = references.column("keeps_bookkeeper_copy")
-    return Referenced(
-        needed=id_set(pc.filter(ids, keeps)),
-        offloaded=id_set(pc.filter(ids, pc.invert(keeps))),
-    )
+    references = references.select(["ledger_id", "keeps_bookkeeper_copy"])
+    if references.column("ledger_id").null_count:
+        references = references.filter(pc.is_valid(references.column("ledger_id")))
+    ids, keeps = references.columns
+    if pc.all(keeps, skip_nulls=False).as_py():
+        return Referenced(id_set(ids))
+    return Referenced(id_set(pc.filter(ids, keeps)), id_set(pc.filter(ids, pc.invert(keeps))))
 
 
 def id_set(ids: Any) -> BitMap64:
@@ -120,18 +120,19 @@ def id_set(ids: Any) -> BitMap64:
 def from_managed_ledgers(rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """R1 (with R6, R7, R8, R14) from rows of ``tables.MANAGED_LEDGERS``; rows with an error give none."""
     nested: Any = rows.column("ledgers")
-    parents: Any = pc.list_parent_indices(nested)
     flat: Any = pc.list_flatten(nested)
+    if not len(flat):
+        return _NOTHING
     if isinstance(flat, pa.ChunkedArray):
         flat = flat.combine_chunks()
-    complete: Any = pc.fill_null(flat.field("offload_complete"), False)
-    gone: Any = pc.fill_null(flat.field("bookkeeper_deleted"), False)
+    gone: Any = pc.fill_null(pc.and_(flat.field("offload_complete"), flat.field("bookkeeper_deleted")), False)
+    parents: Any = pc.list_parent_indices(nested)
     return _table(
         flat.field("ledger_id"),
         "R1",
         rows.column("managed_ledger").take(parents),
         rows.column("path").take(parents),
-        pc.invert(pc.and_(complete, gone)),
+        pc.invert(gone),
     )
 
 
@@ -164,6 +165,8 @@ class Word:
 def from_words(words: Iterable[Word]) -> pa.Table:
     """Rows of single references; ids below 0 are left out."""
     kept = [word for word in words if word.error or (word.ledger_id is not None and word.ledger_id >= 0)]
+    if not kept:
+        return _NOTHING
     return pa.table(
         {
             "ledger_id": [word.ledger_id for word in kept],
@@ -179,25 +182,31 @@ def from_words(words: Iterable[Word]) -> pa.Table:
 
 def _scalar_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
     ids = rows.column(column)
+    if ids.null_count == len(ids):
+        return _NOTHING
     there: Any = pc.fill_null(pc.greater_equal(ids, 0), False)
     return _table(ids.filter(there), kind, rows.column(owner).filter(there), rows.column("path").filter(there), None)
 
 
 def _list_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
     nested: Any = rows.column(column)
-    parents: Any = pc.list_parent_indices(nested)
     flat: Any = pc.list_flatten(nested)
+    if not len(flat):
+        return _NOTHING
     if isinstance(flat, pa.ChunkedArray):
         flat = flat.combine_chunks()
     ids: Any = flat.field("ledger_id")
     there: Any = pc.greater_equal(ids, 0)
-    owners = rows.column(owner).take(parents)
-    paths = rows.column("path").take(parents)
-    return _table(ids.filter(there), kind, owners.filter(there), paths.filter(there), None)
+    parents: Any = pc.list_parent_indices(nested).filter(there)
+    return _table(ids.filter(there), kind, rows.column(owner).take(parents), rows.column("path").take(parents), None)
 
 
 def _table(ids: Any, kind: str, owners: Any, referrers: Any, keeps: Any) -> pa.Table:
     count = len(ids)
-    keeps = pa.array([True] * count) if keeps is None else keeps
-    columns = [ids, pa.array([kind] * count, pa.string()), owners, referrers, keeps, pa.nulls(count, pa.string())]
-    return pa.table(dict(zip(REFERENCES.names, columns, strict=True)), schema=REFERENCES)
+    keeps = pa.repeat(_KEEPS, count) if keeps is None else keeps
+    columns = [ids, pa.repeat(kind, count), owners, referrers, keeps, pa.nulls(count, pa.string())]
+    return pa.Table.from_arrays(columns, schema=REFERENCES)
+
+
+_KEEPS = pa.scalar(True)
+_NOTHING = REFERENCES.empty_table()
