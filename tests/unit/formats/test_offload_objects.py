@@ -93,6 +93,17 @@ def test_an_index_is_written_as_the_broker_wrote_it(folder):
     assert "password" not in theirs["segmentMetadata"]
 
 
+@pytest.mark.parametrize("path", matching("offload_blocks/blocks_of_*.bin"), ids=lambda path: path.stem)
+def test_many_blocks_are_cut_and_padded_as_the_broker_does(path):
+    payloads = entries(GOLDEN / "offload_blocks/entries.bin")
+    metadata = ledger(sum(map(len, payloads)), len(payloads) - 1)
+    builder = DataObjectBuilder(metadata, int(path.stem.rpartition("_")[2]))
+    assert b"".join(block.data for block in builder.feed(0, payloads)) == path.read_bytes()
+    read = list(offload_data.read_blocks(path.read_bytes()))
+    assert [bytes(p) for block in read for p in block.payloads] == payloads
+    assert tuple(block.offset for block in read) == tuple(b.offset for b in builder.finish().index.blocks)
+
+
 @GOLDENS
 def test_keys_and_user_metadata(folder):
     facts = expected(folder)
