@@ -19,12 +19,12 @@ from pulsar_lifecycle._pb import pulsar_mldata_pb2 as pb
 from pulsar_lifecycle.errors import UnsupportedFormat
 from pulsar_lifecycle.formats import _wire
 from pulsar_lifecycle.formats.compression import Compression, unwrap, wrap
+from pulsar_lifecycle.formats.offload_object import halves, uuid_of
 from pulsar_lifecycle.model import Position
 
 WHAT = "managed-ledger z-node"
 # The text form of ManagedLedgerInfo, written before Pulsar 1.20.
 _TEXT_FORM = (b"ledgerInfo", b"terminatedPosition", b"properties {")
-_LONG = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,25 +225,20 @@ def _fill_segment(message: pb.OffloadSegment, segment: OffloadSegment) -> None:
 
 
 def _uuid(message: pb.OffloadContext | pb.OffloadSegment) -> UUID | None:
-    halves = message.HasField("uidMsb"), message.HasField("uidLsb")
-    if halves == (False, False):
+    present = message.HasField("uidMsb"), message.HasField("uidLsb")
+    if present == (False, False):
         return None
-    if halves != (True, True):
+    if present != (True, True):
         raise _wire.MalformedError("both halves of the offload UUID")
-    return UUID(int=(message.uidMsb % _LONG) << 64 | message.uidLsb % _LONG)
+    return uuid_of(message.uidMsb, message.uidLsb)
 
 
 def _fill_uuid(message: pb.OffloadContext | pb.OffloadSegment, value: UUID | None) -> None:
-    halves = (None, None) if value is None else (_signed(value.int >> 64), _signed(value.int % _LONG))
-    for name, half in zip(("uidMsb", "uidLsb"), halves, strict=True):
+    for name, half in zip(("uidMsb", "uidLsb"), (None, None) if value is None else halves(value), strict=True):
         if half is None:
             message.ClearField(name)
         else:
             _wire.require(message, name, half)
-
-
-def _signed(half: int) -> int:
-    return half - _LONG if half >= _LONG >> 1 else half
 
 
 def _driver(message: pb.OffloadContext | pb.OffloadSegment) -> tuple[str | None, dict[str, str]]:

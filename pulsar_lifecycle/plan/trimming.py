@@ -18,6 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.formats.offload_object import halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
@@ -153,6 +154,7 @@ def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: in
             )
         )
     if whole and whole.uuid and whole.driver_name:
+        msb, lsb = halves(whole.uuid)
         messages.append(
             PendingDeleteLedgerInfo(
                 topic_name=str(topic),
@@ -160,8 +162,8 @@ def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: in
                 ledger_id=item.ledger_id,
                 ledger_type=LedgerType.OFFLOAD_LEDGER,
                 offload_context=OffloadContext(
-                    msb=_signed(whole.uuid.int >> 64),
-                    lsb=_signed(whole.uuid.int % (1 << 64)),
+                    msb=msb,
+                    lsb=lsb,
                     driver_name=whole.driver_name,
                     metadata=dict(whole.driver_metadata),
                 ),
@@ -211,8 +213,3 @@ def prefix(goes: Sequence[int], acknowledged: Collection[int]) -> list[int]:
             break
         taken.append(ledger_id)
     return taken
-
-
-def _signed(half: int) -> int:
-    """Half a UUID as the signed Java long it is."""
-    return half - (1 << 64) if half >= 1 << 63 else half
