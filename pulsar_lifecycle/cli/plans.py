@@ -147,15 +147,15 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
 def _refusal(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
-    from pulsar_lifecycle.plan import deletion
+    from pulsar_lifecycle.plan import artefact, deletion
 
     valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
         if not settings.deletion.topicTwoPhaseDeletionEnabled:
             raise Refused(deletion.SWITCHED_OFF)
-        deletion.check_applicable(
+        artefact.check_applicable(
             summary,
-            rows,
+            deletion.digest(rows, summary.to_json()),
             digest_given=summary.digest,
             fingerprint=summary.fingerprint,
             now=now,

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.plan import artefact
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, SEND_FAILED, SENT
@@ -47,8 +48,9 @@ def chosen(
     order: Order, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
 ) -> pa.Table:
     """The rows to apply, lowest ids first. Raises Refused by the rules of ``plan/deletion.py``."""
-    plan_deletion.check_applicable(
-        summary, rows, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
+    found = plan_deletion.digest(rows, summary.to_json())
+    artefact.check_applicable(
+        summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
     )
     some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
     plan_deletion.check_caps(summary, some, order.caps)

@@ -286,6 +286,7 @@ def _ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
         str(offload.uuid) if offload and offload.uuid else None,
         bool(offload and offload.complete),
         bool(offload and offload.bookkeeper_deleted),
+        offload and offload.timestamp,
     )
 
 

@@ -10,8 +10,6 @@ it, deleting. A plan row carries what the deletion run compares again: component
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +20,7 @@ from pydantic import TypeAdapter
 
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.plan import artefact
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.tables import FINDINGS
@@ -65,6 +64,10 @@ class PlanSummary:
 
 
 _SUMMARY = TypeAdapter(PlanSummary)
+_FACTS = (
+    *("plan_id", "cluster", "fingerprint", "epoch_id", "confirmed_by", "created_at", "actionable"),
+    "cluster_ledgers",
+)
 
 
 def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
@@ -75,38 +78,12 @@ def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
     if not (orphans.num_rows and earlier.num_rows):
         return PLAN.empty_table()
     both: Any = orphans.join(earlier, keys=keys, join_type="left semi").select(PLAN.names)
-    return _by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
+    return artefact.by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
     """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
-    hashed = hashlib.sha256()
-    facts = {
-        k: summary[k]
-        for k in (
-            "plan_id",
-            "cluster",
-            "fingerprint",
-            "epoch_id",
-            "confirmed_by",
-            "created_at",
-            "actionable",
-            "cluster_ledgers",
-        )
-    }
-    hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
-    for batch in _by_id(rows.select(PLAN.names)).to_batches(max_chunksize=10_000):
-        for row in batch.to_pylist():
-            hashed.update(_canonical(row).encode() + b"\n")
-    return hashed.hexdigest()
-
-
-_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
-
-
-def _by_id(rows: pa.Table) -> pa.Table:
-    ids = rows.column("ledger_id").to_numpy()
-    return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by("ledger_id")
+    return artefact.digest(rows.select(PLAN.names), {name: summary[name] for name in _FACTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,30 +94,6 @@ class Caps:
     max_share: float
     max_bytes: int
     max_ledgers_per_topic: int
-
-
-def check_applicable(
-    summary: PlanSummary, rows: pa.Table, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
-) -> None:
-    """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster."""
-    found = digest(rows, summary.to_json())
-    if digest_given != summary.digest or found != summary.digest:
-        raise Refused(
-            f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
-            f"you gave {digest_given}"
-        )
-    if summary.fingerprint != fingerprint:
-        raise Refused(
-            f"plan {summary.plan_id} is of another cluster: fingerprint {summary.fingerprint}, "
-            f"this one has {fingerprint}"
-        )
-    if not summary.actionable:
-        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
-    if not 0 <= now - summary.created_at <= valid_for_ms:
-        raise Refused(
-            f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
-            f"valid for {valid_for_ms // 60_000}; make a new one"
-        )
 
 
 SWITCHED_OFF = (

@@ -68,6 +68,7 @@ LEDGER_INFO = pa.struct(
         pa.field("offload_uuid", pa.string()),
         pa.field("offload_complete", pa.bool_()),
         pa.field("bookkeeper_deleted", pa.bool_()),
+        pa.field("offloaded_at", pa.int64()),
     ]
 )
 

@@ -10,7 +10,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.plan import deletion
+from pulsar_lifecycle.plan import artefact, deletion
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.tables import FINDINGS
@@ -88,7 +88,7 @@ def test_the_digest_is_of_the_rows_in_any_order_and_of_what_makes_the_plan_actio
 
 def check(summary: PlanSummary, rows: pa.Table, **changes: Any) -> None:
     given: dict[str, Any] = {"digest_given": summary.digest, "fingerprint": "f", "now": 1000, "valid_for_ms": 500}
-    deletion.check_applicable(summary, rows, **(given | changes))
+    artefact.check_applicable(summary, deletion.digest(rows, summary.to_json()), **(given | changes))
 
 
 def test_a_plan_may_be_applied_while_it_is_valid() -> None:

@@ -1,0 +1,78 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""What every plan has in common: a digest over its rows and the facts that make it actionable, and its age.
+
+Belongs here: whether a stored plan is what it says it is. Not here: what its rows mean (``deletion.py``,
+``offload.py``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import Refused
+
+
+class Summary(Protocol):
+    """What the checks read of a plan's summary; times in ms."""
+
+    @property
+    def plan_id(self) -> str: ...  # noqa: D102 - see the dataclasses
+    @property
+    def fingerprint(self) -> str: ...  # noqa: D102
+    @property
+    def created_at(self) -> int: ...  # noqa: D102
+    @property
+    def actionable(self) -> bool: ...  # noqa: D102
+    @property
+    def gaps(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def digest(self) -> str: ...  # noqa: D102
+
+
+def digest(rows: pa.Table, facts: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over ``facts`` and the rows, canonical and sorted by ``ledger_id``."""
+    hashed = hashlib.sha256()
+    hashed.update(json.dumps(facts, sort_keys=True).encode() + b"\n")
+    for batch in by_id(rows).to_batches(max_chunksize=10_000):
+        for row in batch.to_pylist():
+            hashed.update(_canonical(row).encode() + b"\n")
+    return hashed.hexdigest()
+
+
+_canonical = json.JSONEncoder(sort_keys=True, ensure_ascii=False).encode
+
+
+def by_id(rows: pa.Table) -> pa.Table:
+    """The rows sorted by ``ledger_id``."""
+    ids = rows.column("ledger_id").to_numpy()
+    return rows if (ids[:-1] < ids[1:]).all() else rows.sort_by("ledger_id")
+
+
+def check_applicable(
+    summary: Summary, found: str, *, digest_given: str, fingerprint: str, now: int, valid_for_ms: int
+) -> None:
+    """Raise Refused unless the plan is whole, actionable, fresh, and of this cluster; ``found``: its files' digest."""
+    if digest_given != summary.digest or found != summary.digest:
+        raise Refused(
+            f"plan {summary.plan_id}: its files have digest {found}, its summary {summary.digest}, "
+            f"you gave {digest_given}"
+        )
+    if summary.fingerprint != fingerprint:
+        raise Refused(
+            f"plan {summary.plan_id} is of another cluster: fingerprint {summary.fingerprint}, "
+            f"this one has {fingerprint}"
+        )
+    if not summary.actionable:
+        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
+    if not 0 <= now - summary.created_at <= valid_for_ms:
+        raise Refused(
+            f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}; make a new one"
+        )

@@ -1,0 +1,214 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Which ledgers go to tiered storage, and which copies in BookKeeper are due to go after it.
+
+Belongs here: the rule for the ledgers of one topic, in the words of an operator, and the plan as a value. Pure: the
+topic's row of a scan, its policy and its retention come in. Not here: reading any of it, and acting
+(``engine/offloading.py``). Upstream: ``ManagedLedgerImpl.maybeOffload`` and PIP-17, Pulsar 4.0.7. A plan proposes:
+everything is looked at again before anything is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from pulsar_lifecycle.plan import artefact
+from pulsar_lifecycle.plan.offload_policy import KNOWN_DRIVERS, OffloadPolicy, Retention, refusal, warning
+
+OFFLOAD = "offload"
+RELEASE = "release"
+DONE = "done"
+KEEP = "keep"
+"""What is to be done: copy the ledger to the object store; give up its copy in BookKeeper; nothing more; nothing."""
+
+CANDIDATES = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("action", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("entries", pa.int64()),
+        pa.field("bytes", pa.int64()),
+        pa.field("closed_at", pa.int64()),
+        pa.field("uuid", pa.string()),
+        pa.field("driver", pa.string()),
+        pa.field("bucket", pa.string()),
+        pa.field("region", pa.string()),
+        pa.field("endpoint", pa.string()),
+        pa.field("block_size", pa.int64()),
+        pa.field("warning", pa.string()),
+    ]
+)
+"""One row per ledger of a topic with an offload policy, oldest first. ``uuid``: of the attempt that its topic names.
+``closed_at`` ms, sizes bytes; ``block_size`` null: the settings' own."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPlan:
+    """What is stored beside a plan's rows; ``digest`` covers the rows and the facts.
+
+    The rows are those of :data:`CANDIDATES` that are to be offloaded or released. ``actionable`` is false for a
+    report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing.
+    """
+
+    plan_id: str
+    cluster: str
+    fingerprint: str
+    epoch_id: str
+    created_at: int
+    actionable: bool
+    gaps: tuple[str, ...]
+    warnings: tuple[str, ...]
+    ledgers: int
+    bytes: int
+    released: int
+    released_bytes: int
+    digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> OffloadPlan:
+        """The inverse of :meth:`to_json`. Raises ValueError for another shape."""
+        return _PLAN.validate_python(document)
+
+
+_PLAN = TypeAdapter(OffloadPlan)
+_FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable")
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    return artefact.digest(rows.select(CANDIDATES.names), {name: summary[name] for name in _FACTS})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as a scan found it: ``ledgers`` as in ``tables.MANAGED_LEDGERS``, ``rule``: why it is not touched."""
+
+    topic: str
+    namespace: str
+    ledgers: list[dict[str, Any]]
+    loaded: bool
+    rule: str
+
+
+def judge(
+    state: TopicState,
+    policy: OffloadPolicy,
+    retention: Retention,
+    now: int,
+    ours: Mapping[int, UUID],
+    *,
+    everything: bool = False,
+) -> list[dict[str, Any]]:
+    """A row of :data:`CANDIDATES` per ledger of a topic, by id.
+
+    ``ours``: ledger id -> UUID of our own open attempts. ``everything`` leaves the thresholds out: an operator asked
+    for all that is eligible. The last ledger is never offloaded: a broker that loads the topic forgets its offload.
+    """
+    ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
+    whole = state.rule or _whole(policy, retention, everything=everything)
+    beyond = 0
+    found: list[dict[str, Any]] = []
+    for place, item in enumerate(reversed(ledgers)):
+        beyond += item["size"] or 0
+        action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
+        if not action:
+            action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
+        found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
+    return found[::-1]
+
+
+def _whole(policy: OffloadPolicy, retention: Retention, *, everything: bool) -> str:
+    """Why nothing of a topic is offloaded; empty if its policy is no reason."""
+    if not policy.driver:
+        return "no offload driver is configured for it"
+    if not policy.acts:
+        known = policy.driver.lower() in KNOWN_DRIVERS
+        return f"its driver is {policy.driver}: only aws-s3 and S3 act" if known else f"unknown driver {policy.driver}"
+    if not policy.automatic and not everything:
+        return "no offload threshold is set: it is offloaded only when an operator asks"
+    return "" if everything else refusal(policy, retention)
+
+
+def _of_ledger(
+    state: TopicState,
+    item: Mapping[str, Any],
+    policy: OffloadPolicy,
+    now: int,
+    ours: Mapping[int, UUID],
+    whole: str,
+    *,
+    last: bool,
+) -> tuple[str, str]:
+    """Action and reason where the thresholds do not matter; an empty action leaves the word to them."""
+    if item["offload_complete"]:
+        return _of_offloaded(state, item, policy, now)
+    if whole:
+        return KEEP, whole
+    if last:
+        return KEEP, "the last ledger of its topic"
+    if not item["timestamp"]:
+        return KEEP, "its topic does not say when it was closed"
+    if not item["size"] or not item["entries"]:
+        return KEEP, "empty"
+    attempt = item["offload_uuid"]
+    if attempt and state.loaded and str(ours.get(item["ledger_id"])) != attempt:
+        return KEEP, f"offload attempt {attempt} is its broker's: it may be running"
+    return "", ""
+
+
+def _of_offloaded(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int) -> tuple[str, str]:
+    if item["bookkeeper_deleted"]:
+        return DONE, "offloaded; its copy in BookKeeper was given up"
+    if state.rule:
+        return DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
+    lag, since = policy.deletion_lag_ms, item["offloaded_at"]
+    if not policy.acts or lag is None or lag < 0:
+        return DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
+    if since is None or now - since <= lag:
+        return DONE, f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
+    return RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
+
+
+def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[str, str]:
+    """``beyond``: bytes of this ledger and of all that come after it."""
+    age = (now - item["timestamp"]) // 1000
+    if 0 <= policy.threshold_bytes < beyond:
+        return OFFLOAD, f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
+    if 0 <= policy.threshold_seconds <= age:
+        return OFFLOAD, f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
+    return KEEP, "below the thresholds"
+
+
+def _row(
+    state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, action: str, reason: str, warned: str
+) -> dict[str, Any]:
+    return {
+        "ledger_id": item["ledger_id"],
+        "action": action,
+        "reason": reason,
+        "topic": state.topic,
+        "namespace": state.namespace,
+        "entries": item["entries"],
+        "bytes": item["size"],
+        "closed_at": item["timestamp"] or None,
+        "uuid": item["offload_uuid"],
+        "driver": policy.driver,
+        "bucket": policy.bucket,
+        "region": policy.region,
+        "endpoint": policy.endpoint,
+        "block_size": policy.block_size,
+        "warning": warned if action == OFFLOAD else "",
+    }
