@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import struct
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
+from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader
 from tests.golden.files import GOLDEN, matching
 
@@ -118,6 +120,7 @@ def test_mutated_data_objects_are_refused_or_have_another_checksum(sizes, slack,
         found = [bytes(p) for block in offload_data.read_blocks(other) for p in block.payloads]
         assert b"".join(bytes(b) for _, b in rewritten(other)) == other
         assert found
+        assert json.loads(json.dumps(describe("offload-data", other)))["lastEntryId"] == len(found) - 1
 
 
 def rewritten(data):
@@ -139,7 +142,9 @@ INDEXES += [offload_index.encode(built([b"x" * n for n in range(1, 50)], 200)[0]
 @settings(max_examples=1000, deadline=None)
 def test_mutated_indexes_are_refused_or_say_something_that_can_be_written(data, seed):
     with contextlib.suppress(CorruptFormat):
-        index = offload_index.decode(mutated(data, random.Random(seed)))
+        other = mutated(data, random.Random(seed))
+        index = offload_index.decode(other)
+        assert json.loads(json.dumps(describe("offload-index", other)))["indexEntryCount"] == len(index.blocks)
         assert offload_index.decode(offload_index.encode(index)) == index
         for block in index.blocks:
             assert index.block_of(block.first_entry_id) == block
