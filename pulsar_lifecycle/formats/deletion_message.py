@@ -246,7 +246,7 @@ def _parse(data: bytes) -> Mapping[str, object]:
     except UnicodeDecodeError as error:
         raise CorruptFormat(FORMAT, error.start, "UTF-8") from error
     try:
-        document: object = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+        document: object = _JSON.decode(text)
     except json.JSONDecodeError as error:
         raise CorruptFormat(FORMAT, len(text[: error.pos].encode()), f"JSON: {error.msg}") from error
     except RecursionError as error:
@@ -272,6 +272,10 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _no_constant(name: str) -> object:
     raise _bad(f"JSON, which has no {name}")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+"""Made once: json.loads makes one for each message."""
 
 
 def _well_formed(text: str, name: str) -> str:

@@ -17,6 +17,7 @@ import os
 import uuid
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ class FileJournal:
         if not rows:
             return ""
         day = datetime.fromtimestamp(rows[0].at / 1000, UTC).date().isoformat()
-        table = pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema)
+        columns = zip(*map(attrgetter(*schema.names), rows), strict=True)
+        table = pa.table(dict(zip(schema.names, columns, strict=True)), schema)
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd")
         name = f"{uuid.uuid4().hex}.parquet"

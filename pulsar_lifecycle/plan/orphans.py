@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,7 @@ def owner_in(row: Mapping[str, Any]) -> tuple[str, str]:
     return owner_of(*(row[tag] for tag in OWNER_TAGS))
 
 
+@lru_cache(maxsize=4096)
 def owner_of(
     component: str | None, managed_ledger: str | None, schema_id: str | None, compacted: str | None, bucket: str | None
 ) -> tuple[str, str]:
