@@ -127,16 +127,17 @@ class PulsarSession:
             )
 
     def receive(self, limit: int, wait_ms: int) -> list[pulsar.Message]:
-        """Up to ``limit`` messages, fewer once ``wait_ms`` have passed."""
+        """Up to ``limit`` messages, fewer once ``wait_ms`` have passed, or once no more came for a fifth of that."""
         deadline = time.monotonic() + wait_ms / 1000
         received: list[pulsar.Message] = []
         with _ours("receive"):
             if self._consumer is None:
                 raise Unavailable("receive: the consumer is closed")
             while len(received) < limit:
-                remaining = max(1, int((deadline - time.monotonic()) * 1000))
+                remaining = int((deadline - time.monotonic()) * 1000)
+                patience = min(remaining, wait_ms // 5) if received else remaining
                 try:
-                    received.append(self._consumer.receive(timeout_millis=remaining))
+                    received.append(self._consumer.receive(timeout_millis=max(1, patience)))
                 except pulsar.exceptions.Timeout:
                     break
         return received

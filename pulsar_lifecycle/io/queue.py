@@ -163,7 +163,7 @@ class PulsarDeletionQueue:
         ]
 
     def receive(self, limit: int, wait_ms: int) -> list[Received]:
-        """Up to ``limit`` messages of main and retry topic, fewer once ``wait_ms`` have passed."""
+        """Up to ``limit`` messages of main and retry topic, fewer once no more come; none after ``wait_ms`` without."""
         if not self._session.subscribed:
             self.ensure()
             self._session.subscribe([DELETION_TOPIC, RETRY_TOPIC], SUBSCRIPTION)
