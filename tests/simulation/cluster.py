@@ -7,6 +7,7 @@ product does with them (``pipeline.py``) and what a test expects.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, SHADOW_SOURCE
 from pulsar_lifecycle.formats import cursor as cursor_format
@@ -92,7 +93,7 @@ class SimulatedCluster:
 
     def put(self, path: str, data: bytes) -> None:
         """Create or overwrite a z-node."""
-        if self.zookeeper.stat(path) is None:
+        if path not in self.zookeeper._nodes:
             self._store.create(path, data, parents=True)
         else:
             self._store.write(path, data, -1)
@@ -135,13 +136,14 @@ class SimulatedCluster:
         return self._last_id
 
     @staticmethod
+    @lru_cache
     def path(ledger_id: int) -> str:
         """The ledger's z-node."""
         return ledger_path.ledger_path(ledger_id)
 
     def exists(self, ledger_id: int) -> bool:
         """Whether the ledger's z-node is there."""
-        return self.zookeeper.stat(self.path(ledger_id)) is not None
+        return self.path(ledger_id) in self.zookeeper._nodes
 
     def ledger_ids(self) -> set[int]:
         """Every ledger that has a z-node."""

@@ -167,7 +167,7 @@ def unreadable_is_absent() -> Iterator[None]:
     def blind(node: Node | Unread | None) -> Node | None:
         return node if isinstance(node, Node) else None
 
-    with patch.object(owners, "readable", blind):
+    with patch.object(owners, "_readable", blind):
         yield
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import lru_cache
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -318,14 +319,12 @@ class Operator:
             "delete_directly": self._delete_directly,
             "secrets": SimpleNamespace(token_hex=lambda n: f"{len(self.lake.kept_plans):04x}"),
         }
-        places = [
-            (module, name)
+        kept = [
+            (module, name, vars(module)[name])
             for module in (runs, phase_one, redriving, undoing)
-            for name in stand_ins
-            if hasattr(module, name)
+            for name in stand_ins.keys() & vars(module).keys()
         ]
-        kept = [(module, name, getattr(module, name)) for module, name in places]
-        for module, name in places:
+        for module, name, _ in kept:
             setattr(module, name, stand_ins[name])
         try:
             yield
@@ -369,18 +368,15 @@ class Operator:
         rows = self.world.journal.rows
         settled = ENDS[action == DELETE_OFFLOADED]
         marked = [r for r in rows if r.phase == "mark" and r.outcome == MARKED]
+        if not marked:
+            return []
         ended = [
             r
             for r in rows
             if (r.phase == "mark" and r.outcome == LEFT)
             or (r.phase == "delete" and r.action == action and r.outcome in settled)
         ]
-        columns = {"ledger_id": pa.int64(), "at": pa.int64()}
-        marks, ends = (
-            pa.table([pa.array([getattr(r, n) for r in some], t) for n, t in columns.items()], list(columns))
-            for some in (marked, ended)
-        )
-        stand = {(row["ledger_id"], row["at"]) for row in open_marks(marks, ends).to_pylist()}
+        stand = _standing(*(tuple((r.ledger_id, r.at) for r in some) for some in (marked, ended)))
         return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
     def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
@@ -437,6 +433,18 @@ class Operator:
                 if store in world.zookeeper.open:
                     world.zookeeper.open.remove(store)
         return outcomes
+
+
+@lru_cache(maxsize=8)
+def _standing(marked: tuple[tuple[int, int], ...], ended: tuple[tuple[int, int], ...]) -> frozenset[tuple[int, int]]:
+    """``io.journal.open_marks``, of (ledger, at) and as that."""
+    marks, ends = (
+        pa.table(
+            {"ledger_id": pa.array([i for i, _ in some], pa.int64()), "at": pa.array([t for _, t in some], pa.int64())}
+        )
+        for some in (marked, ended)
+    )
+    return frozenset((row["ledger_id"], row["at"]) for row in open_marks(marks, ends).to_pylist())
 
 
 class ExecutorLost(Crash):

@@ -31,6 +31,7 @@ from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.sharing import shared
 
 HOUR = 3_600_000
 GRACE = 7 * 24 * HOUR
@@ -100,7 +101,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         parts = (elsewhere["managed_ledgers"], elsewhere["managed_cursors"], elsewhere["schemas"], None)
         refs_table = pa.concat_tables([refs_table, _references(cluster, store, *parts)])
         refs = plan_references.referenced(refs_table)
-    errors = sorted({e for e in refs_table.column("error").to_pylist() if e})
+    errors = sorted(set(_values(refs_table, "error")) - {None, ""})
     context = _context(policy, store, started, refs_table, refs, ledgers, owners, cursors, schemas)
     if shared:
         others = frozenset[str]().union(*(inventory.namespaces(root) for root in shared.values()))
@@ -117,8 +118,8 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         started_at=started,
         finished_at=cluster.clock.now_ms(),
         census=tuple(census(rows, name, root) for (name, root), rows in found.items()),
-        max_ledger_id=pc.max(ledgers.column("ledger_id")).as_py() or -1,
-        max_czxid=pc.max(ledgers.column("czxid")).as_py() or 0,
+        max_ledger_id=max((i for i in _values(ledgers, "ledger_id") if i), default=-1),
+        max_czxid=max((zxid for zxid in _values(ledgers, "czxid") if zxid), default=0),
         zxid=marks.zxid,
         ids_issued=marks.ids_issued,
         lease=marks.lease,
@@ -127,7 +128,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
         broker_errors=(brokers.silence,) if brokers.silence else (),
     )
-    tagged = pc.sum(pc.equal(ledgers.column("component"), "schema")).as_py() or 0
+    tagged = _values(ledgers, "component").count("schema")
     last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
     deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
     deleted += len(unsettled.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
@@ -135,27 +136,26 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
     gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
-    named = OffloadUuids.collect(
-        rows.column("offload_uuids") for (t, _), rows in found.items() if t == "managed_ledgers"
-    )
+    named = _offload_uuids(*(rows for (table, _), rows in found.items() if table == "managed_ledgers"))
     return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors), named)
 
 
+@shared
 def census(rows: pa.Table, table: str, root: str = "") -> Census:
     """Count a table as ``spark/scan.py`` does."""
     listed, counted = dict[str, int](), Counter[str]()
     kinds, corrupt, unread = Counter[str](), list[str](), list[str]()
-    for row in rows.select(["path", "parent", "listed", "error"]).to_pylist():
-        error = row["error"]
-        if row["parent"] is not None:
-            listed[row["parent"]] = row["listed"]
-            counted[row["parent"]] += 1
+    columns = (_values(rows, name) for name in ("path", "parent", "listed", "error"))
+    for path, parent, children, error in zip(*columns, strict=True):
+        if parent is not None:
+            listed[parent] = children
+            counted[parent] += 1
         if error is None or error in (tables.GONE, tables.EMPTY):
             kinds[error or "decoded"] += 1
         elif error.startswith(tables.CORRUPT):
-            corrupt.append(row["path"])
+            corrupt.append(path)
         else:
-            unread.append(f"{row['path']}: {error.removeprefix(tables.UNREAD)}")
+            unread.append(f"{path}: {error.removeprefix(tables.UNREAD)}")
     return Census(
         table,
         root,
@@ -316,7 +316,23 @@ def whole_round(cluster: SimulatedCluster, policy: Policy | None = None) -> tupl
 
 
 def _table(batches: Any, schema: pa.Schema) -> pa.Table:
-    return pa.Table.from_batches(list(batches), schema)
+    return _whole(schema, *batches)
+
+
+@shared
+def _whole(schema: pa.Schema, *batches: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches(batches, schema).combine_chunks()
+
+
+_of_managed_ledgers = shared(plan_references.from_managed_ledgers)
+_of_cursors = shared(plan_references.from_cursors)
+_of_schemas = shared(plan_references.from_schemas)
+
+
+@shared
+def _values(rows: pa.Table, name: str) -> list[Any]:
+    column = rows.column(name)
+    return [None] * len(column) if column.null_count == len(column) else column.to_pylist()
 
 
 def _owners_of(root: MetadataStore) -> dict[str, pa.Table]:
@@ -329,6 +345,11 @@ def _owners_of(root: MetadataStore) -> dict[str, pa.Table]:
     }
 
 
+@shared
+def _offload_uuids(*owners: pa.Table) -> OffloadUuids:
+    return OffloadUuids.collect(rows.column("offload_uuids") for rows in owners)
+
+
 def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
     try:
         return inventory.hear(store, cluster.admin)
@@ -336,6 +357,7 @@ def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
         return Brokers({}, 0, str(error))
 
 
+@shared
 def _good(rows: pa.Table) -> pa.Table:
     if rows.column("error").null_count == rows.num_rows:
         return rows
@@ -371,14 +393,13 @@ def _references(
     words = references.compaction_words(store, cluster.reader, open_cursors, "/ledgers")
     words += references.schema_words(store, cluster.reader, locators, "/ledgers")
     words += references.broker_words(cluster.admin, loaded, lambda topic: Topic.parse(topic).managed_ledger)
-    return pa.concat_tables(
-        [
-            plan_references.from_managed_ledgers(owners),
-            plan_references.from_cursors(cursors),
-            plan_references.from_schemas(schemas),
-            plan_references.from_words(words),
-        ]
-    )
+    parts = [
+        _of_managed_ledgers(owners),
+        _of_cursors(cursors),
+        _of_schemas(schemas),
+        plan_references.from_words(words),
+    ]
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _context(
@@ -390,20 +411,23 @@ def _context(
     ledgers: pa.Table,
     *read: pa.Table,
 ) -> orphans.Context:
-    unclosed = pc.and_(pc.not_equal(ledgers["state"], "CLOSED"), pc.equal(ledgers["application"], "pulsar"))
-    needed = pc.is_in(ledgers["ledger_id"], pa.array(list(refs.needed), pa.int64()))
-    unneeded = _good(ledgers.filter(pc.and_(unclosed, pc.invert(needed))))
-    unread = refs_table.filter(pc.is_valid(refs_table.column("error"))).to_pylist()
-    gone = [(r["kind"], r["owner"]) for r in unread if r["error"].startswith(tables.GONE)]
+    columns = (_values(ledgers, name) for name in ("ledger_id", "state", "application", "error"))
+    unneeded = [
+        index
+        for index, (ledger_id, state, application, error) in enumerate(zip(*columns, strict=True))
+        if state not in (None, "CLOSED") and application == "pulsar" and error is None and ledger_id not in refs.needed
+    ]
+    columns = (_values(refs_table, name) for name in ("kind", "owner", "error"))
+    gone = [(kind, owner) for kind, owner, e in zip(*columns, strict=True) if e and e.startswith(tables.GONE)]
     kept_topics, strange = orphans.owners_to_keep(gone)
     corrupt = [
         path
         for rows in read
         if rows.column("error").null_count < rows.num_rows
-        for path, error in zip(rows.column("path").to_pylist(), rows.column("error").to_pylist(), strict=True)
+        for path, error in zip(_values(rows, "path"), _values(rows, "error"), strict=True)
         if (error or "").startswith(tables.CORRUPT)
     ]
-    sources = set(read[0].column("shadow_source").to_pylist()) - {None}
+    sources = set(_values(read[0], "shadow_source")) - {None}
     sources |= inventory.partitioned_shadow_sources(store)
     return orphans.Context(
         now=now,
@@ -416,20 +440,22 @@ def _context(
         system_topics=policy.system_topics,
         under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
         kept_topics=kept_topics,
-        open_topics=frozenset(orphans.written_topics(unneeded)),
+        open_topics=frozenset(orphans.written_topics(ledgers.take(unneeded)) if unneeded else ()),
     )
 
 
 def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:
-    pending = pc.equal(judged.column("finding"), orphans.PENDING)
-    if not pc.any(pending).as_py():
+    if orphans.PENDING not in _values(judged, "finding"):
         return judged
-    facts = {row["topic"]: row for row in _good(topics).to_pylist()}
-    known = {(row["topic"], row["cursor"]) for row in _good(cursors).to_pylist()}
+    pending = pc.equal(judged.column("finding"), orphans.PENDING)
+    told = ["load_state", "compaction", "first_ledger_id"]
+    facts = {row["topic"]: row for row in _good(topics).select(["topic", *told]).to_pylist()}
+    good = _good(cursors)
+    known = set(zip(_values(good, "topic"), _values(good, "cursor"), strict=True))
     rows: list[dict[str, Any]] = []
     for row in judged.filter(pending).to_pylist():
         fact = facts.get(row["topic"])
-        added = {name: fact and fact[name] for name in ("load_state", "compaction", "first_ledger_id")}
+        added = {name: fact and fact[name] for name in told}
         exists = (row["topic"], row["cursor"]) in known
         rows.append({**row, "topic_exists": fact is not None, "cursor_exists": exists, **added})
     settled = orphans.settle(pa.Table.from_pylist(rows, orphans.OWNER_FACTS))

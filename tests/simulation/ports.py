@@ -77,10 +77,12 @@ class Interceptor:
 
     def before(self, call: str) -> None:
         self.calls += 1
-        self._at(call, "before")
+        if self.injections or self.dead:
+            self._at(call, "before")
 
     def after(self, call: str) -> None:
-        self._at(call, "after")
+        if self.injections or self.dead:
+            self._at(call, "after")
 
     def _at(self, call: str, when: str) -> None:
         if self.quiet:
@@ -142,6 +144,19 @@ class SimZooKeeper(FakeZooKeeper):
         self.open: list[SimStore] = []
         self.skipped: dict[str, str] = {}
         self.latency = 1.0
+        self._stats: dict[str, tuple[Any, tuple[int, ...], Stat]] = {}
+
+    def stat(self, path: str) -> Stat | None:
+        node = self._nodes.get(path)
+        if node is None:
+            return None
+        state = node.mzxid, node.pzxid, node.cversion, node.ctime
+        known = self._stats.get(path)
+        if known is None or known[0] is not node or known[1] != state:
+            stat = super().stat(path)
+            assert stat is not None
+            self._stats[path] = known = node, state, stat
+        return known[2]
 
     def connect(self, interceptor: Interceptor, *, read_only: bool, trace: Trace | None, lagging: bool) -> SimStore:
         """A session of the product."""
