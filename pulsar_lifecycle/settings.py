@@ -154,6 +154,8 @@ class ObjectStoreSettings(_Section):
     exclusive: bool = False
     """States that no other cluster of that name ever wrote into these buckets."""
     addressing: Literal["auto", "path", "virtual"] = "auto"
+    sign_payload: bool = True
+    """Over plain http also sign the SHA-256 of what is sent. Uploads are covered by their signed Content-MD5 anyway."""
     tls: Tls | None = None
     connect_timeout: Seconds = 5.0
     read_timeout: Seconds = 30.0

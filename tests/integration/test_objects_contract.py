@@ -68,6 +68,8 @@ class TestS3ObjectStore(ObjectStoreContract):
             s3.create_bucket(Bucket=BUCKET)
         for found in s3.list_objects_v2(Bucket=BUCKET).get("Contents", []):
             s3.delete_object(Bucket=BUCKET, Key=found["Key"])
+        for found in s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
+            s3.abort_multipart_upload(Bucket=BUCKET, Key=found["Key"], UploadId=found["UploadId"])
         return open_store()
 
     @pytest.fixture
