@@ -159,6 +159,14 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class EntryBatch:
+    """Payloads of consecutive entries of a ledger from ``first`` on, already verified; never empty."""
+
+    first: int
+    payloads: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaCheck:
     """What the bookies of a closed ledger gave when each was asked for entries that it should have.
 
@@ -200,6 +208,15 @@ class LedgerReader(Protocol):
 
     def read(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> list[Entry]:
         """Entries first..last, both inclusive. Raises NotFound, StoreError, Unavailable, CorruptFormat."""
+        ...
+
+    def stream(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
+        """Entries first..last of a closed ledger, both inclusive, in order, a batch of some MiB at most at a time.
+
+        For any number of entries: reads ahead of a slow consumer by a bounded number of bytes. Also the ledger's length
+        must add up. Raises UsageError at once for a ledger that is not closed or entries it does not have; then as
+        :meth:`read`, after the entries before the one that failed. One that is not read to its end is to be closed.
+        """
         ...
 
     def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:

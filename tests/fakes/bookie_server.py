@@ -39,11 +39,21 @@ class BookieServer:
     def id(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def add(self, ledger_id: int, entry_id: int, payload: bytes, *, lac: int | None = None) -> None:
-        """Store an entry with its CRC32C digest."""
+    def add(
+        self,
+        ledger_id: int,
+        entry_id: int,
+        payload: bytes,
+        *,
+        lac: int | None = None,
+        length: int | None = None,
+        digest: DigestType = DigestType.CRC32C,
+        password: bytes = b"",
+    ) -> None:
+        """Store an entry; ``length`` is the ledger's up to its end, by default its own."""
         lac = entry_id - 1 if lac is None else lac
-        value = entry.Entry(ledger_id, entry_id, lac, 0, payload)
-        self.entries.setdefault(ledger_id, {})[entry_id] = entry.encode(value, DigestType.CRC32C)
+        value = entry.Entry(ledger_id, entry_id, lac, len(payload) if length is None else length, payload)
+        self.entries.setdefault(ledger_id, {})[entry_id] = entry.encode(value, digest, password)
 
     def spoil(self, ledger_id: int, entry_id: int) -> None:
         """Change the last byte of an entry, so that its digest is wrong."""

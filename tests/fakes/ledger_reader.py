@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pulsar_lifecycle.errors import LifecycleError, NotFound, StoreError
+from pulsar_lifecycle.errors import LifecycleError, NotFound, StoreError, UsageError
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.ports import Entry, ReplicaCheck
+from pulsar_lifecycle.ports import Entry, EntryBatch, ReplicaCheck
 
 
 class FakeLedgerReader:
@@ -49,11 +49,23 @@ class FakeLedgerReader:
             raise StoreError(f"entry {ledger_id}:{len(payloads)}: every replica answered and none has it")
         return [Entry(ledger_id, i, payloads[i]) for i in range(first, last + 1)]
 
+    def stream(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
+        if metadata.state != LedgerState.CLOSED:
+            raise UsageError(f"ledger {ledger_id}: only a closed ledger can be read whole; this one is not closed")
+        if not 0 <= first <= last + 1 <= metadata.last_entry_id + 1:
+            raise UsageError(f"ledger {ledger_id}: it has the entries 0 .. {metadata.last_entry_id}")
+        return self._batches(ledger_id, metadata, first, last)
+
     def check_replicas(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         return [self._check(*ledger) for ledger in ledgers]
 
     def close(self) -> None:
         pass
+
+    def _batches(self, ledger_id: int, metadata: LedgerMetadata, first: int, last: int) -> Iterator[EntryBatch]:
+        for at in range(first, last + 1, 10):
+            entries = self.read(ledger_id, metadata, at, min(at + 9, last))
+            yield EntryBatch(at, [entry.payload for entry in entries])
 
     def _payloads(self, ledger_id: int) -> list[bytes]:
         if ledger_id in self.failures:

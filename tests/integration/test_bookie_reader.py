@@ -10,7 +10,7 @@ import httpx
 import pulsar
 import pytest
 
-from pulsar_lifecycle.errors import NotFound, StoreError
+from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -164,6 +164,30 @@ def test_many_last_entries_are_those_read_one_by_one(ledgers: Ledgers) -> None:
 
     assert results[:-1] == [ledgers.reader.last_entry(*ledger) for ledger in ledgers.all] * 20
     assert isinstance(results[-1], NotFound)
+
+
+def test_a_stream_has_the_entries_of_a_range_in_order(ledgers: Ledgers) -> None:
+    ledger_id, metadata = ledgers.closed
+    for first, last in ((0, metadata.last_entry_id), (7, 29), (metadata.last_entry_id, metadata.last_entry_id), (4, 3)):
+        at = first
+        for batch in ledgers.reader.stream(ledger_id, metadata, first, last):
+            assert batch.first == at
+            for payload in batch.payloads:
+                assert payload.endswith(message(at))
+                at += 1
+        assert at == last + 1
+
+
+def test_a_stream_is_of_a_closed_ledger_and_of_entries_that_it_has(ledgers: Ledgers) -> None:
+    ledger_id, metadata = ledgers.closed
+
+    with pytest.raises(UsageError, match="not closed"):
+        ledgers.reader.stream(*ledgers.open, 0, 0)
+    for first, last in ((0, metadata.last_entry_id + 1), (-1, 3), (5, 3)):
+        with pytest.raises(UsageError):
+            ledgers.reader.stream(ledger_id, metadata, first, last)
+    with pytest.raises(NotFound):
+        list(ledgers.reader.stream(NO_SUCH_LEDGER, metadata, 0, 9))
 
 
 @pytest.mark.integration

@@ -80,7 +80,9 @@ class Cluster:
         """Entries 0..count-1 where the round robin puts them."""
         for e in range(count):
             for i in range(metadata.write_quorum):
-                self.bookies[(e + i) % metadata.ensemble_size].add(ledger_id, e, b"payload %d" % e)
+                self.bookies[(e + i) % metadata.ensemble_size].add(
+                    ledger_id, e, b"payload %d" % e, length=length_up_to(e)
+                )
 
     def asked(self, kind: str) -> int:
         return sum(request[0] == kind for bookie in self.bookies for request in bookie.requests)
@@ -92,6 +94,10 @@ def cluster() -> Iterator[Cluster]:
         cluster = Cluster([stack.enter_context(BookieServer(batch_limit=40)) for _ in range(3)])
         stack.callback(cluster.reader.close)
         yield cluster
+
+
+def length_up_to(entry_id: int) -> int:
+    return sum(len(b"payload %d" % e) for e in range(entry_id + 1))
 
 
 def expected(first: int, last: int, ledger_id: int = LEDGER) -> list[Entry]:
@@ -137,7 +143,7 @@ def test_reads_cross_an_ensemble_change(cluster: Cluster) -> None:
     metadata = cluster.metadata(2, 2, 2, last=19, segments=(Segment(0, (a, b)), Segment(10, (b, c))))
     for e in range(20):
         for bookie in cluster.bookies[:2] if e < 10 else cluster.bookies[1:]:
-            bookie.add(LEDGER, e, b"payload %d" % e)
+            bookie.add(LEDGER, e, b"payload %d" % e, length=length_up_to(e))
 
     assert cluster.reader.read(LEDGER, metadata, 0, 19) == expected(0, 19)
 
