@@ -104,7 +104,7 @@ def _status(settings: Settings) -> dict[str, Any]:
 
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
-        paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
+        paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         owed = owed_unloads(store)
         latency = store.latency_ms()
     lake = Lake(settings.lake.path)

@@ -59,7 +59,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
 
     now = now_ms()
     with looking(settings) as store:
-        paused, holder = note(store, control.PAUSE), note(store, control.HOLDER)
+        paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         owed = owed_unloads(store)
     with (
         closing(HttpBrokerAdmin(settings.pulsar)) as admin,

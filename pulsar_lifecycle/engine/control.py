@@ -1,6 +1,6 @@
-"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' lease, owed unloads, the sandbox marker.
+"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' leases, owed unloads, the sandbox marker.
 
-Belongs here: who may act now, and what a run must settle that was cut short. The lease is a persistent z-node whose
+Belongs here: who may act now, and what a run must settle that was cut short. A lease is a persistent z-node whose
 version is the fencing token (every deletion transaction checks it) and an ephemeral child that shows its holder to be
 alive. A holder that lost its session keeps a token that stops working as soon as another controller takes over.
 """
@@ -27,7 +27,9 @@ from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 ROOT = "/pulsar-lifecycle"
 PAUSE = f"{ROOT}/pause"
 LEASE = f"{ROOT}/lease"
-HOLDER = f"{LEASE}/holder"
+"""Of whoever deletes or takes ledgers off topics' lists."""
+OFFLOAD_LEASE = f"{ROOT}/offload-lease"
+"""Of whoever offloads: it takes hours, and hinders no deletion."""
 UNLOAD_OWED = f"{ROOT}/unload-owed"
 """One child per topic whose z-node a run wrote, or was about to write, and which must be unloaded."""
 SANDBOX = f"{ROOT}/sandbox"
@@ -69,6 +71,7 @@ class Lease:
     ``taken_at`` is the metadata store's own time (ms), the clock that dates every z-node.
     """
 
+    path: str
     holder: str
     version: int
     taken_at: int
@@ -76,36 +79,42 @@ class Lease:
     @property
     def guard(self) -> tuple[str, int]:
         """(path, version) of the fencing z-node."""
-        return LEASE, self.version
+        return self.path, self.version
 
 
-def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float) -> Lease:
+def holder_of(lease: str) -> str:
+    """The ephemeral z-node that shows a lease's holder to be alive."""
+    return f"{lease}/holder"
+
+
+def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, path: str = LEASE) -> Lease:
     """Become the one controller that acts, waiting up to ``wait`` seconds for a dead holder's session to end.
 
     ``store`` keeps the lease alive: keep its session open for as long as the work lasts. Raises Refused naming the
     holder that has it.
     """
-    if store.read([LEASE])[0] is None:
+    alive = holder_of(path)
+    if store.read([path])[0] is None:
         with contextlib.suppress(Conflict):
-            store.create(LEASE, b"{}", parents=True)
+            store.create(path, b"{}", parents=True)
     deadline = clock.now_ms() + int(wait * 1000)
     while True:
         try:
-            store.create(HOLDER, holder.encode(), ephemeral=True)
+            store.create(alive, holder.encode(), ephemeral=True)
             break
         except Conflict:
-            other = store.read([HOLDER])[0]
+            other = store.read([alive])[0]
             if clock.now_ms() >= deadline and isinstance(other, Node):
                 raise Refused(
-                    f"another run is deleting: {other.data.decode(errors='replace')} holds {HOLDER}; wait until it ends"
+                    f"another run is at it: {other.data.decode(errors='replace')} holds {alive}; wait until it ends"
                 ) from None
             clock.sleep(1.0)
-    node = store.read([LEASE])[0]
+    node = store.read([path])[0]
     if not isinstance(node, Node):
-        raise Refused(f"{LEASE} cannot be read")
+        raise Refused(f"{path} cannot be read")
     document = json.dumps({"holder": holder, "since": clock.now_ms()}).encode()
-    stat = store.write(LEASE, document, node.stat.version)
-    return Lease(holder, stat.version, stat.mtime)
+    stat = store.write(path, document, node.stat.version)
+    return Lease(path, holder, stat.version, stat.mtime)
 
 
 def release_lease(store: MetadataStore, lease: Lease) -> None:
@@ -114,11 +123,11 @@ def release_lease(store: MetadataStore, lease: Lease) -> None:
     The fencing z-node is written once more, so that a worker this run left behind deletes nothing from here on.
     """
     with contextlib.suppress(Conflict, NotFound, LeaseLost):
-        store.write(LEASE, b"{}", lease.version)
-    node = store.read([HOLDER])[0]
+        store.write(lease.path, b"{}", lease.version)
+    node = store.read([holder_of(lease.path)])[0]
     if isinstance(node, Node) and node.data == lease.holder.encode():
         with contextlib.suppress(NotFound, LeaseLost):
-            store.delete(HOLDER, node.stat.version)
+            store.delete(holder_of(lease.path), node.stat.version)
 
 
 def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:

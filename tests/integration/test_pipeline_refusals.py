@@ -162,7 +162,7 @@ def test_a_run_while_another_holds_the_lease(
     impatient = pipelines({"zookeeper": {"session_timeout": "4s"}}, lake=ready.pipeline.lake)
     with (
         sandbox.metadata() as zk,
-        _znode(zk, control.HOLDER, b"run 4711"),
+        _znode(zk, control.holder_of(control.LEASE), b"run 4711"),
         pytest.raises(Refused, match="run 4711"),
     ):
         impatient.delete_pending()

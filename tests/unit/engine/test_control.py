@@ -101,5 +101,5 @@ def test_a_lease_is_given_back_once(zookeeper: FakeZooKeeper, store: FakeStore, 
         control.release_lease(store, lease)
     other = control.take_lease(zookeeper.session(), "two", clock, 0)
     control.release_lease(store, lease)
-    assert zookeeper.data(control.HOLDER) == b"two"
+    assert zookeeper.data(control.holder_of(control.LEASE)) == b"two"
     assert other.version > lease.version
