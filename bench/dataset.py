@@ -18,11 +18,11 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
+from ground import kazoo
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.formats import cursor, entry, ledger_metadata, managed_ledger, schema
@@ -77,7 +77,7 @@ class Contents:
 
 def grow(hosts: str, bookie: str, before: int, topics: int) -> None:
     """Add topics ``before`` .. ``topics`` - 1; both multiples of 100."""
-    with _client(hosts) as zk:
+    with kazoo(hosts) as zk:
         for namespace in NAMESPACES:
             zk.ensure_path(f"/managed-ledgers/{namespace}/persistent")
             zk.ensure_path(f"/schemas/{namespace}")
@@ -95,20 +95,9 @@ def grow(hosts: str, bookie: str, before: int, topics: int) -> None:
 
 def _load(work: tuple[str, str, int, int]) -> None:
     hosts, bookie, start, end = work
-    with _client(hosts) as zk:
+    with kazoo(hosts) as zk:
         _create_all(zk, (node for topic in range(start, end) for node in _znodes(topic, bookie)))
     _add_entries(bookie, [e for topic in range(start, end) if _is_special(topic) for e in _entries(topic)])
-
-
-@contextmanager
-def _client(hosts: str) -> Iterator[KazooClient]:
-    client = KazooClient(hosts=hosts, timeout=30)
-    client.start(timeout=30)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
 
 
 def _create_all(zk: KazooClient, nodes: Iterable[tuple[str, bytes]]) -> None:

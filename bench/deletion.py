@@ -6,9 +6,10 @@ Starts a sandbox of its own (one ZooKeeper, one bookie, one broker). At each siz
 ledgers: the BookKeeper Java client's ``asyncDeleteLedger``, issued as fast as its answers come; ``bookkeeper shell
 deleteledger`` (a few, one JVM each); our deletion step alone; the whole deletion run as the job takes it, from the
 queue's first message to the last acknowledgement: fresh owner checks, archive, deletion, confirmation, journal, with
-the latency guard on and only the budget lifted. Beside it a client's produce latency, with and without the run.
-Progress and a table go to stderr, one JSON document to stdout. It fails when a count is wrong, never because something
-was slow.
+the latency guard on and only the budget lifted; the same run over the plan itself, without the queue. Beside the run a
+client's produce latency, with and without it. At the end client and step once more on ZooKeeper alone, bookie and
+broker stopped: both watch every z-node, and a deletion costs each of them a notification. Progress and a table go to
+stderr, one JSON document to stdout. It fails when a count is wrong, never because something was slow.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import pulsar
-from kazoo.client import KazooClient
-from metastore import number, tell
+from ground import expect, kazoo, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
@@ -40,7 +39,7 @@ from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps
 from pulsar_lifecycle.ports import Deletion, Node
-from pulsar_lifecycle.spark import findings, runs, scan
+from pulsar_lifecycle.spark import runs, scan
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.clients import pulsar_client
@@ -54,7 +53,10 @@ PER_TOPIC = 10
 NAMESPACE = "bench/deleted"
 FIRST_ID = 1_000_000
 NO_CAPS = Caps(1 << 40, 1.0, 1 << 60, 1 << 40)
-TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
+SETTINGS = {
+    "orphans": {"max_shrinkage": 1.0},
+    "deletion": {"deliver_after": "0s", "deletes_per_second": 100_000_000, "idle_timeout": "1s"},
+}
 PRODUCED_PER_SECOND = 200
 QUIET_SECONDS = 10
 
@@ -78,10 +80,15 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
     cluster.start(gc_wait=1800)
     try:
         tools = find_tools(tell)
-        where = LifecycleResource(config_file=str(_settings(cluster))).cluster()
+        where = LifecycleResource(config_file=str(write_settings(cluster, **SETTINGS))).cluster()
         load_before = os.getloadavg()[0]
         ledgers = _Ledgers(cluster)
         rows = [_measure(cluster, where, tools, ledgers, size) for size in sizes]
+        for name in cluster.running():
+            if name != "zookeeper":
+                cluster.kill(name)
+        for row, size in zip(rows, sizes, strict=True):
+            row["zookeeper_alone"] = _measure_alone(cluster, where, tools, ledgers, size)
         return {
             "bench": "deletion",
             "cpus": os.cpu_count(),
@@ -108,10 +115,12 @@ def _measure(cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledg
         began = time.monotonic()
         outcomes = runs.delete_pending(where, f"bench-{size}")
         seconds = time.monotonic() - began
-    _expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
-    _expect("ledgers left", ledgers.existing(ids), 0)
+    expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
+    expect("ledgers left", ledgers.existing(ids), 0)
     whole = size / seconds
     tell(f"{size} ledgers: whole run {whole:.0f}/s")
+    direct = _delete_directly(where, ledgers, size)
+    tell(f"{size} ledgers: whole run without the queue {direct:.0f}/s")
     return {
         "ledgers": size,
         "client_per_second": round(client),
@@ -119,11 +128,26 @@ def _measure(cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledg
         "step_per_second": round(step),
         "run_per_second": round(whole),
         "run_seconds": round(seconds, 1),
+        "direct_per_second": round(direct),
         "step_over_client": round(step / client, 2),
         "run_over_client": round(whole / client, 2),
+        "direct_over_client": round(direct / client, 2),
         "run_over_shell": round(whole / shell),
         "produce_p99_ms": {"quiet": quiet["p99"], "during_the_run": busy["p99"]},
         "produce_median_ms": {"quiet": quiet["median"], "during_the_run": busy["median"]},
+    }
+
+
+def _measure_alone(
+    cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledgers, size: int
+) -> dict[str, float]:
+    client = _delete_with_client(cluster, tools, ledgers.make(size))
+    step = _delete_step(where, ledgers.make(size))
+    tell(f"{size} ledgers, ZooKeeper alone: BookKeeper client {client:.0f}/s, deletion step {step:.0f}/s")
+    return {
+        "client_per_second": round(client),
+        "step_per_second": round(step),
+        "step_over_client": round(step / client, 2),
     }
 
 
@@ -134,7 +158,7 @@ class _Ledgers:
         self._hosts = cluster.zookeeper
         self._bookie = cluster.bookies[0]
         self._next = FIRST_ID
-        with self._client() as zk:
+        with kazoo(self._hosts) as zk:
             zk.ensure_path(f"/managed-ledgers/{NAMESPACE}/persistent")
             zk.create(f"/admin/policies/{NAMESPACE}", b"{}", makepath=True)
 
@@ -142,7 +166,7 @@ class _Ledgers:
         """Create z-nodes; returns their ids."""
         ids = list(range(self._next, self._next + count))
         self._next += count
-        with self._client() as zk:
+        with kazoo(self._hosts) as zk:
             for parent in dict.fromkeys(ledger_path(i).rpartition("/")[0] for i in ids):
                 zk.ensure_path(parent)
             for start in range(0, count, 1_000):
@@ -156,7 +180,7 @@ class _Ledgers:
 
     def existing(self, ids: list[int]) -> int:
         """How many of these have a z-node."""
-        with self._client() as zk:
+        with kazoo(self._hosts) as zk:
             return sum(zk.exists(ledger_path(ledger)) is not None for ledger in ids[:: max(1, len(ids) // 1_000)])
 
     def _metadata(self, topic: int) -> bytes:
@@ -176,16 +200,6 @@ class _Ledgers:
             )
         )
 
-    @contextmanager
-    def _client(self) -> Iterator[KazooClient]:
-        client = KazooClient(hosts=self._hosts, timeout=30)
-        client.start(timeout=30)
-        try:
-            yield client
-        finally:
-            client.stop()
-            client.close()
-
 
 # --------------------------------------------------------------------------------------------------------------- ours
 
@@ -201,64 +215,38 @@ def _delete_step(where: scan.Cluster, ids: list[int]) -> float:
         began = time.monotonic()
         for start in range(0, len(deletions), batch * 20):
             results = store.delete_many(deletions[start : start + batch * 20], lease.guard)
-            _expect("deleted", sum(r.outcome == "deleted" for r in results), len(results))
+            expect("deleted", sum(r.outcome == "deleted" for r in results), len(results))
         seconds = time.monotonic() - began
         control.release_lease(store, lease)
     return len(ids) / seconds
 
 
 def _send(where: scan.Cluster, size: int) -> None:
-    """Scan twice, plan, send the intents, and scan once more."""
-    _scan(where)
-    summary, rows = runs.make_plan(where, _scan(where))
-    _expect("ledgers planned", rows.num_rows, size)
-    applied = runs.apply_plan(where, "bench", Order(summary.plan_id, summary.digest, NO_CAPS), lambda line: None)
-    _expect("intents sent", applied.sent, size)
-    _scan(where)
+    """Plan, send the intents, and scan once more."""
+    applied = runs.apply_plan(where, "bench", _plan(where, size), lambda line: None)
+    expect("intents sent", applied.sent, size)
+    take_epoch(where)
 
 
-def _scan(where: scan.Cluster) -> Any:
-    now = SystemClock().now_ms()
-    epoch_id = scan.new_epoch_id(now)
-    where.lake.begin_epoch(epoch_id, now, "")
-    census = [scan.scan_table(where, epoch_id, table) for table in TABLES]
-    scan.build_references(where, epoch_id)
-    epoch = findings.close_epoch(where, epoch_id, now, census, SystemClock().now_ms())
-    findings.build_findings(where, epoch_id)
-    if epoch.gaps:
-        raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
-    return epoch
+def _delete_directly(where: scan.Cluster, ledgers: _Ledgers, size: int) -> float:
+    """Ledgers per second of the whole run when the plan is its queue."""
+    ids = ledgers.make(size)
+    order = _plan(where, size)
+    take_epoch(where)
+    began = time.monotonic()
+    outcomes = runs.apply_directly(where, f"bench-direct-{size}", order)
+    seconds = time.monotonic() - began
+    expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
+    expect("ledgers left", ledgers.existing(ids), 0)
+    return size / seconds
 
 
-def _settings(cluster: Cluster) -> Path:
-    path = cluster.data / "bench.toml"
-    path.write_text(
-        f"""
-cluster = "bench"
-[zookeeper]
-hosts = "{cluster.zookeeper}"
-reads_per_second = 100000000
-[pulsar]
-admin_url = "{cluster.admin_url}"
-service_url = "{cluster.service_url}"
-[bookkeeper]
-shared_with = []
-[lake]
-path = "{cluster.data / "lake"}"
-[spark]
-master = "local[*]"
-scan_partitions = {os.cpu_count()}
-[orphans]
-grace_period = "0s"
-confirm_after = "0s"
-max_shrinkage = 1.0
-[deletion]
-deliver_after = "0s"
-deletes_per_second = 100000000
-idle_timeout = "1s"
-"""
-    )
-    return path
+def _plan(where: scan.Cluster, size: int) -> Order:
+    """Scan twice and plan; the order to apply all of it."""
+    take_epoch(where)
+    summary, rows = runs.make_plan(where, take_epoch(where)[0])
+    expect("ledgers planned", rows.num_rows, size)
+    return Order(summary.plan_id, summary.digest, NO_CAPS)
 
 
 # ------------------------------------------------------------------------------------------------------------- others
@@ -333,23 +321,20 @@ def _produce(service_url: str, stop: Any) -> list[float]:
     return latencies
 
 
-def _expect(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise SystemExit(f"{what}: {found}, expected {expected}")
-
-
 def show(document: dict[str, Any]) -> None:
     """The table, on stderr."""
-    heads = ("ledgers", "client/s", "shell/s", "step/s", "run/s", "step:client", "run:client", "p99 quiet", "p99 busy")
-    tell(" ".join(f"{head:>12}" for head in heads))
+    heads = ("ledgers", "client/s", "shell/s", "step/s", "run/s", "direct/s", "step:client", "run:client")
+    tell(" ".join(f"{head:>12}" for head in (*heads, "alone s:c", "p99 quiet", "p99 busy")))
     for row in document["sizes"]:
         latency = row["produce_p99_ms"]
         cells = [
-            *(row[f"{name}_per_second"] for name in ("client", "shell", "step", "run")),
-            *(row["step_over_client"], row["run_over_client"], latency["quiet"], latency["during_the_run"]),
+            row["ledgers"],
+            *(row[f"{name}_per_second"] for name in ("client", "shell", "step", "run", "direct")),
+            *(row["step_over_client"], row["run_over_client"], row["zookeeper_alone"]["step_over_client"]),
+            *(latency["quiet"], latency["during_the_run"]),
         ]
-        tell(" ".join(f"{cell:>12}" for cell in [row["ledgers"], *cells]))
+        tell(" ".join(f"{cell:>12}" for cell in cells))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,11 +28,9 @@ from typing import Any, TypeVar
 
 import dataset
 from dataset import LEDGERS_PER_TOPIC, Contents
-from kazoo.client import KazooClient
+from ground import expect, kazoo, number, take_epoch, tell, write_settings
 
-from assets.names import METASTORE
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.spark import findings, runs, scan
+from pulsar_lifecycle.spark import runs, scan
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.cluster import Cluster
@@ -74,7 +71,9 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
         own = len(list(_ledger_paths(cluster.zookeeper)))
         load_before = os.getloadavg()[0]
         began = time.monotonic()
-        where = LifecycleResource(config_file=str(_settings(cluster))).cluster()
+        where = LifecycleResource(
+            config_file=str(write_settings(cluster, zookeeper={"slow_above": "30s", "stop_above": "60s"}))
+        ).cluster()
         started = time.monotonic() - began
         rows: list[dict[str, Any]] = []
         topics = 0
@@ -112,7 +111,7 @@ def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents
         stages: dict[str, Cost] = {}
         first = timed(lambda: plan(where, contents, own, {}))[1]  # also the scan that the second one confirms
         planned, whole = timed(lambda: plan(where, contents, own, stages))
-        _expect("orphans planned", planned, contents.orphans)
+        expect("orphans planned", planned, contents.orphans)
         tell(f"{size} ledgers: plan {first.clock:.1f} s, again {whole.clock:.1f} s")
     found: dict[str, Any] = {
         "ledgers": contents.ledgers,
@@ -134,7 +133,7 @@ def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents
     if size <= KAZOO_UP_TO:
         read, kazoo = timed(lambda: read_with_kazoo(cluster.zookeeper))
         tell(f"{size} ledgers: plain kazoo {kazoo.clock:.1f} s")
-        _expect("ledgers read by kazoo", read, contents.ledgers + own)
+        expect("ledgers read by kazoo", read, contents.ledgers + own)
         found |= {"kazoo": asdict(kazoo), "kazoo_over_scan": _ratios(kazoo, scanned)}
     return found
 
@@ -172,47 +171,10 @@ def plan(where: scan.Cluster, contents: Contents, own: int, stages: dict[str, Co
         result, stages[name] = timed(work)
         return result
 
-    now = SystemClock().now_ms()
-    epoch_id = scan.new_epoch_id(now)
-    where.lake.begin_epoch(epoch_id, now, "")
-    census = [step(table, lambda table=table: scan.scan_table(where, epoch_id, table)) for table in METASTORE]
-    step("ledger_references", lambda: scan.build_references(where, epoch_id))
-    epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, SystemClock().now_ms()))
-    step("findings", lambda: findings.build_findings(where, epoch_id))
+    epoch, census = take_epoch(where, step)
     summary, _ = step("deletion_plan", lambda: runs.make_plan(where, epoch))
-    if epoch.gaps:
-        raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
-    _expect("ledgers listed", census[0].listed, contents.ledgers + own)
+    expect("ledgers listed", census[0].listed, contents.ledgers + own)
     return summary.ledgers
-
-
-def _settings(cluster: Cluster) -> Path:
-    """The sandbox's settings without what protects a live cluster from a scan, and with nothing to wait for."""
-    path = cluster.data / "bench.toml"
-    path.write_text(
-        f"""
-cluster = "bench"
-[zookeeper]
-hosts = "{cluster.zookeeper}"
-reads_per_second = 100000000
-slow_above = "30s"
-stop_above = "60s"
-[pulsar]
-admin_url = "{cluster.admin_url}"
-service_url = "{cluster.service_url}"
-[bookkeeper]
-shared_with = []
-[lake]
-path = "{cluster.data / "lake"}"
-[spark]
-master = "local[*]"
-scan_partitions = {os.cpu_count()}
-[orphans]
-grace_period = "0s"
-confirm_after = "0s"
-"""
-    )
-    return path
 
 
 # ------------------------------------------------------------------------------------------------------------- others
@@ -243,12 +205,12 @@ def list_with_shell(cluster: Cluster, driver: str, expected: int | None) -> Cost
         cost = timed(lambda: subprocess.run(command, stdout=sink, stderr=subprocess.STDOUT, check=True))[1]
     if expected is not None:
         with output.open("rb") as printed:
-            _expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in printed), expected)
+            expect("ledgers listed by the shell", sum(b"ledgerID: " in line for line in printed), expected)
     return cost
 
 
 def _ledger_paths(hosts: str) -> Iterator[str]:
-    with _kazoo(hosts) as client:
+    with kazoo(hosts) as client:
         for top in client.get_children("/ledgers"):
             if top.isdecimal() and len(top) == 2:
                 for middle in client.get_children(f"/ledgers/{top}"):
@@ -260,7 +222,7 @@ def read_with_kazoo(hosts: str) -> int:
     """List and read every ledger z-node with kazoo alone, pipelined, undecoded; returns how many."""
     flying: deque[Any] = deque()
     read = 0
-    with _kazoo(hosts) as client:
+    with kazoo(hosts) as client:
         for path in _ledger_paths(hosts):
             flying.append(client.get_async(path))
             if len(flying) >= PIPELINED:
@@ -270,17 +232,6 @@ def read_with_kazoo(hosts: str) -> int:
             flying.popleft().get()
             read += 1
     return read
-
-
-@contextmanager
-def _kazoo(hosts: str) -> Iterator[KazooClient]:
-    client = KazooClient(hosts=hosts, timeout=30)
-    client.start(timeout=30)
-    try:
-        yield client
-    finally:
-        client.stop()
-        client.close()
 
 
 # ---------------------------------------------------------------------------------------------------------- measuring
@@ -367,22 +318,6 @@ def _growth(rows: list[dict[str, Any]]) -> list[float]:
         round((after["plan"]["clock"] / before["plan"]["clock"]) / (after["ledgers"] / before["ledgers"]), 2)
         for before, after in pairwise(rows)
     ]
-
-
-def _expect(what: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise SystemExit(f"{what}: {found}, expected {expected}")
-
-
-def number(text: str) -> int:
-    """``10k`` or ``1M`` -> int."""
-    factors = {"k": 1_000, "M": 1_000_000}
-    return int(text[:-1]) * factors[text[-1]] if text[-1:] in factors else int(text)
-
-
-def tell(line: str) -> None:
-    """Progress, on stderr."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def show(document: dict[str, Any]) -> None:
