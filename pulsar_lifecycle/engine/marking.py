@@ -20,9 +20,7 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.standing import Shadows
-from pulsar_lifecycle.engine.topic_write import TopicWrite, may_write_loaded, why_loaded
+from pulsar_lifecycle.engine.topic_write import TopicRun, TopicWrite, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
     LeaseLost,
@@ -35,7 +33,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import orphans, trimming
+from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import LEFT, MARKED, REFUSED, SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.plan.trimming import Copy, Verdict
 from pulsar_lifecycle.ports import JournalRow, Node, Sent
@@ -56,35 +54,6 @@ SHADOWS_SEEN_FOR = 60_000
 """How long (ms) a look at all shadow topics serves for trimming, which by itself deletes no data."""
 
 _STOPPING = (Paused, LeaseLost, Overloaded)
-
-
-@dataclass(frozen=True, slots=True)
-class Marking:
-    """What a run of the first phase knows.
-
-    ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
-    loaded topics: of all, of none, or of those of these tenants, namespaces and topics. ``context`` is of the newest
-    scan; ``shadows`` adds what became the source of a shadow topic since.
-    """
-
-    run_id: str
-    cluster: str
-    ledgers_root: str
-    now: int
-    brokers: Brokers
-    context: orphans.Context
-    deliver_after_ms: int
-    loaded_topics: bool | frozenset[str]
-    shadows: Shadows
-
-    def writes_loaded(self, topic: Topic) -> bool:
-        """Whether the policy lets this topic's z-node be written while a broker has it."""
-        return may_write_loaded(self.loaded_topics, topic)
-
-    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
-        """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
-        sources = self.context.shadow_sources | self.shadows.sources(max_age)
-        return trimming.topic_rule(topic, shadow_source, replace(self.context, shadow_sources=sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +90,7 @@ def unheard(marked: Sequence[Marked]) -> None:
 
 
 def trim_topics(
-    run: Marking, tools: Tools, permit: Permit, orders: Sequence[TrimOrder], report: Report = unheard
+    run: TopicRun, tools: Tools, permit: Permit, orders: Sequence[TrimOrder], report: Report = unheard
 ) -> list[Marked]:
     """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
 
@@ -139,7 +108,7 @@ def trim_topics(
     return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
 
-def plan_trim(run: Marking, tools: Tools, order: TrimOrder) -> list[Marked]:
+def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
     def look() -> list[Marked]:
@@ -208,7 +177,7 @@ class _View:
         return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
 
 
-def _look(run: Marking, tools: Tools, order: TrimOrder) -> _View:
+def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
     topic = order.topic
     tools.store.sync("/")
@@ -224,7 +193,7 @@ def _look(run: Marking, tools: Tools, order: TrimOrder) -> _View:
     return _View(topic, node, info, copies, verdicts)
 
 
-def _loaded(run: Marking, tools: Tools, view: _View) -> str:
+def _loaded(run: TopicRun, tools: Tools, view: _View) -> str:
     """Why the topic counts as loaded; empty if it is unloaded."""
     return why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
@@ -239,7 +208,7 @@ def _left_to_broker(why: str) -> str:
 class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
-    def __init__(self, run: Marking, tools: Tools, permit: Permit, order: TrimOrder) -> None:
+    def __init__(self, run: TopicRun, tools: Tools, permit: Permit, order: TrimOrder) -> None:
         self._run, self._tools, self._permit, self._order = run, tools, permit, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, Marked] = {}
@@ -405,7 +374,7 @@ class _Trim:
 
 
 def send_messages(
-    run: Marking, tools: Tools, messages: Sequence[PendingDeleteLedgerInfo], lengths: Mapping[int, int]
+    run: TopicRun, tools: Tools, messages: Sequence[PendingDeleteLedgerInfo], lengths: Mapping[int, int]
 ) -> list[Sent]:
     """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``."""
     if not messages:
@@ -424,7 +393,7 @@ def send_messages(
     return outcomes
 
 
-def journal_row(run: Marking, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
+def journal_row(run: TopicRun, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
     """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
     return JournalRow(
         run_id=run.run_id,

@@ -13,7 +13,8 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import FAILED, GOES, REMOVED, Marked, Marking, guarded, journal_row, send_messages
+from pulsar_lifecycle.engine.marking import FAILED, GOES, REMOVED, Marked, guarded, journal_row, send_messages
+from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -27,7 +28,7 @@ _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
 
 
-def plan_topic_deletion(run: Marking, tools: Tools, topic: Topic) -> list[Marked]:
+def plan_topic_deletion(run: TopicRun, tools: Tools, topic: Topic) -> list[Marked]:
     """What :func:`delete_topic` would send messages for; writes nothing."""
 
     def look() -> list[Marked]:
@@ -40,7 +41,7 @@ def plan_topic_deletion(run: Marking, tools: Tools, topic: Topic) -> list[Marked
     return guarded(topic, look)
 
 
-def delete_topic(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+def delete_topic(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
     The row of ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
@@ -48,7 +49,7 @@ def delete_topic(run: Marking, tools: Tools, permit: Permit, topic: Topic, force
     return guarded(topic, lambda: _delete(run, tools, permit, topic, force))
 
 
-def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
     permit.check(tools.store)
     node, named = _named(run, tools, topic)
     todo = [message for _, messages in named.values() for message in messages]
@@ -76,7 +77,7 @@ def _delete(run: Marking, tools: Tools, permit: Permit, topic: Topic, force: boo
     return _journalled(run, tools, topic, named, LEFT, reason)
 
 
-def _refuse(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
 
     The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
@@ -89,7 +90,7 @@ def _refuse(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedg
     return node, info
 
 
-def _named(run: Marking, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+def _named(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
     """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
     node, info = _refuse(run, tools, topic)
     cursors = standing.cursors(tools.store, node.path)
@@ -115,7 +116,7 @@ def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
 
 
 def _journalled(
-    run: Marking, tools: Tools, topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
+    run: TopicRun, tools: Tools, topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
 ) -> list[Marked]:
     """Journal one row per ledger; returns them and one for the topic."""
     now = tools.clock.now_ms()

@@ -8,15 +8,51 @@ the owed unloads (``unloads.py``).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.standing import Shadows
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan import orphans, trimming
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRun:
+    """What a run that writes topics' z-nodes knows.
+
+    ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
+    loaded topics: of all, of none, or of those of these tenants, namespaces and topics. ``context`` is of the newest
+    scan; ``shadows`` adds what became the source of a shadow topic since.
+    """
+
+    run_id: str
+    cluster: str
+    ledgers_root: str
+    now: int
+    brokers: Brokers
+    context: orphans.Context
+    deliver_after_ms: int
+    loaded_topics: bool | frozenset[str]
+    shadows: Shadows
+
+    def writes_loaded(self, topic: Topic) -> bool:
+        """Whether the policy lets this topic's z-node be written while a broker has it."""
+        return (
+            self.loaded_topics
+            if isinstance(self.loaded_topics, bool)
+            else not self.loaded_topics.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
+        )
+
+    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
+        """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
+        sources = self.context.shadow_sources | self.shadows.sources(max_age)
+        return trimming.topic_rule(topic, shadow_source, replace(self.context, shadow_sources=sources))
 
 
 class TopicWrite:
@@ -85,10 +121,3 @@ def why_loaded(
     state = inventory.ledger_states(store, [last], root)[0]
     found, why = inventory.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
     return why if found == "loaded" else ""
-
-
-def may_write_loaded(policy: bool | frozenset[str], topic: Topic) -> bool:
-    """Whether a policy (all, none, or tenants, namespaces and topics) lets a loaded topic's z-node be written."""
-    if isinstance(policy, bool):
-        return policy
-    return not policy.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 from pulsar_lifecycle.engine import control, inventory, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import Marked, Marking, Report, TrimOrder, unheard
+from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder, unheard
+from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
@@ -65,7 +66,7 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report
 
 
 @contextmanager
-def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools]]:
+def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
     with KazooStore(cluster.settings.zookeeper, read_only=True) as store, _tools(cluster, store) as tools:
         context = _context(cluster, runs.check_store(cluster, store))
@@ -73,7 +74,7 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools]]:
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[Marking, Tools, Permit]]:
+def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Permit]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
     with published(settings), KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
@@ -96,11 +97,11 @@ def _context(cluster: Cluster, fingerprint: str) -> Context:
     )
 
 
-def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int) -> Marking:
+def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int) -> TopicRun:
     """``now`` must be from before the brokers are asked, which is done here."""
     settings = cluster.settings
     loaded_topics = settings.trimming.loaded_topics
-    return Marking(
+    return TopicRun(
         run_id=run_id,
         cluster=settings.cluster,
         ledgers_root=settings.bookkeeper.ledgers_root,

@@ -15,6 +15,7 @@ from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
 from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -102,16 +103,14 @@ class Scene:
         cluster = self.cluster
         return Tools(self.store, cluster.reader, cluster.admin, self.queue, cluster.journal, cluster.clock)
 
-    def run(self, loaded_topics: bool | frozenset[str] = False) -> marking.Marking:
+    def run(self, loaded_topics: bool | frozenset[str] = False) -> TopicRun:
         cluster = self.cluster
         brokers = Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
         now = cluster.clock.now_ms()
         shadows = standing.Shadows(lambda: standing.shadow_sources(self.store, self.store), cluster.clock)
-        return marking.Marking(
-            "run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows
-        )
+        return TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
 
-    def act(self, work: Callable[[marking.Marking, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
+    def act(self, work: Callable[[TopicRun, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
         """One run with its lease and a session of its own; what became of each ledger."""
         limit = policy.pop("limit", 500)
         tools = policy.pop("tools", None) or self.tools()
@@ -510,7 +509,7 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
     work = marking.trim_topics
     silent = Brokers({}, MINUTE, "no answer")
 
-    def trim(run: marking.Marking, tools: Tools, permit: Permit) -> list[Marked]:
+    def trim(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
         run = replace(run, brokers=silent) if why == "silent" else run
         return work(run, tools, permit, [TrimOrder(TOPIC, up_to=scene.ids[2])])
 
