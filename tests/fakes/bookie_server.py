@@ -17,12 +17,15 @@ class BookieServer:
     """Listens on 127.0.0.1; a context manager. ``entries`` maps ledger id to entry id to the entry's bytes.
 
     ``code`` answers everything with that error; ``batch_reads`` off closes the connection on BATCH_READ as bookies
-    before 4.17 do; ``batch_limit`` is the most entries one batch returns. ``requests`` lists what was asked for.
+    before 4.17 do; ``batch_limit`` is the most entries one batch returns. A ``mute`` one answers nothing. ``requests``
+    lists what was asked for, ``given`` counts the bytes of entries that were answered.
     """
 
     def __init__(self, *, batch_reads: bool = True, batch_limit: int = 1000) -> None:
         self.entries: dict[int, dict[int, bytes]] = {}
         self.code = 0
+        self.mute = False
+        self.given = 0
         self.batch_reads = batch_reads
         self.batch_limit = batch_limit
         self.requests: list[tuple[str, int, int]] = []
@@ -106,24 +109,29 @@ class BookieServer:
                 else:
                     assert opcode == _READ
                     answer = self._read(header, ledger, wanted)
-                connection.sendall(struct.pack("!i", len(answer)) + answer)
+                if not self.mute:
+                    connection.sendall(struct.pack("!i", len(answer)) + answer)
 
     def _read(self, header: int, ledger: int, wanted: int) -> bytes:
         self.requests.append(("read", ledger, wanted))
         code, data = self._find(ledger, wanted)
+        self.given += len(data)
         return struct.pack("!iiqq", header, code, ledger, wanted) + data
 
     def _batch(self, header: int, ledger: int, first: int, body: bytes) -> bytes:
         self.requests.append(("batch", ledger, first))
-        request_id, count, _ = struct.unpack_from("!qiq", body, 20)
-        code, data = self._find(ledger, first)
-        found = b""
-        at = first
-        while not self._find(ledger, at)[0] and at - first < min(count, self.batch_limit):
-            data = self._find(ledger, at)[1]
-            found += struct.pack("!i", len(data)) + data
-            at += 1
-        return struct.pack("!iiqqq", header, code, ledger, first, request_id) + found
+        request_id, count, max_size = struct.unpack_from("!qiq", body, 20)
+        code, _ = self._find(ledger, first)
+        found: list[bytes] = []
+        size = 36
+        for at in range(first, first + min(count, self.batch_limit)):
+            missing, data = self._find(ledger, at)
+            size += 4 + len(data)
+            if missing or (found and size > max_size):
+                break
+            found += [struct.pack("!i", len(data)), data]
+            self.given += len(data)
+        return struct.pack("!iiqqq", header, code, ledger, first, request_id) + b"".join(found)
 
     def _find(self, ledger: int, wanted: int) -> tuple[int, bytes]:
         if self.code:
