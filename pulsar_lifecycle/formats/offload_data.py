@@ -1,16 +1,15 @@
 """The data object of an offloaded ledger: all its entries, in blocks.
 
 Belongs here: entries to blocks and back, in bulk, and the proof that all of a ledger's entries went through. Not here:
-the index (:mod:`offload_index`), keys and user metadata (:mod:`offload_object`), reading and uploading (io/).
-Upstream: ``BlockAwareSegmentInputStreamImpl`` and ``DataBlockHeaderImpl``, tiered-storage-jcloud 4.0.7.
+the bytes of one block (:mod:`offload_block`), the index (:mod:`offload_index`), keys and user metadata
+(:mod:`offload_object`), reading and uploading (engine/). Upstream: ``BlockAwareSegmentInputStreamImpl``,
+tiered-storage-jcloud 4.0.7.
 
-Block: magic int32 · headerLen int64 · blockLen int64 · firstEntryId int64 · zeros up to headerLen · {length int32 ·
-entryId int64 · payload} repeated · padding, big-endian. Entries do not span blocks; a block is one part of the upload.
+Blocks follow each other without a gap. Entries do not span blocks; a block is one part of the upload.
 """
 
 from __future__ import annotations
 
-import struct
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,8 +20,9 @@ from typing import Any, cast
 import google_crc32c
 
 from pulsar_lifecycle.errors import CorruptFormat, Refused
-from pulsar_lifecycle.formats import offload_index
+from pulsar_lifecycle.formats import offload_block, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, ReadBlock, check_indexed, read_block
 from pulsar_lifecycle.formats.offload_index import (
     DATA_HEADER_LENGTH,
     ENTRY_HEADER_LENGTH,
@@ -30,18 +30,11 @@ from pulsar_lifecycle.formats.offload_index import (
     OffloadIndex,
 )
 
-WHAT = "offload data object"
 MIN_BLOCK_SIZE = 5 << 20
 """The smallest block size in bytes that may be configured: S3's for any part but the last."""
 DEFAULT_BLOCK_SIZE = 64 << 20
 """What brokers use with S3 (managedLedgerOffloadMaxBlockSizeInBytes)."""
 
-_MAGIC = 0xFBDBABCB  # DataBlockHeaderImpl.MAGIC_WORD
-_HEADER = struct.Struct(">Iqqq")
-_ZEROS = bytes(DATA_HEADER_LENGTH - _HEADER.size)
-_HEADER_LENGTH_AT, _BLOCK_LENGTH_AT, _FIRST_ENTRY_AT = 4, 12, 20
-_FRAME = struct.Struct(">iq")  # ENTRY_HEADER_SIZE
-_PADDING = bytes.fromhex("FEDCDEAD")  # BLOCK_END_PADDING; its first byte makes any length read from it negative
 _OVERHEAD = DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH
 _MAX_INT = (1 << 31) - 1
 _crc32c = cast(Any, google_crc32c)  # ships without complete types
@@ -62,31 +55,6 @@ class DataObject:
 
     index: OffloadIndex
     checksums: array[int]
-
-
-@dataclass(frozen=True, slots=True)
-class ReadBlock:
-    """A block taken apart. ``offset`` (of its header, in the object) and ``length`` are in bytes."""
-
-    first_entry_id: int
-    offset: int
-    length: int
-    payloads: tuple[memoryview, ...]
-
-    @property
-    def last_entry_id(self) -> int:
-        """The last entry of the block."""
-        return self.first_entry_id + len(self.payloads) - 1
-
-    @property
-    def payload_length(self) -> int:
-        """Bytes of all payloads."""
-        return sum(map(len, self.payloads))
-
-    @property
-    def padding(self) -> int:
-        """Bytes after the last entry."""
-        return self.length - DATA_HEADER_LENGTH - ENTRY_HEADER_LENGTH * len(self.payloads) - self.payload_length
 
 
 def block_length(max_block_size: int, first_entry_id: int, last_entry_id: int, length: int, written: int) -> int:
@@ -154,7 +122,7 @@ class DataObjectBuilder:
         # Two list items per entry, made by C loops alone: this is what every entry of every ledger goes through.
         parts: list[bytes | memoryview] = [b""] * (2 * count)
         sizes = map(len, payloads)
-        parts[::2] = map(_FRAME.pack, sizes, range(first_entry_id, first_entry_id + count))
+        parts[::2] = map(FRAME.pack, sizes, range(first_entry_id, first_entry_id + count))
         parts[1::2] = payloads
         self._checksums.extend(checksums(payloads))
         framed = [end + ENTRY_HEADER_LENGTH * number for number, end in enumerate(ends)]
@@ -216,13 +184,13 @@ class DataObjectBuilder:
             self._max_block_size, entry_id, self._metadata.last_entry_id, self._metadata.length, self._written
         )
         self._block = bytearray(length)
-        _HEADER.pack_into(self._block, 0, _MAGIC, DATA_HEADER_LENGTH, length, entry_id)
+        offload_block.write_header(self._block, entry_id)
         self._filled = DATA_HEADER_LENGTH
         self._positions.append(IndexEntry(entry_id, len(self._positions) + 1, self._object_length))
 
     def _finished(self, last_entry_id: int) -> Block:
         data = self._block
-        data[self._filled :] = _padding(len(data) - self._filled)
+        data[self._filled :] = offload_block.padding(len(data) - self._filled)
         self._object_length += len(data)
         self._block, self._filled = bytearray(), 0
         return Block(self._positions[-1], last_entry_id, data)
@@ -255,17 +223,10 @@ class DataObjectReader:
     def feed(self, data: bytes | bytearray | memoryview) -> ReadBlock:
         """Take the bytes of :attr:`next_range`; raises CorruptFormat for what is not the block of the index."""
         position = self._index.blocks[self._blocks]
-        end = self._index.end_of(position)
         block = read_block(data, position.offset)
-        if block.length != len(data) or block.length != end - position.offset:
-            expected = f"blockLen {end - position.offset}, found {block.length} in {len(data)} bytes"
-            raise CorruptFormat(WHAT, position.offset + _BLOCK_LENGTH_AT, expected)
-        if block.first_entry_id != position.first_entry_id:
-            expected = f"firstEntryId {position.first_entry_id}, found {block.first_entry_id}"
-            raise CorruptFormat(WHAT, position.offset + _FIRST_ENTRY_AT, expected)
-        last = self._index.last_entry_of(position)
-        if block.last_entry_id != last:
-            raise CorruptFormat(WHAT, end, f"a block up to entry {last}, found {block.last_entry_id}")
+        check_indexed(self._index, position, block)
+        if block.length != len(data):
+            raise CorruptFormat(WHAT, position.offset + block.length, f"the block's end, found {len(data)} bytes")
         self._checksums.extend(checksums(block.payloads))
         self._read += block.payload_length
         self._blocks += 1
@@ -282,36 +243,6 @@ class DataObjectReader:
         return self._checksums
 
 
-def read_block(data: bytes | bytearray | memoryview, offset: int = 0) -> ReadBlock:
-    """The block that ``data`` begins with; ``offset`` is where that is in the object. More bytes may follow it.
-
-    Raises CorruptFormat for anything that no writer leaves: entries with holes, none at all, padding that is none.
-    """
-    view = memoryview(data)
-    if len(view) < DATA_HEADER_LENGTH:
-        raise CorruptFormat(WHAT, offset + len(view), f"a block header of {DATA_HEADER_LENGTH} bytes")
-    magic, header_length, length, first_entry_id = _HEADER.unpack_from(view)
-    if magic != _MAGIC:
-        raise CorruptFormat(WHAT, offset, f"the magic {_MAGIC:#x}, found {magic:#x}")
-    if header_length != DATA_HEADER_LENGTH:
-        raise CorruptFormat(WHAT, offset + _HEADER_LENGTH_AT, f"headerLen {DATA_HEADER_LENGTH}, found {header_length}")
-    if not _OVERHEAD <= length <= len(view):
-        expected = f"a blockLen of {_OVERHEAD}..{len(view)}, found {length}"
-        raise CorruptFormat(WHAT, offset + _BLOCK_LENGTH_AT, expected)
-    if first_entry_id < 0:
-        raise CorruptFormat(WHAT, offset + _FIRST_ENTRY_AT, f"an entry id, found {first_entry_id}")
-    if bytes(view[_HEADER.size : DATA_HEADER_LENGTH]) != _ZEROS:
-        raise CorruptFormat(WHAT, offset + _HEADER.size, "zeros to the end of the header")
-    payloads, end = _entries(view[:length], first_entry_id, offset)
-    padding = _padding(length - end)
-    if not payloads:
-        raise CorruptFormat(WHAT, offset + end, f"entry {first_entry_id}")
-    if bytes(view[end:length]) != padding:
-        wrong = next(i for i, (found, byte) in enumerate(zip(view[end:length], padding, strict=True)) if found != byte)
-        raise CorruptFormat(WHAT, offset + end + wrong, f"padding {_PADDING.hex()} up to {offset + length}")
-    return ReadBlock(first_entry_id, offset, length, tuple(payloads))
-
-
 def read_blocks(data: bytes | bytearray | memoryview) -> Iterator[ReadBlock]:
     """The blocks of a whole object, without its index; raises CorruptFormat."""
     view = memoryview(data)
@@ -320,7 +251,7 @@ def read_blocks(data: bytes | bytearray | memoryview) -> Iterator[ReadBlock]:
         block = read_block(view[offset:], offset)
         if block.first_entry_id != entry_id:
             expected = f"firstEntryId {entry_id}, found {block.first_entry_id}"
-            raise CorruptFormat(WHAT, offset + _FIRST_ENTRY_AT, expected)
+            raise CorruptFormat(WHAT, offset + FIRST_ENTRY_AT, expected)
         yield block
         entry_id = block.last_entry_id + 1
         offset += block.length
@@ -329,31 +260,3 @@ def read_blocks(data: bytes | bytearray | memoryview) -> Iterator[ReadBlock]:
 def checksums(payloads: Iterable[bytes | memoryview]) -> array[int]:
     """CRC32C of each payload."""
     return array("I", map(_crc32c.value, map(bytes, payloads)))
-
-
-def _entries(block: memoryview, entry_id: int, offset: int) -> tuple[list[memoryview], int]:
-    """The payloads of a block and where in it they end."""
-    payloads: list[memoryview] = []
-    unpack = _FRAME.unpack_from
-    length = len(block)
-    at = DATA_HEADER_LENGTH
-    begin = at + ENTRY_HEADER_LENGTH
-    while begin <= length:  # fewer bytes than that can only be padding
-        size, found = unpack(block, at)
-        if size < 0:
-            break
-        if found != entry_id:
-            raise CorruptFormat(WHAT, offset + at, f"entry {entry_id}, found {found}")
-        end = begin + size
-        if end > length:
-            raise CorruptFormat(WHAT, offset + at, f"at most {length - begin} bytes of entry {entry_id}, found {size}")
-        payloads.append(block[begin:end])
-        entry_id += 1
-        at = end
-        begin = at + ENTRY_HEADER_LENGTH
-    return payloads, at
-
-
-def _padding(length: int) -> bytes:
-    """The padding of a block, cut where the block ends."""
-    return (_PADDING * (length // len(_PADDING) + 1))[:length]

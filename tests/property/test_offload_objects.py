@@ -17,6 +17,7 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.describe import describe
+from pulsar_lifecycle.formats.offload_block import BlockReader
 from pulsar_lifecycle.formats.offload_data import DataObjectBuilder, DataObjectReader
 from tests.golden.files import GOLDEN, matching
 
@@ -123,6 +124,29 @@ def test_mutated_data_objects_are_refused_or_have_another_checksum(sizes, slack,
         assert json.loads(json.dumps(describe("offload-data", other)))["lastEntryId"] == len(found) - 1
 
 
+@given(SIZES, st.integers(0, 300), st.integers(1, 250), st.integers(0, 1 << 32))
+@settings(max_examples=300, deadline=None)
+def test_pieces_of_a_mutated_block_give_what_the_whole_block_gives(sizes, slack, piece, seed):
+    rng = random.Random(seed)
+    payloads = [rng.randbytes(size) for size in sizes]
+    written, blocks = built(payloads, max(sizes) + HEADER + FRAME + slack)
+    other = mutated(blocks[0].data, rng)[: len(blocks[0].data)].ljust(len(blocks[0].data), b"\0")
+    data = other + b"".join(block.data for block in blocks[1:])
+    index = written.index
+    reader, found = BlockReader(index, index.blocks[0]), []
+    try:
+        whole = list(map(bytes, DataObjectReader(index, len(data)).feed(other).payloads))
+    except CorruptFormat:
+        whole = None
+    try:
+        while (left := reader.next_range) is not None:
+            found += map(bytes, reader.feed(other[left.start : left.start + min(len(left), piece)]))
+    except CorruptFormat:
+        assert whole is None
+    else:
+        assert found == whole
+
+
 def rewritten(data):
     """The blocks of a data object, each written again from its entries."""
     for block in offload_data.read_blocks(data):
@@ -200,3 +224,29 @@ def mutated(data, rng):
             case _:
                 out[at:at] = out[at : at + 20]
     return bytes(out)
+
+
+@given(SIZES, st.integers(0, 300), st.integers(1, 250), st.data())
+@settings(max_examples=300, deadline=None)
+def test_a_block_in_pieces_gives_the_same_entries_from_any_of_them_on(sizes, slack, piece, data):
+    payloads = [bytes([i % 251]) * size for i, size in enumerate(sizes)]
+    written, blocks = built(payloads, max(sizes) + HEADER + FRAME + slack)
+    whole = b"".join(block.data for block in blocks)
+    for block in written.index.blocks:
+        last = written.index.last_entry_of(block)
+        places = {}
+        found, reader = [], BlockReader(written.index, block)
+        while (left := reader.next_range) is not None:
+            places[reader.next_entry_id] = reader.at
+            found += map(bytes, reader.feed(whole[left.start : left.start + min(len(left), piece)]))
+        assert found == payloads[block.first_entry_id : last + 1]
+        first = data.draw(st.sampled_from(sorted(places)))
+        if first == block.first_entry_id or first > last:
+            continue
+        reader, found = BlockReader(written.index, block, first, places[first]), []
+        while reader.next_entry_id <= last:
+            begin = reader.next_range.start
+            fed = reader.feed(whole[begin : begin + reader.missing])
+            assert len(fed) <= 1 or not payloads[first + len(found)]
+            found += map(bytes, fed)
+        assert found == payloads[first : last + 1]
