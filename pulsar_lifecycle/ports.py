@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -292,6 +292,22 @@ class BrokerAdmin(Protocol):
 
     def stats_interval_ms(self) -> int:
         """How often brokers refresh ``/broker-stats/topics`` (``statsUpdateFrequencyInSecs``), the longest of all."""
+        ...
+
+    def configurations(self) -> dict[str, Mapping[str, str]]:
+        """Broker id -> its runtime configuration: what broker.conf and dynamic settings come to, as text."""
+        ...
+
+    def topic_policies(self, topic: Topic, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """A topic's own policies of these names (``offloadPolicies``, ``retention``); what is not set is left out.
+
+        Of a partition: those of its partitioned topic. Loads nothing. Raises StoreError where the cluster has no topic
+        policies (``topicLevelPoliciesEnabled``).
+        """
+        ...
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        """Have the topic's broker read one stored entry. Loads the topic. Raises NotFound where it has no such one."""
         ...
 
     def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:

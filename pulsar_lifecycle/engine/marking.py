@@ -20,7 +20,7 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.topic_write import TopicRun, TopicWrite, why_loaded
+from pulsar_lifecycle.engine.topic_write import ATTEMPTS, LEFT_TO_BROKER, TopicRun, TopicWrite, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
     LeaseLost,
@@ -40,15 +40,10 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 
 REMOVED = "removed"
 """Its topic lists it no more."""
-LEFT_TO_BROKER = "left-to-broker"
-"""Its topic is loaded, and the policy does not let us write its z-node."""
 FAILED = "failed"
 """A server did not do its part; run again."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
-
-ATTEMPTS = 5
-"""How often a topic whose z-node keeps changing is judged from the start."""
 
 SHADOWS_SEEN_FOR = 60_000
 """How long (ms) a look at all shadow topics serves for trimming, which by itself deletes no data."""

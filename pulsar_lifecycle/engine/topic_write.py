@@ -8,14 +8,17 @@ the owed unloads (``unloads.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pulsar_lifecycle.engine import control, inventory
+from pulsar_lifecycle.engine import control, inventory, standing
 from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.standing import Shadows
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, OutcomeUnknown, Refused
+from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, trimming
@@ -121,3 +124,75 @@ def why_loaded(
     state = inventory.ledger_states(store, [last], root)[0]
     found, why = inventory.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
     return why if found == "loaded" else ""
+
+
+# ------------------------------------------------------------------------------------------------------ one whole edit
+
+ATTEMPTS = 5
+"""How often a topic whose z-node keeps changing is looked at from the start."""
+
+LEFT_TO_BROKER = "left-to-broker"
+"""Outcome: its topic is loaded, and the policy does not let us write its z-node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What becomes of one ledger of the topic by an edit, why, and whether its metadata ``changes``."""
+
+    outcome: str
+    reason: str
+    changes: bool = False
+
+
+Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, Said]]]
+"""What a topic's metadata should be, from what it is now, and what that means for each ledger.
+
+It is called anew for every try, so it must see an earlier write of its own as done. An unchanged info writes nothing.
+"""
+
+
+def edit_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str
+) -> dict[int, Said]:
+    """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
+
+    ``policy`` names the setting that lets loaded topics be written. Where it does not, ledgers that would change are
+    ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read, and what the stores raise; a
+    loaded topic that may have been written is then unloaded all the same.
+    """
+    write = TopicWrite(tools.store, tools.admin, permit, tools.clock, topic)
+    try:
+        said = _edit(run, tools, permit, topic, change, policy, write)
+    except LifecycleError:
+        write.settle(sure=False)
+        raise
+    owing = write.settle(sure=True)
+    suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+    return {i: replace(one, reason=one.reason + suffix) for i, one in said.items()}
+
+
+def _edit(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str, write: TopicWrite
+) -> dict[int, Said]:
+    for _ in range(ATTEMPTS):
+        permit.check(tools.store)
+        tools.store.sync("/")
+        node, info = standing.topic_node(tools.store, topic)
+        write.seen(node.stat.version)
+        wanted, said = change(node, info)
+        if wanted == info:
+            return said
+        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        stays = ""
+        if loaded and not run.writes_loaded(topic):
+            stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
+        elif loaded and permit.unloads.exhausted:
+            stays = "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
+        if stays:
+            return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+        if loaded:
+            permit.unloads.wait()
+        write.owe(bool(loaded))
+        if write.write(node, managed_ledger.encode(wanted)):
+            return said
+    raise Refused(f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -32,6 +32,7 @@ from pulsar_lifecycle.settings import PulsarSettings, Tls
 
 MAX_REDIRECTS = 5
 TOO_MANY_REQUESTS = 429
+_RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
 
 class HttpBrokerAdmin:
@@ -89,17 +90,26 @@ class HttpBrokerAdmin:
     def stats_interval_ms(self) -> int:
         """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
         longest = 0
-        for broker in self.brokers():
-            url = self._web_url(broker).join("/admin/v2/brokers/configuration/runtime")
-            answer = self._get(url)
+        for broker, configuration in self.configurations().items():
             try:
-                seconds = int(answer["statsUpdateFrequencyInSecs"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise _unexpected(url, "statsUpdateFrequencyInSecs") from error
+                seconds = int(configuration["statsUpdateFrequencyInSecs"])
+            except (KeyError, ValueError) as error:
+                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs") from error
             if seconds <= 0:
-                raise _unexpected(url, "statsUpdateFrequencyInSecs above 0")
+                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs above 0")
             longest = max(longest, seconds)
         return longest * 1000
+
+    def configurations(self) -> dict[str, Mapping[str, str]]:
+        """Broker id -> its runtime configuration, as text; any failure raises."""
+        found: dict[str, Mapping[str, str]] = {}
+        for broker in self.brokers():
+            url = self._web_url(broker).join(_RUNTIME)
+            answer = self._get(url)
+            if not isinstance(answer, dict):
+                raise _unexpected(url, "the runtime configuration as an object")
+            found[broker] = {name: str(value) for name, value in answer.items() if value is not None}
+        return found
 
     def _web_url(self, broker: str) -> httpx.URL:
         """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.
@@ -216,6 +226,22 @@ class HttpBrokerAdmin:
             return int(answer["subscriptions"][subscription]["msgBacklog"])
         except (KeyError, TypeError, ValueError) as error:
             raise _unexpected(path, "TopicStats") from error
+
+    def topic_policies(self, topic: Topic, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        """A topic's own policies; an empty body says that one is not set."""
+        found: dict[str, Mapping[str, Any]] = {}
+        for name in names:
+            path = _path(topic.partitioned_parent, name)
+            answer = self._get(path)
+            if answer is not None and not isinstance(answer, dict):
+                raise _unexpected(path, f"{name} as an object")
+            if answer:
+                found[name] = answer
+        return found
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        """Have the topic's broker read one stored entry."""
+        self._request("GET", _path(topic, "ledger", str(position.ledger_id), "entry", str(position.entry_id)))
 
     def unload(self, topic: Topic) -> None:
         """Make its broker forget a topic; loads one that is not loaded, first."""

@@ -41,3 +41,20 @@ FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
 MARKED = "marked"
 LEFT = "left"
 """Outcomes of phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set; it stayed there."""
+
+OFFLOAD = "offload"
+RELEASE = "release-bookkeeper-copy"
+"""Actions: copying a ledger to the object store; giving up its copy in BookKeeper after that."""
+
+PREPARED = "prepared"
+VERIFIED = "verified"
+OFFLOADED = "offloaded"
+ROLLED_BACK = "rolled-back"
+ABANDONED = "abandoned"
+"""Outcomes of action ``offload``. ``prepared``: its attempt is open. ``verified``: read back whole, every entry's
+checksum agreed; ``detail`` has what the objects were then. ``offloaded``: its topic's metadata says so.
+``rolled-back``: brokers could not read it, its topic's metadata names it no more. ``abandoned``: its objects are gone.
+"""
+
+RELEASED = "released"
+"""Outcome of action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up."""

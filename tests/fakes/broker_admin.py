@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicInternals
 
 
@@ -15,12 +16,17 @@ class FakeSubscription:
     backlog: int = 0
 
 
+def _nothing_stored(topic: Topic, position: Position) -> None:
+    raise NotFound(f"{topic}: no entry {position}")
+
+
 class FakeBrokerAdmin:
     """Set the attributes to say what the cluster is like.
 
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
     prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
-    ``on_unload`` and ``on_delete`` are called before the effect: they may fail, or be a test's own broker.
+    ``on_unload``, ``on_delete`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
+    ``configuration`` by broker id and ``policies`` by topic are what they say.
     """
 
     def __init__(
@@ -37,10 +43,13 @@ class FakeBrokerAdmin:
         self.loaded: dict[str, str] = {}
         self.touched: list[Topic] = []
         self.stats_interval = 60_000
+        self.configuration: dict[str, Mapping[str, str]] = {}
+        self.policies: dict[Topic, Mapping[str, Mapping[str, Any]]] = {}
         self.failure: LifecycleError | None = None
         self.connected: set[Topic] = set()
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
+        self.on_read: Callable[[Topic, Position], None] = _nothing_stored
 
     def brokers(self) -> list[str]:
         self._answer()
@@ -57,6 +66,19 @@ class FakeBrokerAdmin:
     def compaction_status(self, topic: Topic) -> str:
         self._load(topic)
         return self.compactions.get(topic, "NOT_RUN")
+
+    def configurations(self) -> dict[str, Mapping[str, str]]:
+        self._answer()
+        return {broker: {"clusterName": "fake", **self.configuration.get(broker, {})} for broker in self.broker_ids}
+
+    def topic_policies(self, topic: Topic, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+        self._answer()
+        own = self.policies.get(topic.partitioned_parent, {})
+        return {name: own[name] for name in names if name in own}
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        self._load(topic)
+        self.on_read(topic, position)
 
     def stats_interval_ms(self) -> int:
         self._answer()

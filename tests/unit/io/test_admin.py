@@ -8,6 +8,7 @@ from pulsar_lifecycle.errors import (
     AccessDenied,
     ConfigError,
     Conflict,
+    LifecycleError,
     NotFound,
     OutcomeUnknown,
     StoreError,
@@ -74,6 +75,21 @@ class BrokerAdminContract:
         assert internals.state == "LedgerOpened"
         assert internals.compacted_ledger is None
         assert admin.compaction_status(topic) == "NOT_RUN"
+
+    def test_every_broker_tells_its_configuration(self, admin):
+        found = admin.configurations()
+        assert sorted(found) == admin.brokers()
+        assert all(one["clusterName"] for one in found.values())
+
+    def test_a_topic_without_policies_of_its_own_has_none(self, admin, topic):
+        admin.create_partitioned_topic(topic, 1)
+        for one in (topic, partition(topic, 0)):
+            assert admin.topic_policies(one, ["offloadPolicies", "retention"]) == {}
+
+    def test_an_entry_that_is_not_stored_cannot_be_read(self, admin, topic):
+        admin.create_topic(topic)
+        with pytest.raises(LifecycleError):
+            admin.read_entry(topic, Position(0, 0))
 
     def test_a_topic_may_be_unloaded_twice_and_is_whole_afterwards(self, admin, topic):
         admin.create_topic(topic)
@@ -320,6 +336,13 @@ def test_loaded_topics_fails_when_any_broker_does(broken):
 
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
 WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
+
+
+def test_policies_of_a_partition_are_its_partitioned_topics():
+    policy = {"managedLedgerOffloadThresholdInBytes": 5}
+    own = {("GET", f"{TOPIC_PATH}/offloadPolicies"): policy, ("GET", f"{TOPIC_PATH}/retention"): httpx.Response(200)}
+    found = Cluster(own).admin.topic_policies(partition(TOPIC, 3), ["offloadPolicies", "retention"])
+    assert found == {"offloadPolicies": {"managedLedgerOffloadThresholdInBytes": 5}}
 
 
 def test_the_statistics_interval_is_that_of_the_slowest_broker():

@@ -1,0 +1,413 @@
+"""Offloading the ledgers of a topic: begun, committed once they are proven, rolled back, abandoned.
+
+Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
+here: which ledgers an operator wants (``plan/offload.py``), copying and verifying one (``offload_copy.py``).
+
+Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
+``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
+it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
+The first commit of a namespace and bucket is one ledger that its brokers must then be able to read; if they are not,
+it is taken back while BookKeeper has it, and the run stops. Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+from pulsar_lifecycle.engine import attempts, standing
+from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.topic_write import Change, Said, TopicRun, edit_topic, why_loaded
+from pulsar_lifecycle.engine.unloads import Permit
+from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
+from pulsar_lifecycle.formats import managed_ledger, offload_object
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.plan.outcomes import ABANDONED, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.ports import JournalRow, Node, ObjectStore, Unread
+
+POLICY = "offload.loaded_topics"
+
+SHADOWS_SEEN_FOR = 60_000
+"""How long (ms) a look at all shadow topics serves for offloading, which by itself deletes no data."""
+
+FAILED = "failed"
+"""Outcome: something did not do its part; run again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read."""
+
+    topic: str
+    ledger_id: int
+    outcome: str
+    reason: str
+    bytes: int = 0
+    uuid: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A ledger that a plan names, and where it is to go. ``metadata`` as in :class:`attempts.Attempt`."""
+
+    ledger_id: int
+    driver: str
+    metadata: tuple[tuple[str, str], ...]
+    block_size: int
+
+
+# -------------------------------------------------------------------------------------------------------------- before
+
+
+def begin_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, wanted: Sequence[Wanted], new_uuid: Callable[[], UUID]
+) -> tuple[list[Attempt], list[Offloaded]]:
+    """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
+    permit.check(tools.store)
+    tools.store.sync("/")
+    node, info = standing.topic_node(tools.store, topic)
+    obstacle = _obstacles(run, tools, topic, [one.ledger_id for one in wanted])
+    begun: list[Attempt] = []
+    outcomes: list[Offloaded] = []
+    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    for one in wanted:
+        why = obstacle(node, info, one.ledger_id, None)
+        if not why and loaded and not run.writes_loaded(topic):
+            why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+        if why:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, why))
+            continue
+        attempt = Attempt(
+            one.ledger_id,
+            str(topic),
+            new_uuid(),
+            one.driver,
+            one.metadata,
+            one.block_size,
+            run.run_id,
+            tools.clock.now_ms(),
+        )
+        try:
+            attempts.begin(tools.store, attempt)
+        except Conflict as error:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
+        else:
+            begun.append(attempt)
+    record(run, tools, [replace(_of(attempt, PREPARED, "its attempt is open")) for attempt in begun])
+    return begun, outcomes
+
+
+_Obstacle = Callable[[Node, ManagedLedgerInfo, int, UUID | None], str]
+"""Why a ledger of a topic may not be offloaded (with this UUID of ours), as the topic is now; empty if it may."""
+
+
+def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
+    rows = standing.ledger_rows(tools.store, sorted(ledger_ids), run.ledgers_root)
+
+    def obstacle(node: Node, info: ManagedLedgerInfo, ledger_id: int, ours: UUID | None) -> str:
+        rule = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+        listed = {item.ledger_id: item for item in info.ledgers}
+        item, row = listed.get(ledger_id), rows[ledger_id]
+        if rule:
+            return rule
+        if item is None:
+            return "its topic does not list it any more"
+        if ledger_id == max(listed):
+            return "the last ledger of its topic"
+        if why := _of_context(item):
+            return why
+        if problem := trimming.copy_of(ledger_id, row, topic).problem:
+            return problem
+        assert row is not None
+        if not row["length"] or not row["entries"]:
+            return "empty"
+        if (item.size or row["length"], item.entries or row["entries"]) != (row["length"], row["entries"]):
+            return (
+                f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {row['entries']} of "
+                f"{row['length']}"
+            )
+        attempt = item.offload.uuid if item.offload else None
+        if attempt and attempt != ours:
+            loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+            return f"offload attempt {attempt} is its broker's: it may be running ({loaded})" if loaded else ""
+        return ""
+
+    return obstacle
+
+
+def _of_context(item: LedgerInfo) -> str:
+    offload = item.offload
+    if offload and offload.complete:
+        return f"offloaded already, as {offload.uuid}"
+    if offload and offload.bookkeeper_deleted:
+        return "its topic's metadata gives up its copy in BookKeeper without a complete offload: it needs repair"
+    if offload and offload.segments:
+        return "streaming offload: which of its objects are whole is not known"
+    return ""
+
+
+# -------------------------------------------------------------------------------------------------------------- commit
+
+
+@dataclass(slots=True)
+class Canary:
+    """Which namespaces and buckets were proven readable in this run. ``waived``: only the sandbox may."""
+
+    waived: bool
+    passed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+
+    def due(self, topic: Topic, attempt: Attempt) -> bool:
+        """Whether this ledger must be read through its broker before any other is committed."""
+        return not self.waived and (str(topic.namespace), attempt.bucket) not in self.passed
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """An attempt whose objects were read back whole. ``detail``: what they were then, for the journal."""
+
+    attempt: Attempt
+    entries: int
+    bytes: int
+    detail: Mapping[str, Any]
+
+
+def commit_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], canary: Canary
+) -> list[Offloaded]:
+    """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
+
+    Raises Refused when a broker could not read the canary: then it was taken back, and nothing else was committed.
+    """
+    outcomes: list[Offloaded] = []
+    rest = list(proven)
+    for one in proven:
+        if canary.due(topic, one.attempt):
+            rest.remove(one)
+            committed = _commit(run, tools, permit, topic, [one])
+            outcomes += committed
+            if committed[0].outcome == OFFLOADED:
+                _try_canary(run, tools, permit, topic, one)
+                canary.passed.add((str(topic.namespace), one.attempt.bucket))
+                _forget(tools, [one], committed)
+    if rest:
+        committed = _commit(run, tools, permit, topic, rest)
+        _forget(tools, rest, committed)
+        outcomes += committed
+    return outcomes
+
+
+def _commit(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven]) -> list[Offloaded]:
+    by_id = {one.attempt.ledger_id: one for one in proven}
+    change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()})
+    said = edit_topic(run, tools, permit, topic, change, POLICY)
+    outcomes = [
+        replace(_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes) for i, one in sorted(said.items())
+    ]
+    record(run, tools, outcomes, {i: one.detail for i, one in by_id.items()})
+    return outcomes
+
+
+def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, Attempt]) -> Change:
+    obstacle = _obstacles(run, tools, topic, ours)
+
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = {i: Said(REFUSED, "its topic does not list it any more") for i in ours}
+        ledgers: list[LedgerInfo] = []
+        for item in info.ledgers:
+            attempt = ours.get(item.ledger_id)
+            if attempt and not _is_ours(item, attempt):
+                why = obstacle(node, info, item.ledger_id, attempt.uuid)
+                said[item.ledger_id] = Said(REFUSED, why) if why else Said(OFFLOADED, _COMMITTED, changes=True)
+                item = item if why else replace(item, offload=_complete(attempt, tools.clock.now_ms()))
+            elif attempt:
+                said[item.ledger_id] = Said(OFFLOADED, _COMMITTED)
+            ledgers.append(item)
+        return replace(info, ledgers=tuple(ledgers)), said
+
+    return change
+
+
+_COMMITTED = "its topic's metadata says so"
+
+
+def _is_ours(item: LedgerInfo, attempt: Attempt) -> bool:
+    """Whether the topic names this attempt as complete."""
+    return item.offload is not None and item.offload.complete and item.offload.uuid == attempt.uuid
+
+
+def _complete(attempt: Attempt, now: int) -> OffloadContext:
+    return OffloadContext(attempt.uuid, True, False, now, attempt.driver, dict(attempt.metadata))
+
+
+def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloaded]) -> None:
+    done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
+    for one in proven:
+        if one.attempt.ledger_id in done:
+            attempts.end(tools.store, one.attempt)
+
+
+def _try_canary(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, one: Proven) -> None:
+    """Read the first and the last entry of a committed ledger through the broker; take it back if that fails."""
+    ledger_id = one.attempt.ledger_id
+    try:
+        for entry_id in dict.fromkeys((0, one.entries - 1)):
+            tools.admin.read_entry(topic, Position(ledger_id, entry_id))
+    except LifecycleError as error:
+        why = f"its broker cannot read it from bucket {one.attempt.bucket}: {error}"
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, one.attempt), POLICY)[ledger_id]
+        taken_back = replace(_of(one.attempt, said.outcome, f"{why}; {said.reason}"), bytes=one.bytes)
+        record(run, tools, [taken_back], {ledger_id: one.detail})
+        raise Refused(
+            f"{topic}: ledger {ledger_id} was offloaded, and {why}. {said.reason[:1].upper()}{said.reason[1:]}; "
+            f"nothing else of {topic.namespace} was committed. Give the brokers an offloader for driver "
+            f"{one.attempt.driver} and this bucket"
+        ) from error
+
+
+def _taking_back(run: TopicRun, tools: Tools, attempt: Attempt) -> Change:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = Said(ROLLED_BACK, "its topic reads it from BookKeeper again")
+        row = standing.ledger_rows(tools.store, [attempt.ledger_id], run.ledgers_root)[attempt.ledger_id]
+        ledgers: list[LedgerInfo] = []
+        for item in info.ledgers:
+            if item.ledger_id == attempt.ledger_id and _is_ours(item, attempt):
+                if row is None or (item.offload and item.offload.bookkeeper_deleted):
+                    said = Said(FAILED, "its copy in BookKeeper is gone: it stays offloaded")
+                else:
+                    item, said = replace(item, offload=None), replace(said, changes=True)
+            ledgers.append(item)
+        return replace(info, ledgers=tuple(ledgers)), {attempt.ledger_id: said}
+
+    return change
+
+
+# ------------------------------------------------------------------------------------------- attempts that were cut off
+
+
+def settle_attempts(
+    run: TopicRun, tools: Tools, permit: Permit, wanted: Collection[int]
+) -> tuple[list[Attempt], list[Offloaded]]:
+    """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
+
+    An attempt that its topic names as complete is done. One that no plan wants, or that its topic's metadata has no
+    place for, is abandoned: no metadata names it, and its objects and uploads are removed.
+    """
+    resumed: list[Attempt] = []
+    outcomes: list[Offloaded] = []
+    for attempt in attempts.open_attempts(tools.store):
+        permit.check(tools.store)
+        if isinstance(attempt, BrokenAttempt):
+            outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
+            continue
+        try:
+            item, why = _place_of(run, tools, attempt)
+        except LifecycleError as error:
+            outcomes.append(_of(attempt, FAILED, f"whether its topic names it cannot be known: {error}"))
+            continue
+        if item and _is_ours(item, attempt):
+            outcomes.append(_of(attempt, OFFLOADED, _COMMITTED))
+            record(run, tools, outcomes[-1:])
+            attempts.end(tools.store, attempt)
+        elif item and not why and attempt.ledger_id in wanted:
+            resumed.append(attempt)
+        else:
+            outcomes.append(_abandon(run, tools, attempt, why or "no plan wants it any more"))
+    return resumed, outcomes
+
+
+def _place_of(run: TopicRun, tools: Tools, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+    """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
+
+    Raises Refused where that cannot be known.
+    """
+    topic = Topic.parse(attempt.topic)
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    tools.store.sync(path)
+    node = tools.store.read([path])[0]
+    if isinstance(node, Unread):
+        raise Refused(f"{path} cannot be read: {node.reason}")
+    if node is None:
+        if broker := run.brokers.loaded.get(str(topic)):
+            raise Refused(f"{path} does not exist, and {broker} still lists the topic")
+        return None, "its topic is gone"
+    info = managed_ledger.decode(node.data)
+    item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
+    if item is None:
+        return None, "its topic does not list its ledger any more"
+    if item.offload and item.offload.complete:
+        return item, "" if item.offload.uuid == attempt.uuid else f"it is offloaded as {item.offload.uuid}"
+    return item, ""
+
+
+def _abandon(run: TopicRun, tools: Tools, attempt: Attempt, why: str) -> Offloaded:
+    """Remove what an attempt has uploaded; it stays open if that fails."""
+    try:
+        remove_objects(_objects(tools), attempt)
+    except LifecycleError as error:
+        return _of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
+    done = _of(attempt, ABANDONED, f"{why}; its objects are removed")
+    record(run, tools, [done])
+    attempts.end(tools.store, attempt)
+    return done
+
+
+def remove_objects(objects: ObjectStore, attempt: Attempt) -> None:
+    """Delete both objects of an attempt and drop its uploads. Raises what the store raises."""
+    keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
+    keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
+    for page in objects.list_uploads(attempt.bucket, keys[0]):
+        for upload in page:
+            objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
+    for one in objects.delete_many(attempt.bucket, keys):
+        if one.error:
+            raise Refused(f"{one.key}: {one.error}")
+
+
+def _objects(tools: Tools) -> ObjectStore:
+    assert tools.objects is not None
+    return tools.objects
+
+
+# -------------------------------------------------------------------------------------------------------- the journal
+
+
+def _of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
+
+
+def record(
+    run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], details: Mapping[int, Mapping[str, Any]] | None = None
+) -> None:
+    """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
+    now = tools.clock.now_ms()
+    tools.journal.record(
+        [journal_row(run.run_id, run.cluster, one, (details or {}).get(one.ledger_id, {}), now) for one in outcomes]
+    )
+
+
+def journal_row(run_id: str, cluster: str, one: Offloaded, detail: Mapping[str, Any], now: int) -> JournalRow:
+    """The journal's row of an offload's step."""
+    return JournalRow(
+        run_id=run_id,
+        cluster=cluster,
+        plan_id="",
+        ledger_id=one.ledger_id,
+        component=LedgerComponent.MANAGED_LEDGER.value,
+        topic=one.topic,
+        action=OFFLOAD,
+        phase=OFFLOAD,
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.bytes,
+        checksum=str(detail.get("checksum", "")),
+        detail=json.dumps({**detail, "uuid": one.uuid}, sort_keys=True),
+        at=now,
+    )
