@@ -6,10 +6,10 @@ Starts a sandbox of its own (one ZooKeeper, one bookie, one broker). At each siz
 ledgers: the BookKeeper Java client's ``asyncDeleteLedger``, issued as fast as its answers come; ``bookkeeper shell
 deleteledger`` (a few, one JVM each); our deletion step alone; the whole deletion run as the job takes it, from the
 queue's first message to the last acknowledgement: fresh owner checks, archive, deletion, confirmation, journal, with
-the latency guard on and only the budget lifted; the same run over the plan itself, without the queue. Beside the run a
-client's produce latency, with and without it. At the end client and step once more on ZooKeeper alone, bookie and
-broker stopped: both watch every z-node, and a deletion costs each of them a notification. Progress and a table go to
-stderr, one JSON document to stdout. It fails when a count is wrong, never because something was slow.
+the latency guard on and only the budget lifted; the same run over the plan itself, without the queue; a client's
+produce latency, without a run and during another one. At the end client and step once more on ZooKeeper alone, bookie
+and broker stopped: both watch every z-node, and a deletion costs each of them a notification. Progress and a table go
+to stderr, one JSON document to stdout. It fails when a count is wrong, never because something was slow.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps
 from pulsar_lifecycle.ports import Deletion, Node
 from pulsar_lifecycle.spark import runs, scan
+from pulsar_lifecycle.spark.deletion import Outcome
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.clients import pulsar_client
@@ -107,20 +108,17 @@ def _measure(cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledg
     tell(f"{size} ledgers: BookKeeper shell {shell:.2f}/s")
     step = _delete_step(where, ledgers.make(size))
     tell(f"{size} ledgers: deletion step {step:.0f}/s")
-    with _producing(cluster.service_url, seconds=QUIET_SECONDS) as quiet:
-        pass
-    ids = ledgers.make(size)
-    _send(where, size)
-    with _producing(cluster.service_url) as busy:
-        began = time.monotonic()
-        outcomes = runs.delete_pending(where, f"bench-{size}")
-        seconds = time.monotonic() - began
-    expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
-    expect("ledgers left", ledgers.existing(ids), 0)
+    _send(where, ledgers, size)
+    seconds = _delete_pending(where, ledgers, size)
     whole = size / seconds
     tell(f"{size} ledgers: whole run {whole:.0f}/s")
     direct = _delete_directly(where, ledgers, size)
     tell(f"{size} ledgers: whole run without the queue {direct:.0f}/s")
+    with _producing(cluster.service_url, seconds=QUIET_SECONDS) as quiet:
+        pass
+    _send(where, ledgers, size)
+    with _producing(cluster.service_url) as busy:
+        _delete_pending(where, ledgers, size)
     return {
         "ledgers": size,
         "client_per_second": round(client),
@@ -158,13 +156,14 @@ class _Ledgers:
         self._hosts = cluster.zookeeper
         self._bookie = cluster.bookies[0]
         self._next = FIRST_ID
+        self._last: list[int] = []
         with kazoo(self._hosts) as zk:
             zk.ensure_path(f"/managed-ledgers/{NAMESPACE}/persistent")
             zk.create(f"/admin/policies/{NAMESPACE}", b"{}", makepath=True)
 
     def make(self, count: int) -> list[int]:
         """Create z-nodes; returns their ids."""
-        ids = list(range(self._next, self._next + count))
+        ids = self._last = list(range(self._next, self._next + count))
         self._next += count
         with kazoo(self._hosts) as zk:
             for parent in dict.fromkeys(ledger_path(i).rpartition("/")[0] for i in ids):
@@ -178,10 +177,11 @@ class _Ledgers:
                     raise failed[0]
         return ids
 
-    def existing(self, ids: list[int]) -> int:
-        """How many of these have a z-node."""
+    def left(self) -> int:
+        """How many of a thousand of those made last still have a z-node."""
+        some = self._last[:: max(1, len(self._last) // 1_000)]
         with kazoo(self._hosts) as zk:
-            return sum(zk.exists(ledger_path(ledger)) is not None for ledger in ids[:: max(1, len(ids) // 1_000)])
+            return sum(zk.exists(ledger_path(ledger)) is not None for ledger in some)
 
     def _metadata(self, topic: int) -> bytes:
         name = f"{NAMESPACE}/persistent/topic-{topic:07d}"
@@ -221,24 +221,38 @@ def _delete_step(where: scan.Cluster, ids: list[int]) -> float:
     return len(ids) / seconds
 
 
-def _send(where: scan.Cluster, size: int) -> None:
-    """Plan, send the intents, and scan once more."""
+def _send(where: scan.Cluster, ledgers: _Ledgers, size: int) -> None:
+    """Make ledgers, plan, send the intents, and scan once more."""
+    ledgers.make(size)
     applied = runs.apply_plan(where, "bench", _plan(where, size), lambda line: None)
     expect("intents sent", applied.sent, size)
     take_epoch(where)
 
 
+def _delete_pending(where: scan.Cluster, ledgers: _Ledgers, size: int) -> float:
+    """Seconds of the whole run."""
+    began = time.monotonic()
+    outcomes = runs.delete_pending(where, "bench")
+    seconds = time.monotonic() - began
+    _expect_deleted(ledgers, outcomes, size)
+    return seconds
+
+
 def _delete_directly(where: scan.Cluster, ledgers: _Ledgers, size: int) -> float:
     """Ledgers per second of the whole run when the plan is its queue."""
-    ids = ledgers.make(size)
+    ledgers.make(size)
     order = _plan(where, size)
     take_epoch(where)
     began = time.monotonic()
-    outcomes = runs.apply_directly(where, f"bench-direct-{size}", order)
+    outcomes = runs.apply_directly(where, "bench", order)
     seconds = time.monotonic() - began
-    expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
-    expect("ledgers left", ledgers.existing(ids), 0)
+    _expect_deleted(ledgers, outcomes, size)
     return size / seconds
+
+
+def _expect_deleted(ledgers: _Ledgers, outcomes: list[Outcome], size: int) -> None:
+    expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
+    expect("ledgers left", ledgers.left(), 0)
 
 
 def _plan(where: scan.Cluster, size: int) -> Order:
