@@ -37,18 +37,34 @@ class NamedUuids(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Released:
+    """An offloaded ledger whose copy in BookKeeper our own run gave up, and what its objects were then (``proof``).
+
+    ``czxid`` is of its z-node in BookKeeper.
+    """
+
+    topic: str
+    uuid: UUID
+    bucket: str
+    czxid: int
+    proof: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadEvidence:
     """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the two epochs of Evidence.
 
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
-    id -> (full topic name, when in ms).
+    id -> (full topic name, when in ms). ``released``: what it says of ledgers that their topics still list, as long as
+    they are not settled.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
     earlier: NamedUuids = field(default_factory=OffloadUuids)
     undecoded: int = 0
     marked: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    released: Mapping[int, Released] = field(default_factory=dict[int, Released])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import control, inventory, offloaded
+from pulsar_lifecycle.engine import control, inventory, offloaded, release
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
@@ -30,6 +30,7 @@ from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
@@ -50,8 +51,8 @@ from pulsar_lifecycle.plan.outcomes import (
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 
 COMPARED = [
-    *("ledger_id", "length", "error", "czxid", "ctime", "application", "component", "managed_ledger", "cursor"),
-    *("schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
+    *("ledger_id", "length", "state", "error", "czxid", "ctime", "application", "component", "managed_ledger"),
+    *("cursor", "schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
 ]
 """What of a ledger's row a message is compared with."""
 
@@ -230,6 +231,7 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
     live = [d for d in live if not d.outcome]
     _judge(run, tools, live)
     look_at_owners(run, tools, [d for d in live if not d.outcome])
+    release.look_at_copies(run, tools, [d for d in live if not d.outcome])
 
 
 # ------------------------------------------------------------------------------------------------- the rule, afresh
@@ -268,6 +270,8 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(WAITING, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, tools, d, "something refers to it", marked_at or 0)
+        elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
+            _judge_released(d, row, context)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
             d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
@@ -277,6 +281,25 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "not confirmed: the earlier scan still found a reference; the orphan scan goes on looking")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
             d.settle(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
+
+
+def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
+    """Whether our own run proved its offloaded copy and gave up exactly this one; the last looks then ask again."""
+    released = run.evidence.offloads.released.get(d.info.ledger_id)
+    if released is None or (released.czxid, released.topic) != (row["czxid"], d.info.topic_name):
+        return False
+    d.extra["released"] = released
+    return True
+
+
+def _judge_released(d: Decision, row: Mapping[str, Any], context: orphans.Context) -> None:
+    """The rules of an orphan that hold for a ledger that its topic lists, too; its owner has the next word."""
+    if rule := orphans.owner_rule(*orphans.owner_in(row), context):
+        d.settle(KEPT, f"{rule[0]}: {rule[1]}")
+    elif row["state"] != LedgerState.CLOSED.name:
+        d.settle(KEPT, "offloaded, and never closed in BookKeeper")
+    elif d.info.ledger_id in context.under_replicated:
+        d.settle(RETRYING, "under-replicated")
 
 
 def _found(rows: pa.Table, run: Run, context: orphans.Context) -> dict[int, dict[str, Any]]:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory, references
-from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.plan import orphans
@@ -58,6 +60,18 @@ def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> Non
     d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
 
 
+def still_used(tools: Tools, item: LedgerInfo, released: Released, topic: Topic) -> str:
+    """Why a listed ledger is in use though its copy in BookKeeper was given up; empty if that holds still."""
+    offload = item.offload
+    if offload is None or not offload.complete or not offload.bookkeeper_deleted:
+        return "its topic's z-node lists it, and does not give up its copy in BookKeeper"
+    if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
+        return f"its topic's z-node names another offload, {offload.uuid}"
+    if tools.store.read([OwedUnload(topic, True, 0).path])[0] is not None:
+        return "its topic is owed an unload: a broker may read it in BookKeeper"
+    return ""
+
+
 def first_sent(run: Run, d: Decision) -> int:
     """When the intent was first sent (ms): each retry is a message of its own, published anew."""
     published = d.message.publish_time
@@ -76,12 +90,19 @@ def _readable(node: Node | Unread | None) -> Node | None:
 
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
-    listed = {item.ledger_id for item in info.ledgers}
+    listed = {item.ledger_id: item for item in info.ledgers}
     unsure, memory = memory_of(run, tools, topic, node, info)
     pending: list[Decision] = []
     for d in group:
+        released: Released | None = d.extra.get("released")
         if d.info.ledger_id in listed:
-            in_use(run, tools, d, "its topic's z-node lists it")
+            why = "its topic's z-node lists it"
+            if released:
+                why = still_used(tools, listed[d.info.ledger_id], released, topic)
+            if why:
+                in_use(run, tools, d, why)
+        elif released:
+            d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
         elif unsure:
             d.settle(RETRYING, unsure)
         elif d.info.ledger_id in memory:

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,11 +28,26 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pulsar_lifecycle.engine.decision import Released
+from pulsar_lifecycle.engine.offload_proof import Verified
+from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.engine.unsettled import SAID, unsettled
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
-from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, GONE, KEPT, LEFT, MARKED, SENT
+from pulsar_lifecycle.plan.outcomes import (
+    DEAD_LETTERED,
+    DELETE_OFFLOADED,
+    DELETED,
+    GONE,
+    KEPT,
+    LEFT,
+    MARKED,
+    OFFLOAD,
+    RELEASE,
+    SENT,
+    VERIFIED,
+)
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
 from pulsar_lifecycle.ports import Archived, JournalRow
 
@@ -169,6 +185,30 @@ def _czxid(detail: str) -> int | None:
 def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:
     """The same ledgers as long as their offloaded copies are not settled: id -> (full topic name, when in ms)."""
     return {row["ledger_id"]: (row["topic"], row["at"]) for row in _open(lake, cluster, True)}
+
+
+def released_ledgers(lake: str, cluster: str) -> dict[int, Released]:
+    """Ledgers whose copies in BookKeeper we gave up, and what their objects were then, until they are deleted."""
+    mine = pc.field("cluster") == cluster
+    marked = _outcomes(lake, MARKED, 0, mine & (pc.field("action") == RELEASE))
+    if not marked.num_rows:
+        return {}
+    ended = mine & (pc.field("phase") == "delete") & ~_OFFLOADED & pc.field("outcome").isin((DELETED, GONE))
+    rows = open_marks(marked, _scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
+    found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
+    return {ledger_id: released for ledger_id, released in found.items() if released}
+
+
+def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[tuple[int, UUID], Verified]:
+    """What the objects of these ledgers were when we read them back whole: (ledger id, UUID) -> the last proof."""
+    ids = pa.array(sorted(ledger_ids), pa.int64())
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    found: dict[tuple[int, UUID], Verified] = {}
+    for row in _outcomes(lake, VERIFIED, 0, mine).sort_by("at").to_pylist():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
+            detail = json.loads(row["detail"])
+            found[row["ledger_id"], UUID(detail.pop("uuid"))] = Verified(**detail)
+    return found
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

@@ -1,0 +1,224 @@
+"""Giving up the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
+
+Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set
+of ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic
+still lists (``deletion.py`` has the order, ``owners.py`` calls). Not here: the proof (``offload_proof.py``), copies
+that were offloaded just now (``offloading.py``).
+
+Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``released``. Killed
+anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the ledger is
+an offload leftover, which the next plan releases again. Source: ManagedLedgerImpl.internalTrimLedgers (4.0.7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from uuid import UUID
+
+from pulsar_lifecycle.engine import control, standing
+from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
+from pulsar_lifecycle.engine.marking import send_messages
+from pulsar_lifecycle.engine.offload_proof import Verified, is_whole
+from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.engine.topic_write import Change, Said, TopicRun, edit_topic
+from pulsar_lifecycle.engine.unloads import Permit
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.plan.outcomes import KEPT, LEFT, MARKED, REFUSED, RELEASE, RELEASED, RETRYING, WAITING
+from pulsar_lifecycle.ports import JournalRow, Node
+
+POLICY = "offload.loaded_topics"
+PHASE = "release"
+
+SHADOWS_SEEN_FOR = 60_000
+"""How long (ms) a look at all shadow topics serves: the deletion run looks at the newest scan's again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An offloaded ledger whose copy in BookKeeper may go: its objects were proven whole under this UUID."""
+
+    ledger_id: int
+    location: Location
+    verified: Verified
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one ledger."""
+
+    topic: str
+    ledger_id: int
+    outcome: str
+    reason: str
+    bytes: int = 0
+
+
+def release_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, due: Sequence[Due], lag_ms: int
+) -> list[Outcome]:
+    """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
+
+    Raises Paused, LeaseLost, Refused where the topic cannot be read, and what the stores raise.
+    """
+    permit.check(tools.store)
+    tools.store.sync("/")
+    _, info = standing.topic_node(tools.store, topic)
+    rows = standing.ledger_rows(tools.store, [one.ledger_id for one in due], run.ledgers_root)
+    rule = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+    by_id = {item.ledger_id: item for item in info.ledgers}
+    outcomes: dict[int, Outcome] = {}
+    going: list[Due] = []
+    for one in due:
+        copy = trimming.copy_of(one.ledger_id, rows[one.ledger_id], topic)
+        why = rule or copy.problem or _obstacle(by_id.get(one.ledger_id), one, tools.clock.now_ms(), lag_ms)
+        if not why and one.ledger_id == max(by_id):
+            why = "the last ledger of its topic"
+        if why:
+            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, REFUSED, why)
+        else:
+            going.append(one)
+    messages = [_message(topic, one, rows, tools.clock.now_ms()) for one in going]
+    lengths = {one.ledger_id: one.verified.length for one in going}
+    sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
+    for one in going:
+        if sent[one.ledger_id].error:
+            why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
+            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, LEFT, why)
+    going = [one for one in going if not sent[one.ledger_id].error]
+    if not going:
+        return [outcomes[i] for i in sorted(outcomes)]
+    czxids = {i: row["czxid"] for i, row in rows.items() if row}
+    reason = "its copy in BookKeeper is about to be given up"
+    about = [Outcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    _record(run, tools, about, going, czxids)
+    said = edit_topic(run, tools, permit, topic, _giving_up(tools, {d.ledger_id: d for d in going}, lag_ms), POLICY)
+    done = [Outcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    _record(run, tools, done, going, czxids)
+    outcomes |= {one.ledger_id: one for one in done}
+    return [outcomes[i] for i in sorted(outcomes)]
+
+
+def _obstacle(item: LedgerInfo | None, due: Due, now: int, lag_ms: int) -> str:
+    """Why a topic's own metadata speaks against giving up the copy in BookKeeper; empty if it does not."""
+    offload = item.offload if item else None
+    if item is None:
+        return "its topic does not list it any more"
+    if offload is None or not offload.complete:
+        return "its offload is not complete"
+    if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
+        return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
+    if not offload.bookkeeper_deleted and (offload.timestamp is None or now - offload.timestamp <= lag_ms):
+        return f"its deletion lag of {lag_ms // 1000} s has not passed"
+    return ""
+
+
+def _message(
+    topic: Topic, due: Due, rows: Mapping[int, Mapping[str, int] | None], sent_at: int
+) -> PendingDeleteLedgerInfo:
+    row = rows[due.ledger_id]
+    assert row is not None
+    return PendingDeleteLedgerInfo(
+        topic_name=str(topic),
+        component=LedgerComponent.MANAGED_LEDGER,
+        ledger_id=due.ledger_id,
+        czxid=row["czxid"],
+        ctime=row["ctime"],
+        sent_at=sent_at,
+    )
+
+
+def _giving_up(tools: Tools, due: Mapping[int, Due], lag_ms: int) -> Change:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = {i: Said(LEFT, "its topic does not list it any more") for i in due}
+        ledgers: list[LedgerInfo] = []
+        for item in info.ledgers:
+            one = due.get(item.ledger_id)
+            if one is not None:
+                why = _obstacle(item, one, tools.clock.now_ms(), lag_ms)
+                if why or item.offload is None:
+                    said[item.ledger_id] = Said(LEFT, why)
+                elif item.offload.bookkeeper_deleted:
+                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper")
+                else:
+                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper", changes=True)
+                    item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
+            ledgers.append(item)
+        return replace(info, ledgers=tuple(ledgers)), said
+
+    return change
+
+
+def _record(
+    run: TopicRun, tools: Tools, outcomes: Sequence[Outcome], due: Sequence[Due], czxids: Mapping[int, int]
+) -> None:
+    now = tools.clock.now_ms()
+    proof = {
+        one.ledger_id: {
+            "uuid": str(one.location.uuid),
+            "bucket": one.location.bucket,
+            "czxid": czxids[one.ledger_id],
+            **asdict(one.verified),
+        }
+        for one in due
+    }
+    tools.journal.record(
+        [
+            JournalRow(
+                run_id=run.run_id,
+                cluster=run.cluster,
+                plan_id="",
+                ledger_id=one.ledger_id,
+                component=LedgerComponent.MANAGED_LEDGER.value,
+                topic=one.topic,
+                action=RELEASE,
+                phase=PHASE,
+                outcome=one.outcome,
+                reason=one.reason,
+                bytes=one.bytes,
+                checksum=proof[one.ledger_id]["checksum"],
+                detail=json.dumps(proof[one.ledger_id], sort_keys=True),
+                at=now,
+            )
+            for one in outcomes
+        ]
+    )
+
+
+# ------------------------------------------------------------------------------------------------ in the deletion run
+
+
+def released_of(topic: str, detail: str) -> Released | None:
+    """What a ``marked`` row of ours says was proven; None of a row that we did not write."""
+    try:
+        found = json.loads(detail)
+        uuid, bucket, czxid = UUID(found.pop("uuid")), found.pop("bucket"), found.pop("czxid")
+        Verified(**found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return Released(topic, uuid, bucket, czxid, found) if type(czxid) is int and type(bucket) is str else None
+
+
+def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """The last look before a released ledger is deleted: its objects are there, and are those that were proven."""
+    for d in live:
+        released: Released | None = d.extra.get("released")
+        if released is None:
+            continue
+        if tools.objects is None:
+            d.settle(WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
+            continue
+        location = Location(released.bucket, released.uuid, d.info.ledger_id)
+        try:
+            control.check_lease(tools.store, run.guard)
+            why = is_whole(tools.objects, location, Verified(**released.proof))
+        except LifecycleError as error:
+            d.settle(RETRYING, f"its offloaded copy could not be looked at: {error}")
+            continue
+        if why:
+            d.settle(KEPT, f"its offloaded copy is not what was proven: {why}")
