@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
+from tests.simulation.cluster import CURSORS
 from tests.simulation.offloaded import CLUSTER, attempt
-from tests.simulation.world import COMPACTION, CURSORS, ELSEWHERE, HOUR, MOST_LEDGERS, TOPICS, Cursor, ModelTopic, World
+from tests.simulation.world import COMPACTION, ELSEWHERE, HOUR, MOST_LEDGERS, TOPICS, Cursor, ModelTopic, World
 
 WEST = "west"
 """The declared cluster on the same BookKeeper, where there is one."""
@@ -413,24 +414,28 @@ def settle_recovery(world: World) -> str | None:
     return f"ledger {ledger} is closed again"
 
 
+def _some_leak(world: World, fits: Callable[[int], bool] = lambda ledger: True) -> int | None:
+    """A leaked ledger whose z-node is not corrupted, if there is one."""
+    leaks = [i for i in world.leaks() if world.path(i) not in world.corrupted and fits(i)]
+    return world.random.choice(leaks) if leaks else None
+
+
 def recover(world: World) -> str | None:
     """Somebody opens a leaked ledger for recovery: its z-node changes and it must be left alone."""
-    leaks = [i for i in world.leaks() if world.model.ledgers[i].state is LedgerState.CLOSED]
-    leaks = [i for i in leaks if world.path(i) not in world.corrupted and i not in world.model.busy]
-    if not leaks:
+    ledgers, busy = world.model.ledgers, world.model.busy
+    ledger = _some_leak(world, lambda i: ledgers[i].state is LedgerState.CLOSED and i not in busy)
+    if ledger is None:
         return None
-    ledger = world.random.choice(leaks)
-    world.model.busy.add(ledger)
+    busy.add(ledger)
     world.restate(ledger, LedgerState.IN_RECOVERY)
     return f"ledger {ledger} is opened for recovery"
 
 
 def replicate(world: World) -> str | None:
     """Autorecovery gives a leaked ledger another bookie: only the version of its z-node changes."""
-    leaks = [i for i in world.leaks() if world.path(i) not in world.corrupted]
-    if not leaks:
+    ledger = _some_leak(world)
+    if ledger is None:
         return None
-    ledger = world.random.choice(leaks)
     world.restate(ledger, world.model.ledgers[ledger].state)
     return f"the z-node of {ledger} is written again"
 

@@ -25,6 +25,22 @@ from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
 ENTRY_BYTES = 10
 BROKER = "broker-1:8080"
 
+CURSORS = ["s", "a+b c~%*é/x", "pulsar.dedup"]
+
+
+def confusable_topics(*more: str) -> list[Topic]:
+    """Persistent topics whose names are easily confused, and ``more``: ``T/NS/NAME`` or ``T/C/NS/NAME``."""
+    names = (
+        "acme/orders/placed",
+        "acme/orders/placed-partition-0",
+        "acme/orders/placed-partition-1",
+        "acme/orders/a+b c~%25*é",
+        "acme/other/placed",
+        "acme/dc1/orders/placed",
+        *more,
+    )
+    return [Topic.parse(f"persistent://{name}") for name in names]
+
 
 def data_tags(topic: Topic) -> dict[str, str]:
     """Tags of a data ledger."""

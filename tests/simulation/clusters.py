@@ -14,29 +14,18 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from tests.simulation.cluster import (
+    CURSORS,
     SimulatedCluster,
     bucket_tags,
     compacted_tags,
+    confusable_topics,
     cursor_tags,
     data_tags,
     deleted_copy,
     schema_tags,
 )
 
-TOPICS = [
-    Topic.parse(f"persistent://{name}")
-    for name in (
-        "acme/orders/placed",
-        "acme/orders/placed-partition-0",
-        "acme/orders/placed-partition-1",
-        "acme/orders/a+b c~%25*é",
-        "acme/other/placed",
-        "acme/dc1/orders/placed",
-        "acme/other/x-partition-01",
-        "other/orders/__change_events",
-    )
-]
-CURSORS = ["s", "a+b c~%*é/x", "pulsar.dedup"]
+TOPICS = confusable_topics("acme/other/x-partition-01", "other/orders/__change_events")
 
 
 @dataclass

@@ -257,7 +257,7 @@ def no_budget() -> Iterator[None]:
 @contextmanager
 def no_latency_guard() -> Iterator[None]:
     """Go on while ZooKeeper is slow."""
-    with patch.object(deletion, "mind_latency", lambda run, tools: None):
+    with patch.object(deletion, "mind_latency", lambda *given: None):
         yield
 
 
@@ -304,7 +304,7 @@ def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
 @contextmanager
 def any_copy_may_go() -> Iterator[None]:
     """An offloaded copy is deleted whatever metadata names it."""
-    with patch.object(offloaded, "_in_use", lambda run, tools, d, why: None):
+    with patch.object(offloaded, "in_use", lambda run, tools, d, why: None):
         yield
 
 

@@ -61,10 +61,14 @@ FAULTY = 0.5
 
 @dataclass
 class Result:
-    """How a schedule ended; ``violation`` is empty if every invariant held."""
+    """How a schedule ended; ``violation`` is empty if every invariant held.
+
+    ``error`` says that no law found it: the code raised what it must not.
+    """
 
     seed: int
     violation: str = ""
+    error: bool = False
     at_step: int = -1
     steps: int = 0
     faults: Counter[str] = field(default_factory=Counter)
@@ -135,6 +139,7 @@ class _Schedule:
         except Exception as error:  # a bug is a finding as well
             self.say(traceback.format_exc())
             where = traceback.extract_tb(error.__traceback__)[-1]
+            self.result.error = True
             self._violated(index, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
         self.result.facts["deleted"] += self.laws.deleted
         self.result.facts["brought back"] += self.laws.restored

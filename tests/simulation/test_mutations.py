@@ -1,4 +1,4 @@
-"""The simulator bites: each deliberate fault of the engine is caught, and within how many schedules."""
+"""The simulator bites: a law catches each deliberate fault of the engine, and within how many schedules."""
 
 from __future__ import annotations
 
@@ -10,16 +10,53 @@ from tests.simulation.simulator import simulate
 WITHIN = 400
 """Schedules that may pass before a mutation is caught."""
 
+CAUGHT_BY = {
+    "skip the owner check": 8,
+    "acknowledge before deleting": 0,
+    "acknowledge before journalling": 0,
+    "drop the grace period": 58,
+    "trust the message instead of the covered epoch": 13,
+    "delete without version guard": 0,
+    "delete without lease guard": 49,
+    "count a lost connection as not deleted": 1,
+    "ignore the earlier scan": 125,
+    "treat unreadable as absent when asking the owner": 119,
+    "treat unreadable as gone when scanning": 39,
+    "skip sync": 17,
+    "delete without archiving": 0,
+    "acknowledge what was not copied to the retry topic": 0,
+    "acknowledge what must wait": 21,
+    "act on a scan that is not covered": 89,
+    "go on while paused": 92,
+    "no budget": 8,
+    "go on while ZooKeeper is slow": 173,
+    "compensate after an ambiguous compare-and-set": 0,
+    "trim past the cursors": 11,
+    "never journal for a run that ended": 23,
+    "delete offloaded copies that metadata names": 144,
+    "delete objects whatever their age and origin": 58,
+    "delete topics before their messages are sent": 1,
+    "undo without asking the bookies": 51,
+    "acknowledge dead letters before they are sent again": 11,
+    "never look whether the store went back in time": 41,
+    "take listings for whole": 20,
+}
+"""The lowest seed that caught each, when last looked for: it is tried first.
+
+It proves what any other seed does, as the same laws judge it. Once the engine or the schedules change it may catch
+nothing any more; then every seed from 0 is tried, and what the test prints belongs here.
+"""
+
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    hint = CAUGHT_BY.get(name, 0)
     with MUTATIONS[name]():
-        for seed in range(WITHIN):
-            found = simulate(seed)
-            if found.violation:
-                break
-    assert found.violation, f"{name}: not caught by seeds 0 .. {WITHIN - 1}"
-    assert not simulate(seed).violation, f"seed {seed} is violated without the mutation too"
-    with capsys.disabled():
-        print(f"\n{name}: caught after {seed + 1} schedules: {found.violation[:110]}")
+        found = next((one for one in map(simulate, (hint, *range(WITHIN))) if one.violation), None)
+    assert found, f"{name}: not caught by seeds 0 .. {WITHIN - 1}"
+    assert not found.error, f"{name}: no law catches it, it breaks the code: {found.violation}"
+    assert not simulate(found.seed).violation, f"seed {found.seed} is violated without the mutation too"
+    if found.seed != hint:
+        with capsys.disabled():
+            print(f"\n{name}: caught by seed {found.seed}: {found.violation[:110]}")

@@ -32,6 +32,7 @@ from tests.simulation.cluster import (
     bucket_key,
     bucket_tags,
     compacted_tags,
+    confusable_topics,
     cursor_tags,
     data_tags,
     schema_tags,
@@ -54,21 +55,8 @@ HOUR = 3_600_000
 MOST_LEDGERS = 40
 LISTING_LAG = 60_000
 
-TOPICS = [
-    Topic.parse(f"persistent://{name}")
-    for name in (
-        "acme/orders/placed",
-        "acme/orders/placed-partition-0",
-        "acme/orders/placed-partition-1",
-        "acme/orders/a+b c~%25*é",
-        "acme/other/placed",
-        "acme/dc1/orders/placed",
-        "acme/orders/__change_events",
-        "pulsar/system/__transaction_log_0",
-    )
-]
+TOPICS = confusable_topics("acme/orders/__change_events", "pulsar/system/__transaction_log_0")
 ELSEWHERE = Topic.parse("persistent://foreign/app/t")
-CURSORS = ["s", "a+b c~%*é/x", "pulsar.dedup"]
 COMPACTION = "__compaction"
 
 
