@@ -80,6 +80,8 @@ class LedgerStream:
         self._next = first
         self._handed = 0 if first == 0 else None
         """The cumulative length before the first part; unknown in the middle of a ledger."""
+        self._whole = metadata.ensemble_size == metadata.write_quorum
+        """Whether every bookie of an ensemble has all of its entries."""
         self._parts: deque[_Part] = deque()
         self._unasked: list[_Part] = []
         self._reserved = 0
@@ -144,14 +146,12 @@ class LedgerStream:
 
     def _cut(self, first: int) -> _Part:
         """The next part: within one segment, and of one entry where bookies must be asked singly."""
-        replicas = self._replicas(first)
-        if not self._whole() or all(bookie in self._bookies.single_reads_only for bookie in replicas):
+        if not self._whole:
+            return _Part(first, 1)
+        if all(bookie in self._bookies.single_reads_only for bookie in self._replicas(first)):
             return _Part(first, 1)
         end = min(self._last, self._segment_end)
         return _Part(first, min(end - first + 1, max(1, BATCH_BYTES // self._mean)))
-
-    def _whole(self) -> bool:
-        return self._metadata.ensemble_size == self._metadata.write_quorum
 
     def _replicas(self, entry_id: int) -> list[str]:
         if not self._segment.first_entry_id <= entry_id <= self._segment_end:
@@ -166,7 +166,7 @@ class LedgerStream:
         left = [bookie for bookie in self._replicas(part.first) if bookie not in part.said]
         if not left:
             return None
-        if self._whole():
+        if self._whole:
             left.sort()  # so that the turn is all that decides
             self._turn += 1
             turn = self._turn % len(left)

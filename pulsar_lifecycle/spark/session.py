@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 import pulsar_lifecycle
 from pulsar_lifecycle.spark import sources
+from pulsar_lifecycle.spark.entries import BookKeeperEntries
 
 CONF = {
     # The first-tier compiler: a run lives for minutes, and compiling well took the driver a third of its CPU time.
@@ -38,6 +39,7 @@ def prepare(spark: SparkSession) -> SparkSession:
         spark.addArtifacts(str(_zip()), pyfile=True)
         spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
     sources.register(spark)
+    spark.dataSource.register(BookKeeperEntries)
     return spark
 
 

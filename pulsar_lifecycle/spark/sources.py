@@ -142,11 +142,12 @@ class MetastoreReader(DataSourceReader):
 
     def partitions(self) -> list[Work]:
         """One group of subtrees per task."""
-        settings, zookeeper = _settings(self.options)
+        settings = source_settings(self.options)
+        root = self.options.get("root", "")
+        zookeeper = root_settings(settings, root)
         parts = int(self.options.get("partitions", settings.spark.scan_partitions))
         concurrency = max(1, min(parts, int(self.options.get("concurrency", parts))))
         budget = max(1, zookeeper.reads_per_second // concurrency)
-        root = self.options.get("root", "")
         key = f"bookkeeper.shared_with.{root}" if root else "zookeeper"
         with KazooStore(zookeeper, read_only=True, key=key) as store:
             store.sync("/")
@@ -190,19 +191,18 @@ TABLES: Mapping[str, pa.Schema] = {
 """Every table of the metastore by the name of its data source."""
 
 
-def _settings(options: Mapping[str, str]) -> tuple[Settings, ZooKeeperSettings]:
-    if options.get("zookeeper"):
-        settings = Settings.model_validate(
-            {
-                "cluster": "adhoc",
-                "zookeeper": {"hosts": options["zookeeper"]},
-                "pulsar": {"admin_url": options.get("admin_url", ""), "service_url": ""},
-                "lake": {"path": "/nonexistent"},
-            }
-        )
-    else:
-        settings = load_settings(options.get("settings") or os.environ.get("PULSAR_LIFECYCLE_CONFIG"))
-    return settings, root_settings(settings, options.get("root", ""))
+def source_settings(options: Mapping[str, str]) -> Settings:
+    """The settings that a data source's options name; raises ConfigError."""
+    if not options.get("zookeeper"):
+        return load_settings(options.get("settings") or os.environ.get("PULSAR_LIFECYCLE_CONFIG"))
+    return Settings.model_validate(
+        {
+            "cluster": "adhoc",
+            "zookeeper": {"hosts": options["zookeeper"]},
+            "pulsar": {"admin_url": options.get("admin_url", ""), "service_url": ""},
+            "lake": {"path": "/nonexistent"},
+        }
+    )
 
 
 def root_settings(settings: Settings, root: str) -> ZooKeeperSettings:
