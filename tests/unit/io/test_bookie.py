@@ -37,14 +37,14 @@ class Cluster:
     def __init__(self, bookies: list[BookieServer]) -> None:
         self.bookies = bookies
         self.ids = [f"bookie-{i}" for i in range(len(bookies))]
-        self._store = FakeZooKeeper().session()
+        self.store = FakeZooKeeper().session()
         for i in range(len(bookies)):
             self.register(i)
-        self.reader = BookieReader(self._store, BookKeeperSettings(read_timeout=2))
+        self.reader = BookieReader(self.store, BookKeeperSettings(read_timeout=2))
 
     def reregister(self, i: int) -> None:
         where = "available/readonly" if i == 0 else "available"
-        self._store.delete(f"/ledgers/{where}/{self.ids[i]}", -1)
+        self.store.delete(f"/ledgers/{where}/{self.ids[i]}", -1)
         self.register(i)
 
     def register(self, i: int) -> None:
@@ -54,7 +54,7 @@ class Cluster:
         text = [(1, b"bookie"), (3, b"127.0.0.1"), (4, b"bookie-rpc")]
         body = b"\x10" + varint + b"".join(bytes([n << 3 | 2, len(t)]) + t for n, t in text)
         where = "available/readonly" if i == 0 else "available"
-        self._store.create(f"/ledgers/{where}/{self.ids[i]}", bytes([6 << 3 | 2, len(body)]) + body, parents=True)
+        self.store.create(f"/ledgers/{where}/{self.ids[i]}", bytes([6 << 3 | 2, len(body)]) + body, parents=True)
 
     def metadata(
         self,
@@ -317,10 +317,21 @@ def test_many_last_entries_at_once_each_with_its_own_outcome(cluster: Cluster) -
     assert results[901:] == [None, expected(4, 4, 0)[0]]
 
 
-def test_tls_is_refused_by_name() -> None:
-    settings = BookKeeperSettings.model_validate({"tls": {"ca_file": "/ca.pem"}})
+def test_tls_with_certificates_that_cannot_be_loaded_is_refused_by_name() -> None:
+    settings = BookKeeperSettings.model_validate({"tls": {"ca_file": "/nonexistent/ca.pem"}})
     with pytest.raises(ConfigError, match=r"bookkeeper\.tls"):
         BookieReader(FakeZooKeeper().session(), settings)
+
+
+def test_a_bookie_without_tls_is_never_read_in_the_clear(cluster: Cluster) -> None:
+    metadata = cluster.metadata(2, 2, 2, last=9)
+    cluster.fill(metadata, 10)
+    settings = BookKeeperSettings.model_validate({"tls": {}})
+
+    with BookieReader(cluster.store, settings) as reader, pytest.raises(Unavailable):
+        reader.read(LEDGER, metadata, 0, 9)
+
+    assert not any(bookie.requests for bookie in cluster.bookies)
 
 
 # ----------------------------------------------------------------------------------------------------- every replica
