@@ -70,7 +70,7 @@ class BlockReader:
         self._end = index.end_of(block)
         self._last = index.last_entry_of(block)
         self._in_header = entry_id is None
-        self._rest = b""
+        self._rest: bytes = b""
         self.next_entry_id = block.first_entry_id if entry_id is None else entry_id
         self.at: int = block.offset if entry_id is None else at
 
@@ -79,15 +79,6 @@ class BlockReader:
         """Bytes of the object that :meth:`feed` has not seen, to the end of the block; None when it saw them all."""
         begin = self.at + len(self._rest)
         return range(begin, self._end) if begin < self._end else None
-
-    @property
-    def missing(self) -> int:
-        """The bytes at least to feed before there is another entry; 1 where that is not known yet."""
-        if self._in_header:
-            return DATA_HEADER_LENGTH - len(self._rest)
-        if len(self._rest) < ENTRY_HEADER_LENGTH:
-            return ENTRY_HEADER_LENGTH - len(self._rest)
-        return max(1, ENTRY_HEADER_LENGTH + FRAME.unpack_from(self._rest)[0] - len(self._rest))
 
     def feed(self, data: bytes) -> list[memoryview]:
         """Take bytes from the start of :attr:`next_range`; returns the payloads from :attr:`next_entry_id` on.

@@ -213,6 +213,11 @@ class DataObjectReader:
         self._blocks = 0
 
     @property
+    def checksums(self) -> array[int]:
+        """CRC32C of the payload of every entry fed so far, by entry id."""
+        return self._checksums
+
+    @property
     def next_range(self) -> range | None:
         """The bytes of the object to feed next; None when all of it was."""
         if self._blocks == len(self._index.blocks):

@@ -1,0 +1,227 @@
+"""Whether an offloaded copy is the ledger: read back whole, compared entry by entry; whether it still is what was read.
+
+Belongs here: what must agree before a copy may stand for a ledger. Not here: writing it (``offload_copy``), reading it
+(``offloaded_ledger``), saying so in the topic's z-node. DESIGN, I2: no BookKeeper copy goes without this.
+
+Nothing is deleted or repaired here. Every difference is a CorruptFormat that names the object, so the ledger, the byte
+and the entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from array import array
+from collections.abc import Generator
+from dataclasses import dataclass, fields, replace
+from typing import cast
+
+from pulsar_lifecycle.engine.offload_copy import Copied, Pace, Source, digest
+from pulsar_lifecycle.engine.offloaded_ledger import Location, OffloadedLedger, naming, open_offloaded
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, UsageError
+from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_object
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.offload_block import ReadBlock
+from pulsar_lifecycle.formats.offload_data import DataObjectReader
+from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH
+from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore
+
+BLOCKS_AHEAD = 1
+"""Blocks that are being read while another one is compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What both objects must say of where they come from; nothing is compared with what is empty."""
+
+    cluster: str = ""
+    managed_ledger: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Two objects of which every byte was read, and every entry agreed with the ledger's.
+
+    Sizes and ``length`` (of all payloads) are bytes, ``checksum`` is ``offload_copy.digest`` of the entries.
+    """
+
+    data_size: int
+    data_etag: str
+    index_size: int
+    index_etag: str
+    entries: int
+    length: int
+    checksum: str
+
+
+def verify(
+    objects: ObjectStore,
+    location: Location,
+    source: Source,
+    *,
+    copied: Copied | None = None,
+    reader: LedgerReader | None = None,
+    origin: Origin = Origin(),
+    blocks_ahead: int = BLOCKS_AHEAD,
+    pace: Pace = lambda size: None,
+) -> Verified:
+    """Read both objects whole and compare them with the ledger; whoever wrote them.
+
+    The entries are compared with those of ``copied``, a copy made just now, or else with what ``reader`` reads from
+    BookKeeper at the same time. In memory: ``blocks_ahead`` + 1 blocks. Raises CorruptFormat (UnsupportedFormat) for
+    any difference, NotFound where an object is not there, Conflict where one was replaced since it was copied or while
+    it was read; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore.get`` do.
+    """
+    ledger = open_offloaded(objects, location)
+    _check_origin(ledger, origin)
+    _check_metadata(ledger, source, whole=copied is not None)
+    if copied is not None:
+        _check_same(ledger, copied)
+        originals = _Originals(copied.checksums)
+    elif reader is not None:
+        originals = _Originals(array("I"), _streamed(reader, location, source))
+    else:
+        raise UsageError("nothing to compare the entries with: give what was copied, or a reader of the ledger")
+    back = DataObjectReader(ledger.index, ledger.data_head.size)
+    ranges = [ledger.range_of(block) for block in ledger.index.blocks]
+    with contextlib.closing(originals), contextlib.closing(ledger.fetch(ranges, blocks_ahead)) as fetched:
+        for data in fetched:
+            pace(len(data))
+            with naming(location.data_url):
+                block = back.feed(data)
+            _compare(location, block, back.checksums, originals.next(len(block.payloads)))
+    with naming(location.data_url):
+        checksums = back.finish()
+    return Verified(
+        ledger.data_head.size,
+        ledger.data_head.etag,
+        ledger.index_head.size,
+        ledger.index_head.etag,
+        len(checksums),
+        source.metadata.length,
+        digest(checksums),
+    )
+
+
+def find_copy(objects: ObjectStore, location: Location, source: Source, origin: Origin = Origin()) -> str:
+    """Why the objects there cannot be a copy of the ledger; empty when only reading them whole can tell.
+
+    To ask before a copy is made again: what is found is to be verified like any other. Raises as ``ObjectStore.head``.
+    """
+    try:
+        ledger = open_offloaded(objects, location)
+        _check_origin(ledger, origin)
+        _check_metadata(ledger, source, whole=False)
+    except (NotFound, Conflict, CorruptFormat) as error:
+        return str(error)
+    return ""
+
+
+def is_whole(objects: ObjectStore, location: Location, verified: Verified) -> str:
+    """Why the objects are not those that were verified; empty when both have the same size and ETag still.
+
+    Raises what ``ObjectStore.head`` does.
+    """
+    found = objects.head_many(location.bucket, [location.data_key, location.index_key])
+    expected = ((verified.data_size, verified.data_etag), (verified.index_size, verified.index_etag))
+    for head, url, (size, etag) in zip(found, (location.data_url, location.index_url), expected, strict=True):
+        if isinstance(head, LifecycleError):
+            raise head
+        if head is None:
+            return f"{url} is not there any more"
+        if (head.size, head.etag) != (size, etag):
+            return f"{url} is another one: {size} bytes with ETag {etag} were verified, found {_told(head)}"
+    return ""
+
+
+def _told(head: ObjectHead) -> str:
+    return f"{head.size} with ETag {head.etag}"
+
+
+def _check_origin(ledger: OffloadedLedger, origin: Origin) -> None:
+    expected = {
+        offload_object.CLUSTER_NAME: origin.cluster,
+        offload_object.MANAGED_LEDGER_NAME: origin.managed_ledger,
+    }
+    for head, url in (
+        (ledger.data_head, ledger.location.data_url),
+        (ledger.index_head, ledger.location.index_url),
+    ):
+        for name, value in expected.items():
+            found = head.metadata.get(name)
+            if value and found != value:
+                raise CorruptFormat(url, 0, f"user metadata {name} {value!r}, found {found!r}")
+
+
+def _check_metadata(ledger: OffloadedLedger, source: Source, *, whole: bool) -> None:
+    """The index's metadata is the ledger's, field by field.
+
+    ``whole``: also what is not read by, and may have changed since, or be another handle's: the bookies that auto-
+    recovery replaces, and the ctime.
+    """
+    expected, found = ledger_metadata.carried(source.described), ledger.index.ledger
+    if not whole:
+        bookies = [segment.bookies for segment in found.segments]
+        if len(bookies) == len(expected.segments):
+            segments = tuple(replace(s, bookies=b) for s, b in zip(expected.segments, bookies, strict=True))
+            expected = replace(expected, segments=segments)
+        expected = replace(expected, ctime=found.ctime)
+    for field in fields(LedgerMetadata):
+        wanted, there = getattr(expected, field.name), getattr(found, field.name)
+        if field.compare and wanted != there:
+            raise CorruptFormat(ledger.location.index_url, 0, f"{field.name} {wanted!r}, found {there!r}")
+
+
+def _check_same(ledger: OffloadedLedger, copied: Copied) -> None:
+    if ledger.index != copied.index:
+        raise CorruptFormat(ledger.location.index_url, 0, "the index that was written")
+    for url, head, etag in (
+        (ledger.location.data_url, ledger.data_head, copied.data_etag),
+        (ledger.location.index_url, ledger.index_head, copied.index_etag),
+    ):
+        if head.etag != etag:
+            raise Conflict(f"{url}: written with ETag {etag}, found {_told(head)}: it was replaced")
+
+
+class _Originals:
+    """CRC32C of the ledger's entries, in order: known all, or as they are read."""
+
+    def __init__(self, checksums: array[int], stream: Generator[EntryBatch, None, None] | None = None) -> None:
+        self._known = checksums
+        self._stream = stream
+        self._at = 0
+
+    def next(self, count: int) -> array[int]:
+        """Those of the next entries; fewer only if the ledger has no more."""
+        if self._stream is None:
+            self._at += count
+            return self._known[self._at - count : self._at]
+        while len(self._known) < count and (batch := next(self._stream, None)) is not None:
+            self._known += offload_data.checksums(batch.payloads)
+        taken, self._known = self._known[:count], self._known[count:]
+        return taken
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._stream is not None:
+            self._stream.close()
+
+
+def _streamed(reader: LedgerReader, location: Location, source: Source) -> Generator[EntryBatch, None, None]:
+    stream = reader.stream(location.ledger_id, source.metadata, 0, source.metadata.last_entry_id)
+    return cast(Generator[EntryBatch, None, None], stream)
+
+
+def _compare(location: Location, block: ReadBlock, back: array[int], originals: array[int]) -> None:
+    """The entries of a block, the last of those that were read ``back``, with the ledger's."""
+    found = back[block.first_entry_id :]
+    if found == originals:
+        return
+    same = next((i for i, (f, o) in enumerate(zip(found, originals, strict=False)) if f != o), len(originals))
+    entry_id = block.first_entry_id + same
+    before = sum(map(len, block.payloads[:same])) + ENTRY_HEADER_LENGTH * same
+    expected = f"CRC32C {originals[same]:#010x}" if same < len(originals) else "no entry"
+    raise CorruptFormat(
+        location.data_url,
+        block.offset + DATA_HEADER_LENGTH + before,
+        f"{expected} of entry {location.ledger_id}:{entry_id}, found {found[same]:#010x}",
+    )
