@@ -9,13 +9,15 @@ later moment, and so perhaps after our commit.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from uuid import UUID
+
+from pydantic import TypeAdapter
 
 from pulsar_lifecycle.engine.control import ROOT
 from pulsar_lifecycle.errors import AccessDenied, Conflict, CorruptFormat, NotFound, OutcomeUnknown
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 ATTEMPTS = f"{ROOT}/offload-attempts"
@@ -110,20 +112,21 @@ def whole(found: Sequence[Attempt | BrokenAttempt]) -> list[Attempt]:
     return [one for one in found if isinstance(one, Attempt)]
 
 
+_JSON = TypeAdapter(Attempt)
+
+
 def _encoded(attempt: Attempt) -> bytes:
-    document = {**asdict(attempt), "uuid": str(attempt.uuid), "metadata": dict(attempt.metadata)}
-    return json.dumps(document, sort_keys=True).encode()
+    return _JSON.dump_json(attempt)
 
 
 def _decoded(path: str, node: Node | Unread) -> Attempt | BrokenAttempt:
     if isinstance(node, Unread):
         return BrokenAttempt(path, f"cannot be read: {node.reason}")
     try:
-        document = json.loads(node.data)
-        metadata = tuple(sorted((str(name), str(value)) for name, value in document.pop("metadata").items()))
-        attempt = Attempt(**{**document, "uuid": UUID(document["uuid"]), "metadata": metadata})
+        attempt = _JSON.validate_json(node.data, strict=True)
+        Topic.parse(attempt.topic)
         if attempt.path == path and attempt.bucket and _encoded(attempt) == node.data:
             return attempt
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, CorruptFormat):
         pass
     return BrokenAttempt(path, "an open offload attempt as JSON was expected; look at it, then delete the z-node")

@@ -6,8 +6,10 @@ here: which ledgers an operator wants (``plan/offload.py``), copying and verifyi
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
 ``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
 it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
-The first commit of a namespace and bucket is one ledger that its brokers must then be able to read; if they are not,
-it is taken back while BookKeeper has it, and the run stops. Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
+The first commit of a namespace and bucket is one ledger, the canary, that its brokers must then be able to read; if
+they are not, it is taken back while BookKeeper has it, and the run stops. Its attempt stays open until they have read
+it: a run that finds a committed ledger with an open attempt has its brokers read it first.
+Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.engine import attempts, standing
+from pulsar_lifecycle.engine import attempts, control, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
+from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.engine.topic_write import Change, Said, TopicRun, edit_topic, why_loaded
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
+from pulsar_lifecycle.errors import Conflict, LeaseLost, LifecycleError, Overloaded, Paused, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import ABANDONED, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
-from pulsar_lifecycle.ports import JournalRow, Node, ObjectStore, Unread
+from pulsar_lifecycle.ports import JournalRow, MetadataStore, Node, ObjectStore, Unread
 
 POLICY = "offload.loaded_topics"
 
@@ -80,6 +83,8 @@ def begin_topic(
     loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     for one in wanted:
         why = obstacle(node, info, one.ledger_id, None)
+        if not why and not dict(one.metadata).get("bucket"):
+            why = "no bucket is named for it"
         if not why and loaded and not run.writes_loaded(topic):
             why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
         if why:
@@ -168,6 +173,16 @@ class Canary:
         """Whether this ledger must be read through its broker before any other is committed."""
         return not self.waived and (str(topic.namespace), attempt.bucket) not in self.passed
 
+    def passes(self, topic: Topic, attempt: Attempt) -> None:
+        """Its broker has read this ledger."""
+        self.passed.add((str(topic.namespace), attempt.bucket))
+
+
+CANARY_UNLOADS = 2
+"""Unloads that a canary may take: after its commit, and after it is taken back."""
+
+_NO_UNLOADS = "its broker must read it first, and this run may unload no more (trimming.max_unloads)"
+
 
 @dataclass(frozen=True, slots=True)
 class Proven:
@@ -191,11 +206,19 @@ def commit_topic(
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
+            if permit.unloads.left < CANARY_UNLOADS:
+                outcomes.append(_of(one.attempt, LEFT_TO_BROKER, _NO_UNLOADS))
+                record(run, tools, outcomes[-1:])
+                continue
             committed = _commit(run, tools, permit, topic, [one])
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
-                _try_canary(run, tools, permit, topic, one)
-                canary.passed.add((str(topic.namespace), one.attempt.bucket))
+                if unread := _unread_by_broker(run, tools, permit, topic, one):
+                    raise Refused(
+                        f"{topic}: ledger {unread.ledger_id} was offloaded, and {unread.reason}; "
+                        f"nothing else of {topic.namespace} was committed"
+                    )
+                canary.passes(topic, one.attempt)
                 _forget(tools, [one], committed)
     if rest:
         committed = _commit(run, tools, permit, topic, rest)
@@ -254,33 +277,47 @@ def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloade
             attempts.end(tools.store, one.attempt)
 
 
-def _try_canary(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, one: Proven) -> None:
-    """Read the first and the last entry of a committed ledger through the broker; take it back if that fails."""
-    ledger_id = one.attempt.ledger_id
+def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, one: Proven) -> Offloaded | None:
+    """None if its broker reads the first and the last entry of a committed ledger; else what became of it.
+
+    A broker that still has the topic as it was before the commit reads BookKeeper: that proves nothing.
+    """
+    attempt = one.attempt
+    if why := _owed_unload(tools.store, topic):
+        return _of(attempt, FAILED, f"whether its broker can read it is not known: {why}")
     try:
         for entry_id in dict.fromkeys((0, one.entries - 1)):
-            tools.admin.read_entry(topic, Position(ledger_id, entry_id))
+            tools.admin.read_entry(topic, Position(attempt.ledger_id, entry_id))
     except LifecycleError as error:
-        why = f"its broker cannot read it from bucket {one.attempt.bucket}: {error}"
-        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, one.attempt), POLICY)[ledger_id]
-        taken_back = replace(_of(one.attempt, said.outcome, f"{why}; {said.reason}"), bytes=one.bytes)
-        record(run, tools, [taken_back], {ledger_id: one.detail})
-        raise Refused(
-            f"{topic}: ledger {ledger_id} was offloaded, and {why}. {said.reason[:1].upper()}{said.reason[1:]}; "
-            f"nothing else of {topic.namespace} was committed. Give the brokers an offloader for driver "
-            f"{one.attempt.driver} and this bucket"
-        ) from error
+        why = (
+            f"its broker cannot read it from bucket {attempt.bucket}: {error} (give the brokers an offloader for "
+            f"driver {attempt.driver} and this bucket)"
+        )
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, attempt), "")[attempt.ledger_id]
+        taken_back = replace(_of(attempt, said.outcome, f"{why}; {said.reason}"), bytes=one.bytes)
+        record(run, tools, [taken_back], {attempt.ledger_id: one.detail})
+        return taken_back
+    return None
 
 
-def _taking_back(run: TopicRun, tools: Tools, attempt: Attempt) -> Change:
+def _owed_unload(store: MetadataStore, topic: Topic) -> str:
+    """Why some broker may have a topic as it was before it was written; empty if none does."""
+    owing = [one for one in control.owed_unloads(store) if one.topic == topic]
+    watched = all(isinstance(one, OwedUnload) and not one.loaded for one in owing)
+    return "" if watched else "its topic is owed an unload"
+
+
+def _taking_back(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         said = Said(ROLLED_BACK, "its topic reads it from BookKeeper again")
-        row = standing.ledger_rows(tools.store, [attempt.ledger_id], run.ledgers_root)[attempt.ledger_id]
+        problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             if item.ledger_id == attempt.ledger_id and _is_ours(item, attempt):
-                if row is None or (item.offload and item.offload.bookkeeper_deleted):
-                    said = Said(FAILED, "its copy in BookKeeper is gone: it stays offloaded")
+                if item.offload and item.offload.bookkeeper_deleted:
+                    said = Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
+                elif problem:
+                    said = Said(FAILED, f"it stays offloaded: {problem}")
                 else:
                     item, said = replace(item, offload=None), replace(said, changes=True)
             ledgers.append(item)
@@ -289,16 +326,27 @@ def _taking_back(run: TopicRun, tools: Tools, attempt: Attempt) -> Change:
     return change
 
 
+def _without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
+    """Why the copy in BookKeeper cannot be relied on; empty if it can."""
+    row = standing.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
+    return trimming.copy_of(ledger_id, row, topic).problem
+
+
 # ------------------------------------------------------------------------------------------- attempts that were cut off
 
 
+_STOPPING = (Paused, LeaseLost, Overloaded)
+
+
 def settle_attempts(
-    run: TopicRun, tools: Tools, permit: Permit, wanted: Collection[int]
+    run: TopicRun, tools: Tools, permit: Permit, wanted: Collection[int], canary: Canary
 ) -> tuple[list[Attempt], list[Offloaded]]:
     """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
 
-    An attempt that its topic names as complete is done. One that no plan wants, or that its topic's metadata has no
-    place for, is abandoned: no metadata names it, and its objects and uploads are removed.
+    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its canary;
+    what brokers cannot read is taken back. One that no plan wants, or that its topic's metadata has no place for, is
+    abandoned: no metadata names it, and its objects and uploads are removed. Comes after ``unloads.settle_unloads``.
+    An error that concerns one attempt is its outcome. Raises Paused, LeaseLost, Overloaded.
     """
     resumed: list[Attempt] = []
     outcomes: list[Offloaded] = []
@@ -308,38 +356,84 @@ def settle_attempts(
             outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
             continue
         try:
-            item, why = _place_of(run, tools, attempt)
+            found = _settle(run, tools, permit, attempt, wanted, canary)
+        except _STOPPING:
+            raise
         except LifecycleError as error:
-            outcomes.append(_of(attempt, FAILED, f"whether its topic names it cannot be known: {error}"))
-            continue
-        if item and _is_ours(item, attempt):
-            outcomes.append(_of(attempt, OFFLOADED, _COMMITTED))
-            record(run, tools, outcomes[-1:])
-            attempts.end(tools.store, attempt)
-        elif item and not why and attempt.ledger_id in wanted:
-            resumed.append(attempt)
+            found = _of(attempt, FAILED, f"it cannot be settled now: {error}")
+        if found:
+            outcomes.append(found)
         else:
-            outcomes.append(_abandon(run, tools, attempt, why or "no plan wants it any more"))
+            resumed.append(attempt)
     return resumed, outcomes
 
 
-def _place_of(run: TopicRun, tools: Tools, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+def _settle(
+    run: TopicRun, tools: Tools, permit: Permit, attempt: Attempt, wanted: Collection[int], canary: Canary
+) -> Offloaded | None:
+    """What became of an open attempt; None if it is to be finished."""
+    topic = Topic.parse(attempt.topic)
+    item, why = _place_of(run, tools, topic, attempt)
+    if item and _is_ours(item, attempt):
+        return _settle_committed(run, tools, permit, topic, attempt, item, canary)
+    if why:
+        return _abandon(run, tools, attempt, why)
+    if attempt.ledger_id in wanted:
+        return None
+    why = "no plan wants it any more"
+    if item and item.offload and item.offload.bookkeeper_deleted:
+        problem = _of_context(item)
+    else:
+        problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
+    if problem:
+        return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
+    return _abandon(run, tools, attempt, why)
+
+
+def _settle_committed(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    attempt: Attempt,
+    item: LedgerInfo,
+    canary: Canary,
+) -> Offloaded:
+    """A run was cut off between the commit of a ledger and the end of its attempt: it may have been the canary."""
+    if canary.due(topic, attempt):
+        if permit.unloads.exhausted:
+            return _of(attempt, FAILED, _NO_UNLOADS)
+        if unread := _unread_by_broker(
+            run, tools, permit, topic, Proven(attempt, item.entries or 1, item.size or 0, {})
+        ):
+            return unread
+        canary.passes(topic, attempt)
+    done = _of(attempt, OFFLOADED, _COMMITTED)
+    record(run, tools, [done])
+    attempts.end(tools.store, attempt)
+    return done
+
+
+def _place_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
     """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
 
-    Raises Refused where that cannot be known.
+    Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
     """
-    topic = Topic.parse(attempt.topic)
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     tools.store.sync(path)
     node = tools.store.read([path])[0]
     if isinstance(node, Unread):
         raise Refused(f"{path} cannot be read: {node.reason}")
     if node is None:
+        if run.brokers.silence:
+            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.silence}")
         if broker := run.brokers.loaded.get(str(topic)):
             raise Refused(f"{path} does not exist, and {broker} still lists the topic")
         return None, "its topic is gone"
     info = managed_ledger.decode(node.data)
     item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
+    if attempt.uuid in managed_ledger.offload_uuids(info) and not (item and _is_ours(item, attempt)):
+        raise Refused(f"{path} names its UUID, but not as a complete offload of its ledger: look at it")
     if item is None:
         return None, "its topic does not list its ledger any more"
     if item.offload and item.offload.complete:

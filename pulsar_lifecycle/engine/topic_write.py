@@ -156,9 +156,9 @@ def edit_topic(
 ) -> dict[int, Said]:
     """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
 
-    ``policy`` names the setting that lets loaded topics be written. Where it does not, ledgers that would change are
-    ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read, and what the stores raise; a
-    loaded topic that may have been written is then unloaded all the same.
+    ``policy`` names the setting that lets loaded topics be written; empty: this one is in any case. Where it does not,
+    ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
+    and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
     """
     write = TopicWrite(tools.store, tools.admin, permit, tools.clock, topic)
     try:
@@ -184,7 +184,7 @@ def _edit(
             return said
         loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         stays = ""
-        if loaded and not run.writes_loaded(topic):
+        if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
         elif loaded and permit.unloads.exhausted:
             stays = "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
@@ -192,6 +192,7 @@ def _edit(
             return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
         if loaded:
             permit.unloads.wait()
+        permit.check(tools.store)
         write.owe(bool(loaded))
         if write.write(node, managed_ledger.encode(wanted)):
             return said

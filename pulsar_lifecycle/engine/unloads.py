@@ -44,6 +44,11 @@ class Unloads:
         self._left = limit
 
     @property
+    def left(self) -> int:
+        """How many more the run may unload."""
+        return self._left
+
+    @property
     def exhausted(self) -> bool:
         """Whether the run may unload no more."""
         return self._left <= 0
