@@ -23,6 +23,11 @@ from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 ATTEMPTS = f"{ROOT}/offload-attempts"
 
 
+def path_of(ledger_id: int) -> str:
+    """The z-node of a ledger's open attempt."""
+    return f"{ATTEMPTS}/{ledger_id}"
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """An offload of one ledger that was begun and not settled. ``since`` ms, ``block_size`` bytes.
@@ -43,7 +48,7 @@ class Attempt:
     @property
     def path(self) -> str:
         """Its z-node."""
-        return f"{ATTEMPTS}/{self.ledger_id}"
+        return path_of(self.ledger_id)
 
     @property
     def bucket(self) -> str:
@@ -98,13 +103,19 @@ def open_attempts(store: MetadataStore) -> list[Attempt | BrokenAttempt]:
 
 
 def uuids_of(store: MetadataStore, ledger_ids: Iterable[int]) -> dict[int, UUID]:
-    """The UUIDs of our open attempts on these ledgers. Raises AccessDenied or CorruptFormat for what cannot be read."""
-    paths = [f"{ATTEMPTS}/{ledger_id}" for ledger_id in ledger_ids]
-    found = [_decoded(path, node) for path, node in zip(paths, store.read(paths), strict=True) if node is not None]
-    for one in found:
+    """The UUIDs of our open attempts on these ledgers. Raises CorruptFormat for what cannot be read."""
+    found = of_ledgers(store, ledger_ids)
+    for one in found.values():
         if isinstance(one, BrokenAttempt):
             raise CorruptFormat(one.path, 0, one.reason)
-    return {one.ledger_id: one.uuid for one in found if isinstance(one, Attempt)}
+    return {ledger_id: one.uuid for ledger_id, one in found.items() if isinstance(one, Attempt)}
+
+
+def of_ledgers(store: MetadataStore, ledger_ids: Iterable[int]) -> dict[int, Attempt | BrokenAttempt]:
+    """Our open attempts on these ledgers, by ledger id."""
+    paths = {ledger_id: path_of(ledger_id) for ledger_id in ledger_ids}
+    nodes = zip(paths.items(), store.read(list(paths.values())), strict=True)
+    return {ledger_id: _decoded(path, node) for (ledger_id, path), node in nodes if node is not None}
 
 
 def whole(found: Sequence[Attempt | BrokenAttempt]) -> list[Attempt]:

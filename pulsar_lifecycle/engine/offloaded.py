@@ -4,8 +4,9 @@ Belongs here: the rule for the data and index object of one offload attempt, and
 of a batch, its journal and its acknowledgements (``deletion.py``). docs/two-phase-deletion.md has the rule in words.
 
 Nothing brings an object back, so everything must agree: no LedgerInfo names the attempt's UUID, in a covered scan and
-in the owner's z-node as it is now; the object itself says that it is of this cluster and this topic; and either our own
-first phase took the ledger off its topic's list, or two scans a day apart agree on an object older than both.
+in the owner's z-node as it is now; it is no open attempt of our own; the object itself says that it is of this cluster
+and this topic; and either our own first phase took the ledger off its topic's list, or two scans a day apart agree on
+an object older than both.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools
 from pulsar_lifecycle.engine.owners import ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
@@ -41,6 +43,7 @@ def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
     if not _open(copies):
         return
     tools.store.sync("/")
+    _look_at_attempts(run, tools, _open(copies))
     ask_owners(run, tools, _open(copies), _look_at_topic)
     _look_for_another_copy(run, tools, _open(copies))
     _look_at_objects(run, tools, _open(copies))
@@ -138,6 +141,19 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
         elif _uuid(d) in earlier:
             d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
+
+
+def _look_at_attempts(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Our own open attempts, before the topics: an attempt is open until its topic names it."""
+    found = attempts.of_ledgers(tools.store, {d.info.ledger_id for d in live})
+    for d in live:
+        one = found.get(d.info.ledger_id)
+        if isinstance(one, BrokenAttempt):
+            d.settle(
+                WAITING, f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}"
+            )
+        elif one is not None and one.uuid == _uuid(d):
+            in_use(run, tools, d, "it is an open offload attempt of ours")
 
 
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:

@@ -9,7 +9,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.decision import OffloadPolicy, Tools
 from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
@@ -28,6 +29,7 @@ from pulsar_lifecycle.plan.outcomes import (
     WAITING,
 )
 from pulsar_lifecycle.ports import TopicInternals
+from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
 from tests.simulation.pipeline import Policy
@@ -454,6 +456,77 @@ def test_a_topic_that_a_broker_lists_without_a_z_node_is_asked_again(scene: Scen
     scene.age()
     scene.send(scene.intent)
     scene.one(RETRYING, "still lists it")
+
+
+# ------------------------------------------------------------------------------------- our own open offload attempts
+
+
+def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
+    place = (("bucket", BUCKET),)
+    open_attempt = Attempt(ledger_id, str(TOPIC), uuid, "aws-s3", place, 5 << 20, "run", scene.cluster.clock.now_ms())
+    attempts.begin(scene.cluster.open_store(), open_attempt)
+    return open_attempt
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_an_open_attempt_of_ours_is_kept_though_no_topic_names_it(scene: Scene, marked: bool) -> None:
+    begin(scene, scene.gone_uuid, scene.gone)
+    if marked:
+        scene.mark(scene.gone)
+    scene.send(scene.intent)
+    scene.one(KEPT, "still in use: it is an open offload attempt of ours")
+
+
+def test_an_attempt_begun_after_the_scan_is_seen(scene: Scene) -> None:
+    scene.send(scene.intent)
+    begin(scene, scene.gone_uuid, scene.gone)
+    scene.one(KEPT, "an open offload attempt of ours")
+
+
+def test_an_attempt_of_another_ledger_or_uuid_keeps_nothing(scene: Scene) -> None:
+    begin(scene, uuid4(), scene.gone)
+    begin(scene, scene.gone_uuid, scene.last)
+    scene.send(scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert scene.keys == scene.live_keys
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"not ours", None])
+def test_an_attempt_that_cannot_be_read_may_be_any(scene: Scene, data: bytes | None) -> None:
+    path = begin(scene, uuid4(), scene.gone).path
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(path)
+    else:
+        scene.cluster.put(path, data)
+    scene.send(scene.intent)
+    scene.one(WAITING, path)
+
+
+def test_an_attempt_that_cannot_be_read_hinders_no_other_ledger(scene: Scene) -> None:
+    scene.cluster.put(begin(scene, uuid4(), scene.live).path, b"{}")
+    scene.send(scene.message(scene.live_uuid, scene.live, TOPIC), scene.intent)
+    assert [d.outcome for d in scene.delete()] == [KEPT, DELETED]
+    assert scene.keys == scene.live_keys
+
+
+def test_an_attempt_that_is_committed_and_ended_while_it_is_asked_for_is_seen_one_way_or_the_other(
+    scene: Scene,
+) -> None:
+    open_attempt, path = begin(scene, scene.gone_uuid, scene.gone), scene.cluster.topic_path(TOPIC)
+    scene.send(scene.intent)
+
+    def wrap(tools: Tools) -> Tools:
+        def commit(operation: Operation) -> None:
+            if operation.name == "read" and {open_attempt.path, path} & set(operation.paths):
+                tools.store.after = lambda operation: None  # type: ignore[attr-defined]
+                scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
+                attempts.end(scene.cluster.open_store(), open_attempt)
+
+        tools.store.after = commit  # type: ignore[attr-defined]
+        return tools
+
+    scene.one(KEPT, "still in use", wrap)
+    assert attempts.open_attempts(scene.cluster.open_store()) == []
 
 
 # --------------------------------------------------------------------------------------------------- the object's word
