@@ -1,6 +1,7 @@
-"""``inspect znode | ledger | topic | file``: what the cluster, or a dumped file, holds, decoded.
+"""``inspect znode | ledger | topic | object | file``: what cluster, bucket, or a dumped file holds, decoded.
 
-Belongs here: which of it a table shows. Not here: reading and decoding (``engine/inspection.py``).
+Belongs here: which of it a table shows. Not here: reading and decoding (``engine/inspection.py`` and
+``engine/object_inspection.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, brokers_of, looking, now_ms, reading, settings_of
+from pulsar_lifecycle.cli.session import AsJson, brokers_of, buckets, looking, now_ms, reading, settings_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.model import Topic
@@ -87,6 +88,31 @@ def topic(
         show.documents(document["partitions"])
     else:
         _print_topic(document)
+
+
+@app.command("object")
+def object_(
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="Key of the data or the index object: <uuid>-ledger-<id>[-index].")],
+    bucket: Annotated[
+        str, typer.Option(help="One of object_store.buckets. [default: the only one]", show_default=False)
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """An offloaded ledger: both objects, its index, its first and last entry. Exit code 1 if it is not whole."""
+    from pulsar_lifecycle.engine import object_inspection
+    from pulsar_lifecycle.errors import UsageError
+
+    with buckets(settings_of(context)) as (objects, names):
+        if not bucket and len(names) != 1:
+            raise UsageError(f"give --bucket, one of {', '.join(names)}")
+        document = object_inspection.offloaded(objects, bucket or "".join(names), key)
+    if as_json:
+        show.json_document(document)
+    else:
+        _print_object(document)
+    if not document["whole"]:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -219,6 +245,34 @@ def _print_topic(document: dict[str, Any]) -> None:
         show.text(f"  {schema['path']}: {schema['error']}", "bold red")
     else:
         show.documents(schema["versions"], 2)
+
+
+def _print_object(document: dict[str, Any]) -> None:
+    show.facts(
+        [
+            ("ledger", document["ledgerId"]),
+            ("uuid", document["uuid"]),
+            ("bucket", document["bucket"]),
+            ("pair", "whole, as far as heads, index and both ends tell" if document["whole"] else "not whole"),
+        ]
+    )
+    for problem in document["problems"]:
+        show.text(problem, "bold red")
+    for role in ("data", "index"):
+        show.text(f"{role} object", "bold cyan")
+        show.fields(document[role], 2)
+    if "offloadIndex" in document:
+        show.text("index", "bold cyan")
+        blocks = document["offloadIndex"].pop("blocks")
+        show.fields(document["offloadIndex"], 2)
+        show.text(f"blocks ({len(blocks)})", "bold cyan")
+        show.table(list(blocks[0]), [list(block.values()) for block in blocks[: show.ROWS]], 2)
+        if len(blocks) > show.ROWS:
+            show.text(f"  ... {len(blocks) - show.ROWS} more; --json has all of them")
+    for name, title in (("firstEntry", "first entry"), ("lastEntry", "last entry")):
+        if document.get(name):
+            show.text(title, "bold cyan")
+            show.fields(document[name], 2)
 
 
 def _ledger_line(item: dict[str, Any]) -> list[Any]:

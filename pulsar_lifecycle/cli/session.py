@@ -1,4 +1,4 @@
-"""What commands open: settings, ZooKeeper and bookies read-only, the brokers' lists.
+"""What commands open: settings, ZooKeeper and bookies read-only, buckets, the brokers' lists.
 
 Belongs here: opening and closing. Imports happen inside: most commands need a few of them only.
 """
@@ -15,7 +15,7 @@ import typer
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.engine.inventory import Brokers
-    from pulsar_lifecycle.ports import LedgerReader, MetadataStore
+    from pulsar_lifecycle.ports import LedgerReader, MetadataStore, ObjectStore
     from pulsar_lifecycle.settings import Settings
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
@@ -52,6 +52,18 @@ def reading(settings: Settings) -> Iterator[tuple[MetadataStore, LedgerReader]]:
 
     with looking(settings) as store, BookieReader(store, settings.bookkeeper) as reader:
         yield store, reader
+
+
+@contextmanager
+def buckets(settings: Settings) -> Iterator[tuple[ObjectStore, tuple[str, ...]]]:
+    """The object store and the buckets that may be looked at. Raises ConfigError where none is set."""
+    from pulsar_lifecycle.errors import ConfigError
+    from pulsar_lifecycle.io.objects import S3ObjectStore
+
+    if settings.object_store is None:
+        raise ConfigError("object_store: it is not set, so there are no buckets to look into")
+    with closing(S3ObjectStore(settings.object_store)) as objects:
+        yield objects, settings.object_store.buckets
 
 
 def brokers_of(settings: Settings) -> Brokers:

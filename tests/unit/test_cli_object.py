@@ -1,0 +1,123 @@
+"""``inspect object``: both objects of a pair, what is wrong with them, and the exit code that says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pulsar_lifecycle.cli import main
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.io import objects
+from pulsar_lifecycle.settings import CONFIG_VARIABLE
+from tests.golden.files import GOLDEN
+from tests.unit.engine.test_offload_copy import BUCKET, DATA, INDEX, Scene
+
+USER = json.loads((GOLDEN / "offload/g-tiny/expected.json").read_text())["s3"][0]["head"]["Metadata"]
+
+
+@pytest.fixture
+def scene(tmp_path, monkeypatch):
+    """The broker's own pair in one of two buckets."""
+    found = Scene()
+    found.service.put(BUCKET, DATA, (GOLDEN / "offload/g-tiny/object_data.bin").read_bytes(), USER)
+    found.service.put(BUCKET, INDEX, (GOLDEN / "offload/g-tiny/object_index.bin").read_bytes(), USER)
+    monkeypatch.setattr(objects, "S3ObjectStore", lambda settings: found.objects)
+    write_settings(tmp_path, monkeypatch, [BUCKET])
+    return found
+
+
+def write_settings(folder, monkeypatch, buckets):
+    path = folder / "lifecycle.toml"
+    path.write_text(
+        f"""
+        cluster = "test"
+        zookeeper = {{ hosts = "127.0.0.1:1" }}
+        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
+        lake = {{ path = "{folder / "lake"}" }}
+        """
+        + (f'object_store = {{ endpoint = "http://127.0.0.1:1", buckets = {json.dumps(buckets)} }}' if buckets else "")
+    )
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+
+
+def run(*arguments):
+    try:
+        main(["inspect", "object", *arguments])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+@pytest.mark.parametrize("key", [DATA, INDEX])
+def test_either_key_shows_the_pair(scene, key, capsys):
+    assert run(key, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["whole"], shown["problems"], shown["ledgerId"]) == (True, [], 4711)
+    assert (shown["data"]["key"], shown["data"]["size"]) == (DATA, 1414)
+    assert (shown["index"]["key"], shown["index"]["size"]) == (INDEX, 198)
+    assert shown["data"]["userMetadata"] == USER
+    assert shown["offloadIndex"]["blocks"] == [
+        {"partId": 1, "offset": 0, "blockLen": 1414, "firstEntryId": 0, "lastEntryId": 19}
+    ]
+    assert shown["offloadIndex"]["segmentMetadata"]["lastEntryId"] == 19
+    assert (shown["firstEntry"]["entryId"], shown["firstEntry"]["size"]) == (0, 55)
+    assert (shown["lastEntry"]["entryId"], shown["lastEntry"]["messages"]) == (19, 1)
+
+    assert run(key) == 0
+    text = capsys.readouterr().out
+    assert "whole, as far as heads, index and both ends tell" in text
+    assert "public/default/persistent/g-tiny" in text
+
+
+def test_what_is_wrong_is_said_and_is_exit_code_1(scene, capsys):
+    good = scene.data()
+    for change, said in (
+        (lambda: scene.objects.delete_many(BUCKET, [INDEX]), "there is no such object"),
+        (lambda: scene.objects.delete_many(BUCKET, [DATA]), "there is no such object"),
+        (lambda: scene.service.put(BUCKET, INDEX, b"no index", USER), "the magic"),
+        (lambda: scene.service.put(BUCKET, DATA, good[:-1], USER), "as its index says"),
+        (lambda: scene.service.put(BUCKET, DATA, good, {}), "s3managedledgeroffloaderformatversion"),
+        (lambda: scene.service.put(BUCKET, DATA, b"!" + good[1:], USER), "the magic"),
+        (lambda: scene.service.put(BUCKET, DATA, good[:-60] + b"!" * 60, USER), "expected"),
+    ):
+        heads, data = dict(scene.service.objects[BUCKET]), dict(scene.service.data)
+        change()
+        assert run(DATA, "--json") == 1
+        shown = json.loads(capsys.readouterr().out)
+        assert not shown["whole"]
+        assert any(said in problem for problem in shown["problems"]), shown["problems"]
+        assert run(DATA) == 1
+        assert "not whole" in capsys.readouterr().out
+        scene.service.objects[BUCKET], scene.service.data = heads, data
+
+
+def test_an_entry_that_is_no_message_is_no_problem_of_the_pair(capsys, scene):
+    scene.copy()
+    assert run(INDEX, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert "error" in shown["lastEntry"]
+    assert len(shown["offloadIndex"]["blocks"]) > 3
+    assert run(INDEX) == 0
+    assert "blocks (" in capsys.readouterr().out
+
+
+def test_nothing_there_and_no_answer_are_exit_code_1(scene, capsys):
+    assert run(DATA.replace("4711", "4712")) == 1
+    assert "neither a data nor an index object" in capsys.readouterr().err
+    scene.fail("head", Unavailable("no answer"), times=100)
+    assert run(DATA) == 1
+    assert "no answer" in capsys.readouterr().err
+
+
+def test_wrong_calls_are_exit_code_2(scene, tmp_path, monkeypatch, capsys):
+    for key in ("nonsense", DATA.partition("-ledger")[0], f"{DATA}-index-index"):
+        assert run(key) == 2
+        assert "expected the key of an offloaded ledger" in capsys.readouterr().err
+    write_settings(tmp_path, monkeypatch, [BUCKET, "other"])
+    assert run(DATA) == 2
+    assert f"give --bucket, one of {BUCKET}, other" in capsys.readouterr().err
+    assert run(DATA, "--bucket", BUCKET) == 0
+    write_settings(tmp_path, monkeypatch, [])
+    assert run(DATA) == 2
+    assert "object_store: it is not set" in capsys.readouterr().err
