@@ -285,6 +285,34 @@ class TrimmingSettings(_Section):
         return value if isinstance(value, bool) else _owner_names(value)
 
 
+class OffloadSettings(_Section):
+    """Offloading ledgers to the object store from outside the brokers."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces whose topics may have offload policies of their own though the namespace has none."""
+    brokers: dict[str, str] = {}
+    """What the brokers' own ``broker.conf`` says of tiered storage and no API shows: their bucket, region, endpoint and
+    block size, by the names that they have there (``s3ManagedLedgerOffloadBucket`` ...)."""
+    loaded_topics: StrictBool | tuple[str, ...] = False
+    """Opt in to writing the z-nodes of loaded topics, as ``trimming.loaded_topics``."""
+    release: Literal["brokers", "ours"] = "brokers"
+    """Who gives up copies in BookKeeper once the deletion lag has passed."""
+    block_size: int = Field(default=64 << 20, ge=5 << 20)
+    """Bytes of a part where no policy says it (``s3ManagedLedgerOffloadMaxBlockSizeInBytes``)."""
+    read_bytes_per_second: int = Field(default=1 << 28, gt=0)
+    """Bytes read from the bookies per second, over all executors together."""
+    max_ledgers: int = Field(default=10_000, gt=0)
+    max_bytes: int = Field(default=1 << 44, gt=0)
+    """Ledgers, and bytes of entries, that one run offloads."""
+    waive_canary: bool = False
+    """Commit before any broker has read: only where the sandbox's marker is, whose brokers have no offloader."""
+
+    @field_validator("loaded_topics")
+    @classmethod
+    def _load_something(cls, value: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        return value if isinstance(value, bool) else _owner_names(value)
+
+
 class MetricsSettings(_Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 
@@ -316,6 +344,7 @@ class Settings(_Section):
     apply: ApplySettings = ApplySettings()
     deletion: DeletionSettings = DeletionSettings()
     trimming: TrimmingSettings = TrimmingSettings()
+    offload: OffloadSettings = OffloadSettings()
     metrics: MetricsSettings = MetricsSettings()
 
 

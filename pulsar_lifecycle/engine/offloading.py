@@ -67,6 +67,10 @@ class Wanted:
     block_size: int
 
 
+class CanaryFailed(Refused):
+    """The brokers of a namespace cannot read what was offloaded: nothing more may be committed."""
+
+
 # -------------------------------------------------------------------------------------------------------------- before
 
 
@@ -199,7 +203,7 @@ def commit_topic(
 ) -> list[Offloaded]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
-    Raises Refused when a broker could not read the canary: then it was taken back, and nothing else was committed.
+    Raises CanaryFailed when a broker could not read the canary: then it was taken back, and nothing else was committed.
     """
     outcomes: list[Offloaded] = []
     rest = list(proven)
@@ -214,7 +218,7 @@ def commit_topic(
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
                 if unread := _unread_by_broker(run, tools, permit, topic, one):
-                    raise Refused(
+                    raise CanaryFailed(
                         f"{topic}: ledger {unread.ledger_id} was offloaded, and {unread.reason}; "
                         f"nothing else of {topic.namespace} was committed"
                     )

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.plan.coverage import Census, Epoch, census_from_json
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
+from pulsar_lifecycle.plan.offload import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
@@ -45,6 +46,7 @@ SET_ASIDE = "set-aside"
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
 OFFLOAD_UUIDS = "offload-uuids.bin"
+OFFLOAD_PLANS = "offload-plans"
 
 
 class Lake:
@@ -292,10 +294,28 @@ class Lake:
         summary = self._document(f"plans/{plan_id}/plan.json", PlanSummary.from_json) if _is_name(plan_id) else None
         if summary is None:
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/plans")
-        relative = f"plans/{plan_id}/rows.parquet"
+        return summary, self._rows(f"plans/{plan_id}/rows.parquet", PLAN)
+
+    def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> str:
+        """Store an offload plan and return its location."""
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, compression="zstd")
+        self._write(f"{OFFLOAD_PLANS}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
+        self._write_document(f"{OFFLOAD_PLANS}/{plan.plan_id}/plan.json", plan.to_json())
+        return f"{self.location}/{OFFLOAD_PLANS}/{plan.plan_id}"
+
+    def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
+        """A stored offload plan with its rows, read from the files. Raises NotFound."""
+        folder = f"{OFFLOAD_PLANS}/{plan_id}"
+        plan = self._document(f"{folder}/plan.json", OffloadPlan.from_json) if _is_name(plan_id) else None
+        if plan is None:
+            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{OFFLOAD_PLANS}")
+        return plan, self._rows(f"{folder}/rows.parquet", CANDIDATES)
+
+    def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
         try:
-            return summary, pq.read_table(pa.BufferReader(data)).select(PLAN.names).cast(PLAN)
+            return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
         except (OSError, KeyError, pa.ArrowException) as error:
             raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
 

@@ -11,7 +11,7 @@ everything is looked at again before anything is done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 from uuid import UUID
@@ -44,11 +44,13 @@ CANDIDATES = pa.schema(
         pa.field("region", pa.string()),
         pa.field("endpoint", pa.string()),
         pa.field("block_size", pa.int64()),
+        pa.field("lag_ms", pa.int64()),
         pa.field("warning", pa.string()),
     ]
 )
 """One row per ledger of a topic with an offload policy, oldest first. ``uuid``: of the attempt that its topic names.
-``closed_at`` ms, sizes bytes; ``block_size`` null: the settings' own."""
+``closed_at`` ms, sizes bytes; ``block_size`` null: the settings' own;
+``lag_ms`` is the deletion lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,12 @@ def judge(
     ours: Mapping[int, UUID],
     *,
     everything: bool = False,
+    leftovers: Container[int] = (),
 ) -> list[dict[str, Any]]:
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
-    ``ours``: ledger id -> UUID of our own open attempts. ``everything`` leaves the thresholds out: an operator asked
+    ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
+    still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
     for all that is eligible. The last ledger is never offloaded: a broker that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
@@ -124,6 +128,8 @@ def judge(
     for place, item in enumerate(reversed(ledgers)):
         beyond += item["size"] or 0
         action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
+        if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
+            action, reason = (DONE, state.rule) if state.rule else (RELEASE, "given up, and still in BookKeeper")
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
         found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
@@ -210,5 +216,6 @@ def _row(
         "region": policy.region,
         "endpoint": policy.endpoint,
         "block_size": policy.block_size,
+        "lag_ms": policy.deletion_lag_ms,
         "warning": warned if action == OFFLOAD else "",
     }

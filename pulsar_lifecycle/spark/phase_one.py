@@ -24,10 +24,8 @@ from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 
 def trim(
@@ -110,18 +108,8 @@ def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now:
         context=context,
         deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
-        shadows=standing.Shadows(lambda: _shadow_sources(cluster, tools.store), tools.clock),
+        shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, tools.store), tools.clock),
     )
-
-
-def _shadow_sources(cluster: Cluster, store: MetadataStore) -> frozenset[str]:
-    """Under every declared root, as the scan looks for them."""
-    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
-        found = standing.shadow_sources(store, configuration)
-    for root in cluster.roots()[1:]:
-        with KazooStore(root_settings(cluster.settings, root), read_only=True) as other:
-            found |= standing.shadow_sources(other, other)
-    return found
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import control, history, inventory, unsettled
+from pulsar_lifecycle.engine import control, history, inventory, standing, unsettled
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
@@ -23,7 +23,14 @@ from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, marked_ledgers, marked_offloads, sent_ledgers, unsettled_nodes
+from pulsar_lifecycle.io.journal import (
+    FileJournal,
+    marked_ledgers,
+    marked_offloads,
+    released_ledgers,
+    sent_ledgers,
+    unsettled_nodes,
+)
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
@@ -36,6 +43,7 @@ from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 
 def make_plan(
@@ -235,10 +243,10 @@ def unloads_of(settings: Settings) -> Unloads:
 
 
 @contextmanager
-def held_lease(settings: Settings, store: MetadataStore, what: str) -> Iterator[Lease]:
+def held_lease(settings: Settings, store: MetadataStore, what: str, path: str = control.LEASE) -> Iterator[Lease]:
     """The lease, for as long as ``what`` (the kind of a run, and its id) lasts. Raises Refused when another has it."""
     holder, wait = f"{settings.cluster} {what}", settings.zookeeper.session_timeout + 5
-    lease = control.take_lease(store, holder, SystemClock(), wait)
+    lease = control.take_lease(store, holder, SystemClock(), wait, path)
     try:
         yield lease
     finally:
@@ -310,7 +318,18 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, earlier: Epoch) -> Offload
         earlier=OffloadUuidsOf(cluster.lake.location, earlier.epoch_id),
         undecoded=sum(c.undecodable for c in topics),
         marked=marked_offloads(cluster.settings.lake.path, cluster.settings.cluster),
+        released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
     )
+
+
+def shadow_sources(cluster: Cluster, store: MetadataStore) -> frozenset[str]:
+    """Every topic that a shadow topic under any declared root reads from now."""
+    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
+        found = standing.shadow_sources(store, configuration)
+    for root in cluster.roots()[1:]:
+        with KazooStore(root_settings(cluster.settings, root), read_only=True) as other:
+            found |= standing.shadow_sources(other, other)
+    return found
 
 
 def _offload_policy(settings: Settings) -> OffloadPolicy | None:

@@ -1,0 +1,481 @@
+"""An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
+
+Belongs here: composing plan, lease, engine and Spark; what one task does; how far the run is. Not here: the rules and
+the effects (``engine/offloading.py``, ``engine/offload_copy.py``, ``engine/release.py``). Ledgers go in waves, the
+topics with the most bytes first, so that a topic is committed at once and a crash costs at most one wave's work.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine import control, inventory, offloading, release, standing
+from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.control import Lease
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
+from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, is_whole, verify
+from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.engine.offloading import FAILED, Canary, Offloaded, Proven, Wanted
+from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.engine.topic_write import TopicRun
+from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
+from pulsar_lifecycle.errors import LeaseLost, LifecycleError, NotFound, Overloaded, Paused, Refused
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal, verified_copies
+from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import artefact, offload
+from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
+from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
+from pulsar_lifecycle.plan.outcomes import VERIFIED
+from pulsar_lifecycle.ports import MetadataStore, Node, ObjectStore
+from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.session import concurrency
+
+WAVE_BYTES = 64 << 30
+WAVE_LEDGERS = 2_000
+"""A wave ends with the topic that fills it."""
+TASK_BYTES = 128 << 20
+"""Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
+LOOK_EVERY = 2.0
+"""Seconds between two looks of a task at the pause z-node and the lease."""
+
+_STOPPING = (Paused, LeaseLost, Overloaded)
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadOrder:
+    """A plan, and how much of it: ``limit`` ledgers (0: all that the settings' caps allow)."""
+
+    plan_id: str
+    digest: str
+    limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One ledger for a task: its attempt, or the copy that is to be proven again before it is released."""
+
+    attempt: Attempt
+    again: bool
+    release: bool
+    known: Verified | None = None
+
+    @property
+    def location(self) -> Location:
+        """Where its objects are."""
+        return Location(self.attempt.bucket, self.attempt.uuid, self.attempt.ledger_id)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a task says of one ledger; ``verified`` is None where it failed, for ``reason``."""
+
+    item: _Item
+    verified: Verified | None
+    reason: str
+
+
+def offload_now(
+    cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]
+) -> list[Offloaded | release.Outcome]:
+    """Offload and release what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on."""
+    with _begun(cluster, run_id, order) as (work, rows):
+        work.settle({row["ledger_id"] for row in rows if row["action"] == OFFLOAD})
+        going = [row for row in rows if row["action"] == OFFLOAD]
+        for wave in waves(going):
+            work.offload(wave, progress)
+        leaving = [row for row in rows if row["action"] == RELEASE]
+        for wave in waves(leaving):
+            work.release(wave, progress)
+        work.finish()
+    return work.outcomes
+
+
+def waves(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
+    """The rows in waves of whole topics, topics with the most bytes first."""
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        topics.setdefault(row["topic"], []).append(row)
+    wave: list[Mapping[str, Any]] = []
+    size = 0
+    for some in sorted(topics.values(), key=lambda group: -sum(row["bytes"] or 0 for row in group)):
+        wave += some
+        size += sum(row["bytes"] or 0 for row in some)
+        if size >= WAVE_BYTES or len(wave) >= WAVE_LEDGERS:
+            yield wave
+            wave, size = [], 0
+    if wave:
+        yield wave
+
+
+@contextmanager
+def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[dict[str, Any]]]]:
+    """Check that we may act on this plan, and hold the offload lease for as long as the work lasts."""
+    settings = cluster.settings
+    if settings.object_store is None:
+        raise Refused("object_store is not set: there is nowhere to offload to")
+    with KazooStore(settings.zookeeper) as store:
+        control.check_not_paused(store)
+        fingerprint = runs.check_store(cluster, store)
+        now = SystemClock().now_ms()
+        plan, rows = cluster.lake.offload_plan(order.plan_id)
+        found = offload.digest(rows, plan.to_json())
+        valid = int(settings.orphans.plan_valid_for * 1000)
+        artefact.check_applicable(
+            plan, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
+        )
+        epoch = runs.newest_epoch(cluster, fingerprint)
+        runs.refuse_old_evidence(epoch, now, valid)
+        sandbox = control.is_sandbox(store)
+        if settings.offload.waive_canary and not sandbox:
+            raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
+        with (
+            runs.held_lease(settings, store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease,
+            _tools(settings, store, settings.object_store) as tools,
+        ):
+            context = replace(
+                cluster.lake.context(epoch.epoch_id),
+                holds=frozenset(settings.orphans.legal_holds),
+                gone_namespaces=frozenset(),
+                system_topics=settings.trimming.system_topics,
+            )
+            loaded_topics = settings.offload.loaded_topics
+            run = TopicRun(
+                run_id=run_id,
+                cluster=settings.cluster,
+                ledgers_root=settings.bookkeeper.ledgers_root,
+                now=min(lease.taken_at, tools.clock.now_ms()),
+                brokers=inventory.hear(store, tools.admin),
+                context=context,
+                deliver_after_ms=runs.deliver_after_ms_of(settings, sandbox),
+                loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
+                shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, store), tools.clock),
+            )
+            permit = Permit(lease.guard, runs.unloads_of(settings))
+            some = chosen(rows, order.limit, settings.offload.max_ledgers, settings.offload.max_bytes)
+            yield _Work(cluster, run, tools, permit, lease, Canary(settings.offload.waive_canary)), some
+
+
+def chosen(rows: pa.Table, limit: int, max_ledgers: int, max_bytes: int) -> list[dict[str, Any]]:
+    """The rows of one run: the oldest ledgers first, as many as the caps allow; at least one."""
+    found: list[dict[str, Any]] = []
+    size = 0
+    for row in rows.sort_by("ledger_id").to_pylist():
+        if len(found) >= min(limit or max_ledgers, max_ledgers) or (found and size + (row["bytes"] or 0) > max_bytes):
+            break
+        found.append(row)
+        size += row["bytes"] or 0
+    return found
+
+
+@contextmanager
+def _tools(settings: Settings, store: KazooStore, objects: ObjectStoreSettings) -> Iterator[Tools]:
+    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+    with (
+        closing(BookieReader(store, settings.bookkeeper)) as reader,
+        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
+        closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue,
+        closing(S3ObjectStore(objects)) as bucket,
+    ):
+        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), bucket)
+
+
+class _Work:
+    """The driver's side of a run; ``outcomes`` has what became of every ledger so far."""
+
+    def __init__(
+        self, cluster: Cluster, run: TopicRun, tools: Tools, permit: Permit, lease: Lease, canary: Canary
+    ) -> None:
+        self.outcomes: list[Offloaded | release.Outcome] = []
+        self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
+        self._lease, self._canary = lease, canary
+        self._resumed: dict[int, Attempt] = {}
+
+    def settle(self, wanted: set[int]) -> None:
+        """What earlier runs owe: unloads, and attempts that were cut off."""
+        settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
+        resumed, outcomes = offloading.settle_attempts(self._run, self._tools, self._permit, wanted, self._canary)
+        self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
+        self.outcomes += outcomes
+
+    def offload(self, wave: Sequence[Mapping[str, Any]], progress: Callable[[str], None]) -> None:
+        """Open attempts, copy and prove, commit topic by topic."""
+        items: list[_Item] = []
+        for topic, rows in _by_topic(wave):
+            new = [wanted_of(row, self._cluster.settings) for row in rows if row["ledger_id"] not in self._resumed]
+            again = [self._resumed[row["ledger_id"]] for row in rows if row["ledger_id"] in self._resumed]
+            items += [_Item(attempt, True, False) for attempt in again]
+
+            items += self._begin(topic, new)
+        answers = self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress)
+        proven: dict[str, list[Proven]] = {}
+        for answer in answers:
+            attempt, verified = answer.item.attempt, answer.verified
+            if verified is None:
+                self.outcomes.append(_said(attempt, FAILED, answer.reason))
+            else:
+                one = Proven(attempt, verified.entries, verified.length, asdict(verified))
+                proven.setdefault(attempt.topic, []).append(one)
+        for name, some in proven.items():
+            topic = Topic.parse(name)
+            self._guarded(
+                topic,
+                lambda topic=topic, some=some: offloading.commit_topic(
+                    self._run, self._tools, self._permit, topic, some, self._canary
+                ),
+            )
+
+    def _begin(self, topic: Topic, new: Sequence[Wanted]) -> list[_Item]:
+        begun: list[Attempt] = []
+
+        def begin() -> list[Offloaded]:
+            opened, outcomes = offloading.begin_topic(self._run, self._tools, self._permit, topic, new, uuid4)
+            begun.extend(opened)
+            return outcomes
+
+        self._guarded(topic, begin)
+        return [_Item(attempt, False, False) for attempt in begun]
+
+    def release(self, wave: Sequence[Mapping[str, Any]], progress: Callable[[str], None]) -> None:
+        """Prove again what was not proven by us, or is not what was proven; then give up the copies in BookKeeper."""
+        tools = self._tools
+        assert tools.objects is not None
+        known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
+        whole: dict[str, list[release.Due]] = {}
+        items: list[_Item] = []
+        for row in wave:
+            attempt = _as_attempt(row, self._cluster.settings)
+            item = _Item(attempt, True, True, known.get((attempt.ledger_id, attempt.uuid)))
+            if item.known and not is_whole(tools.objects, item.location, item.known):
+                whole.setdefault(attempt.topic, []).append(release.Due(attempt.ledger_id, item.location, item.known))
+            else:
+                items.append(item)
+        for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress):
+            attempt = answer.item.attempt
+            if answer.verified is None:
+                reason = f"its offloaded copy is not proven, and its copy in BookKeeper stays: {answer.reason}"
+                self.outcomes.append(release.Outcome(attempt.topic, attempt.ledger_id, FAILED, reason))
+            else:
+                due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
+                whole.setdefault(attempt.topic, []).append(due)
+        lags = {row["topic"]: row["lag_ms"] for row in wave}
+        for name, some in whole.items():
+            topic = Topic.parse(name)
+            self._guarded(
+                topic,
+                lambda topic=topic, some=some, name=name: release.release_topic(
+                    self._run, tools, self._permit, topic, some, lags[name]
+                ),
+            )
+
+    def finish(self) -> None:
+        """Look after the topics that were written as unloaded."""
+        owing = settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=True)
+        self.outcomes += [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
+
+    def _guarded(self, topic: Topic, work: Callable[[], Sequence[Offloaded | release.Outcome]]) -> None:
+        """``work`` about one topic; an error that concerns it alone becomes its outcome. A failed canary stops all."""
+        try:
+            self.outcomes += work()
+        except (*_STOPPING, offloading.CanaryFailed):
+            raise
+        except LifecycleError as error:
+            self.outcomes.append(Offloaded(str(topic), -1, FAILED, str(error)))
+
+    def _spread(
+        self, items: Sequence[_Item], sizes: Mapping[int, int], progress: Callable[[str], None]
+    ) -> list[_Answer]:
+        """Work on all items on the executors, the large ones first."""
+        if not items:
+            return []
+        spark, settings = self._cluster.spark, self._cluster.settings
+        tasks = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
+        done = spark.sparkContext.accumulator(0)
+        moved = spark.sparkContext.accumulator(0)
+        task = _Task(settings, self._run.run_id, self._lease.guard, concurrency(spark))
+
+        def work(bundle: Sequence[_Item]) -> list[_Answer]:
+            answers: list[_Answer] = []
+            for answer in task.work(bundle):
+                answers.append(answer)
+                done.add(1)
+                moved.add(answer.verified.length if answer.verified else 0)
+            return answers
+
+        total = sum(sizes[item.attempt.ledger_id] for item in items)
+        with _told(progress, lambda: (done.value, moved.value), len(items), total):
+            collected = spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
+        return [answer for answers in collected for answer in answers]
+
+
+def bundled(items: Sequence[_Item], sizes: Mapping[int, int]) -> Iterator[list[_Item]]:
+    """A task for each large ledger; small ones share one."""
+    bundle: list[_Item] = []
+    size = 0
+    for item in items:
+        bundle.append(item)
+        size += sizes[item.attempt.ledger_id]
+        if size >= TASK_BYTES:
+            yield bundle
+            bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+REPORT_SECONDS = 10.0
+
+
+@contextmanager
+def _told(
+    progress: Callable[[str], None], so_far: Callable[[], tuple[int, int]], ledgers: int, size: int
+) -> Iterator[None]:
+    """Say now and then how many ledgers and bytes are done, how fast, and how long the rest takes."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not ended.wait(REPORT_SECONDS):
+            progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
+
+    thread = threading.Thread(target=say, name="offload-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
+
+
+def how_far(done: int, moved: int, ledgers: int, size: int, seconds: float) -> str:
+    """One line for an operator."""
+    rate = moved / max(seconds, 0.001)
+    left = f", {(size - moved) / rate:.0f} s left" if rate and size > moved else ""
+    return f"{done} of {ledgers} ledgers, {moved >> 20} of {size >> 20} MiB, {rate / 1e6:.0f} MB/s{left}"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One task; it may be repeated: the same attempt writes the same bytes."""
+
+    settings: Settings
+    run_id: str
+    guard: tuple[str, int]
+    tasks: int
+
+    def work(self, bundle: Iterable[_Item]) -> Iterator[_Answer]:
+        """Copy and prove each ledger; its journal row is durable before its answer."""
+        settings = self.settings
+        assert settings.object_store is not None
+        with ExitStack() as opened:
+            store = opened.enter_context(KazooStore(settings.zookeeper, read_only=True))
+            reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper)))
+            objects = opened.enter_context(closing(S3ObjectStore(settings.object_store)))
+            pace = _Pace(store, self.guard, settings.offload.read_bytes_per_second // self.tasks)
+            for item in bundle:
+                try:
+                    yield _Answer(item, self._one(item, store, reader, objects, pace), "")
+                except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
+                    yield _Answer(item, None, str(error))
+
+    def _one(
+        self, item: _Item, store: MetadataStore, reader: BookieReader, objects: ObjectStore, pace: Callable[[int], None]
+    ) -> Verified:
+        attempt, declared = item.attempt, self.settings.object_store
+        assert declared is not None
+        path = ledger_path.ledger_path(attempt.ledger_id, self.settings.bookkeeper.ledgers_root)
+        node = store.read([path])[0]
+        if not isinstance(node, Node):
+            raise NotFound(f"{path}: BookKeeper does not have it any more, or it cannot be read")
+        source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
+        name = Topic.parse(attempt.topic).managed_ledger
+        cluster = declared.pulsar_cluster or self.settings.cluster
+        target = Target(item.location, cluster, name, attempt.block_size)
+        origin = Origin(cluster, name)
+        if item.release or (item.again and not find_copy(objects, item.location, source, origin)):
+            verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
+        else:
+            copied = copy_ledger(reader, objects, source, target, pace=pace)
+            verified = verify(objects, item.location, source, copied=copied, origin=origin)
+        said = replace(_said(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
+        now = SystemClock().now_ms()
+        row = offloading.journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
+        FileJournal(self.settings.lake.path).record([row])
+        return verified
+
+
+class _Pace:
+    """Keeps a task to its share of the budget, and stops it when it may go on no more."""
+
+    def __init__(self, store: MetadataStore, guard: tuple[str, int], bytes_per_second: int) -> None:
+        self._store, self._guard = store, guard
+        self._budget = RateBudget(max(1, bytes_per_second), SystemClock())
+        self._looked = 0.0
+
+    def __call__(self, size: int) -> None:
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            control.check_not_paused(self._store)
+            control.check_lease(self._store, self._guard)
+            self._looked = time.monotonic()
+        self._budget.take(size)
+
+
+# ------------------------------------------------------------------------------------------------------------- a row
+
+
+def wanted_of(row: Mapping[str, Any], settings: Settings) -> Wanted:
+    """Where a planned ledger is to go, as a broker's offloader would describe it."""
+    return Wanted(
+        row["ledger_id"], row["driver"], driver_metadata(row), row["block_size"] or settings.offload.block_size
+    )
+
+
+def driver_metadata(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Driver properties of an offload context (``getOffloadDriverMetadata``)."""
+    return (
+        ("bucket", row["bucket"]),
+        ("managedLedgerOffloadDriver", ACTING_DRIVERS[row["driver"].lower()]),
+        ("region", row["region"]),
+        ("serviceEndpoint", row["endpoint"]),
+    )
+
+
+def _as_attempt(row: Mapping[str, Any], settings: Settings) -> Attempt:
+    """A complete offload in the form of an attempt, to be proven again."""
+    return Attempt(
+        row["ledger_id"],
+        row["topic"],
+        UUID(row["uuid"]),
+        row["driver"],
+        driver_metadata(row),
+        settings.offload.block_size,
+        "",
+        0,
+    )
+
+
+def _said(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
+
+
+def _by_topic(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Topic, list[Mapping[str, Any]]]]:
+    topics: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        topics.setdefault(row["topic"], []).append(row)
+    return [(Topic.parse(name), some) for name, some in topics.items()]

@@ -1,0 +1,289 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Which ledgers are to be offloaded: the policies as the cluster has them now, over the tables of the newest scan.
+
+Belongs here: gathering what the rule needs, spreading it, storing candidates and plan. Not here: the rule
+(``plan/offload.py``), doing it (``spark/offload.py``). Writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.engine import attempts, control, history, inventory
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import offload, trimming
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE, OffloadPlan, TopicState
+from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, Retention, in_force, retention_in_force
+from pulsar_lifecycle.plan.orphans import Context, Finding
+from pulsar_lifecycle.ports import BrokerAdmin
+from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
+from pulsar_lifecycle.spark.runs import last_scan
+from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.sources import configuration_settings
+
+TABLE = "offload_candidates"
+CHANGE_EVENTS = "__change_events"
+"""The topic in which a namespace keeps the policies of its topics; without it no topic has any."""
+
+_TOPIC_POLICIES = ("offloadPolicies", "retention")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What decides which ledgers go: by namespace, and by topic where a topic has policies of its own.
+
+    ``problems`` are what the plan cannot be applied with, ``warnings`` what the operator should know.
+    """
+
+    by_namespace: Mapping[str, tuple[OffloadPolicy, Retention]]
+    by_topic: Mapping[str, tuple[OffloadPolicy, Retention]]
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def of(self, topic: str, namespace: str) -> tuple[OffloadPolicy, Retention]:
+        """Policy and retention of a topic; a partition has those of its partitioned topic."""
+        return self.by_topic.get(str(Topic.parse(topic).partitioned_parent), self.by_namespace[namespace])
+
+
+def make_offload_plan(
+    cluster: Cluster, epoch: Epoch, namespaces: Collection[str] = (), *, everything: bool = False
+) -> tuple[OffloadPlan, pa.Table]:
+    """Judge every ledger of the candidate namespaces (or of ``namespaces``) and store the plan.
+
+    Returns the plan and the rows that are to be done; all of them are table ``offload_candidates`` of the epoch.
+    ``everything`` offloads whatever is eligible, whatever the thresholds. Raises NotFound, and what the cluster's
+    servers raise.
+    """
+    settings, now = cluster.settings, SystemClock().now_ms()
+    root = settings.bookkeeper.ledgers_root
+    gaps = list(epoch.gaps)
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        open_ones = attempts.open_attempts(store)
+        sandbox = control.is_sandbox(store)
+        broken = history.broken_since(store, last_scan(cluster), cluster_fingerprint(store, root), root)
+    gaps += [broken] if broken and broken not in gaps else []
+    gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
+    policies = _policies(cluster, epoch, namespaces, sandbox)
+    gaps += policies.problems
+    judging = _Judging(
+        cluster.lake,
+        policies,
+        replace(
+            cluster.lake.context(epoch.epoch_id),
+            holds=frozenset(settings.orphans.legal_holds),
+            gone_namespaces=frozenset(),
+            system_topics=settings.trimming.system_topics,
+        ),
+        _loaded(cluster, epoch, policies),
+        {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
+        _leftovers(cluster, epoch),
+        now,
+        everything,
+        settings.offload.release == "ours",
+    )
+    cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
+    todo = pc.field("action").isin([OFFLOAD, RELEASE])
+    batches = list(cluster.lake.batches(cluster.parts(epoch.epoch_id, TABLE), CANDIDATES.names, todo))
+    rows = pa.Table.from_batches(batches, CANDIDATES).sort_by("ledger_id")
+    named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
+    warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
+    going = rows.filter(pc.equal(rows.column("action"), OFFLOAD))
+    leaving = rows.filter(pc.equal(rows.column("action"), RELEASE))
+    plan = OffloadPlan(
+        plan_id=f"offload-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch.epoch_id,
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        warnings=(*policies.warnings, *warned),
+        ledgers=going.num_rows,
+        bytes=int(pc.sum(going.column("bytes")).as_py() or 0),
+        released=leaving.num_rows,
+        released_bytes=int(pc.sum(leaving.column("bytes")).as_py() or 0),
+        digest="",
+    )
+    plan = replace(plan, digest=offload.digest(rows, plan.to_json()))
+    cluster.lake.store_offload_plan(plan, rows)
+    return plan, rows
+
+
+def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
+    """Topics of the candidate namespaces that the scan counted as loaded."""
+    wanted = (pc.field("load_state") == "loaded") & pc.field("namespace").isin(list(policies.by_namespace))
+    rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "topics"), ["topic"], wanted)
+    return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
+
+
+def _leftovers(cluster: Cluster, epoch: Epoch) -> BitMap64:
+    wanted = pc.field("finding") == Finding.OFFLOAD_LEFTOVER.value
+    rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
+    return BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """The candidates of one file of topics; runs in a task."""
+
+    lake: Lake
+    policies: Policies
+    context: Context
+    loaded: frozenset[str]
+    ours: Mapping[int, UUID]
+    leftovers: BitMap64
+    now: int
+    everything: bool
+    release: bool
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`CANDIDATES`."""
+        wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(self.policies.by_namespace))
+        columns = ["topic", "namespace", "ledgers", "shadow_source", "error"]
+        for batch in self.lake.batches([part], columns, wanted):
+            found = [row for topic in batch.to_pylist() for row in self._of_topic(topic)]
+            yield pa.RecordBatch.from_pylist(found, CANDIDATES)
+
+    def _of_topic(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        topic = Topic.parse(row["topic"])
+        state = TopicState(
+            row["topic"],
+            row["namespace"],
+            row["ledgers"] or [],
+            row["topic"] in self.loaded,
+            trimming.topic_rule(topic, row["shadow_source"] or "", self.context),
+        )
+        policy, retention = self.policies.of(row["topic"], row["namespace"])
+        if not self.release:
+            policy = replace(policy, deletion_lag_ms=None)
+        return offload.judge(
+            state,
+            policy,
+            retention,
+            self.now,
+            self.ours,
+            everything=self.everything,
+            leftovers=self.leftovers if self.release else (),
+        )
+
+
+# ------------------------------------------------------------------------------------------------------- the policies
+
+
+def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandbox: bool) -> Policies:
+    """Policy and retention of every candidate namespace, and of its topics that have their own."""
+    settings = cluster.settings
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+        broker, problems = broker_layer(admin.configurations(), settings.offload, sandbox=sandbox)
+        with KazooStore(configuration_settings(settings), read_only=True) as configuration:
+            documents = inventory.namespace_policies(configuration)
+        if strange := sorted(set(namespaces) - documents.keys()):
+            raise Refused(f"namespaces: {', '.join(strange)}: no such namespace")
+        found = {
+            name: (in_force(None, documents[name], broker), retention_in_force(None, documents[name], broker))
+            for name in (namespaces or documents)
+        }
+        asked = {*namespaces, *settings.offload.namespaces}
+        found = {name: one for name, one in found.items() if name in asked or (one[0].driver and one[0].automatic)}
+        if broker.get("topicLevelPoliciesEnabled") == "false":
+            by_topic = dict[str, tuple[OffloadPolicy, Retention]]()
+        else:
+            by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found), documents, broker)
+    in_use = [policy for policy, _ in (*found.values(), *by_topic.values()) if policy.acts]
+    problems += object_store_problems(in_use, settings.object_store)
+    return Policies(found, by_topic, tuple(dict.fromkeys(problems)))
+
+
+def broker_layer(
+    configurations: Mapping[str, Mapping[str, str]], settings: OffloadSettings, *, sandbox: bool
+) -> tuple[dict[str, str], list[str]]:
+    """What all brokers are configured with, with what the settings add; and what speaks against acting on it.
+
+    Brokers that differ in what decides about offloads are a problem; so is a setting that contradicts them, except on
+    the sandbox, whose brokers have no offloader.
+    """
+    named = {name for found in configurations.values() for name in found if "ffload" in name or "etention" in name}
+    names = sorted({*named, "topicLevelPoliciesEnabled"})
+    broker: dict[str, str] = {}
+    problems: list[str] = []
+    for name in names:
+        values = {found.get(name, "") for found in configurations.values()}
+        if len(values) > 1:
+            problems.append(f"the brokers differ in {name}: {', '.join(sorted(map(repr, values)))}")
+        broker[name] = min(values)
+    for name, value in settings.brokers.items():
+        if broker.get(name, value) != value and not sandbox:
+            problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {broker[name]!r}")
+        broker[name] = value
+    return broker, problems
+
+
+def _topics_with_policies(cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any]) -> dict[str, list[Topic]]:
+    """The topics of candidate namespaces in which any topic can have policies of its own; partitions as one."""
+    wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(candidates))
+    rows = cluster.lake.batches(
+        cluster.parts(epoch.epoch_id, "managed_ledgers"), ["topic", "namespace", "error"], wanted
+    )
+    topics: dict[str, dict[Topic, None]] = {}
+    for batch in rows:
+        for name, namespace in zip(*(batch.column(c).to_pylist() for c in ("topic", "namespace")), strict=True):
+            topics.setdefault(namespace, {})[Topic.parse(name).partitioned_parent] = None
+    return {
+        namespace: [topic for topic in found if not topic.local.startswith("__")]
+        for namespace, found in topics.items()
+        if any(topic.local == CHANGE_EVENTS for topic in found)
+    }
+
+
+def _of_topics(
+    admin: BrokerAdmin,
+    topics: Mapping[str, Sequence[Topic]],
+    documents: Mapping[str, Mapping[str, Any]],
+    broker: Mapping[str, str],
+) -> dict[str, tuple[OffloadPolicy, Retention]]:
+    found: dict[str, tuple[OffloadPolicy, Retention]] = {}
+    for namespace, some in topics.items():
+        for topic in some:
+            own = admin.topic_policies(topic, _TOPIC_POLICIES)
+            if own:
+                found[str(topic)] = (
+                    in_force(own.get("offloadPolicies"), documents[namespace], broker),
+                    retention_in_force(own.get("retention"), documents[namespace], broker),
+                )
+    return found
+
+
+def object_store_problems(policies: Collection[OffloadPolicy], store: ObjectStoreSettings | None) -> list[str]:
+    """Where what the brokers read from is not what we would write to."""
+    if not policies:
+        return []
+    if store is None:
+        return ["object_store is not set: there is nowhere to offload to"]
+    problems: list[str] = []
+    for policy in policies:
+        where = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}"
+        if not policy.bucket:
+            problems.append(f"{where}: no API shows its bucket; say in offload.brokers what broker.conf says of it")
+        elif policy.bucket not in store.buckets:
+            problems.append(f"{where}: its bucket {policy.bucket} is not one of object_store.buckets")
+        if policy.endpoint and policy.endpoint != store.endpoint:
+            problems.append(f"{where}: its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}")
+        if policy.region and not policy.endpoint and policy.region != store.region:
+            problems.append(f"{where}: its region is {policy.region}, object_store.region {store.region!r}")
+    return problems
