@@ -9,9 +9,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable
-from pulsar_lifecycle.formats import striping
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.io import ledger_stream
 from pulsar_lifecycle.io.bookie import BookieReader
@@ -378,3 +380,91 @@ def test_the_pace_is_told_every_byte_before_it_is_handed_on(cluster: Cluster) ->
         for batch in reader.stream(LEDGER, metadata, 0, 499):
             assert told.pop() == sum(map(len, batch.payloads))
             assert not told
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_is_broken_the_entries_come_up_to_the_first_without_a_good_copy(cluster: Cluster, seed: int) -> None:
+    chance = random.Random(seed)
+    ensemble, write = chance.choice([*STRIPINGS, (4, 4)])
+    firsts = [0, *sorted(chance.sample(range(1, 400), chance.randrange(3)))]
+    segments = tuple(Segment(first, tuple(chance.sample(cluster.ids, ensemble))) for first in firsts)
+    payloads = some(400, seed)
+    metadata = cluster.write(payloads, ensemble, write, segments=segments)
+    for bookie in cluster.bookies.values():
+        bookie.batch_reads = chance.random() < 0.7
+        bookie.batch_limit = chance.choice((1, 5, 1_000))
+        bookie.code = TOO_MANY_REQUESTS if chance.random() < 0.1 else 0
+    share = chance.choice((0.0, 0.02, 0.3))
+    good = 400
+    for e in reversed(range(400)):
+        copies = [cluster.bookies[bookie] for bookie in striping.replicas(metadata, e)]
+        for bookie in copies:
+            if chance.random() < share:
+                chance.choice((BookieServer.spoil, lambda bookie, ledger, e: bookie.entries[ledger].pop(e)))(
+                    bookie, LEDGER, e
+                )
+        stored = [(b, b.entries[LEDGER].get(e)) for b in copies]
+        if not any(b.code == 0 and data and _is_good(data, metadata, e) for b, data in stored):
+            good = e
+    found: list[bytes] = []
+
+    def read() -> None:
+        for batch in cluster.reader.stream(LEDGER, metadata, 0, 399):
+            found.extend(batch.payloads)
+
+    if good == 400:
+        read()
+    else:
+        with pytest.raises(LifecycleError, match=f"{LEDGER}:{good}"):
+            read()
+
+    assert found == payloads[:good]
+
+
+def _is_good(data: bytes, metadata: LedgerMetadata, entry_id: int) -> bool:
+    try:
+        entry.decode(data, DigestType.CRC32C, metadata.password, ledger_id=LEDGER, entry_id=entry_id)
+    except CorruptFormat:
+        return False
+    return True
+
+
+@given(
+    st.lists(st.binary(max_size=40), min_size=1, max_size=8),
+    st.sampled_from(DigestType),
+    st.data(),
+)
+def test_a_run_is_verified_as_its_entries_are_one_by_one(
+    payloads: list[bytes], kind: DigestType, data: st.DataObject
+) -> None:
+    length, whole, bounds = 100, b"xyz", list[tuple[int, int]]()
+    for e, payload in enumerate(payloads, 7):
+        length += len(payload)
+        stored = entry.encode(entry.Entry(3, e, e - 1, length, payload), kind, b"pw")
+        bounds.append((len(whole), len(whole) + len(stored)))
+        whole += stored
+    flipped = data.draw(st.one_of(st.none(), st.integers(3, len(whole) - 1)))
+    if flipped is not None:
+        whole = whole[:flipped] + bytes([whole[flipped] ^ 1]) + whole[flipped + 1 :]
+
+    run = entry.verify(whole, bounds, kind, b"pw", ledger_id=3, first=7)
+
+    expected: list[entry.Entry] = []
+    try:
+        for e, (begin, end) in enumerate(bounds, 7):
+            found = entry.decode(whole[begin:end], kind, b"pw", ledger_id=3, entry_id=e)
+            if expected and found.length - len(found.payload) != expected[-1].length:
+                break
+            if found.length < len(found.payload):
+                break
+            expected.append(found)
+    except CorruptFormat:
+        pass
+    assert run.payloads == [one.payload for one in expected]
+    assert (run.problem is None) == (len(expected) == len(payloads))
+    if expected:
+        assert (run.before, run.after) == (
+            expected[0].length - len(expected[0].payload),
+            expected[-1].length,
+        )
