@@ -1,0 +1,54 @@
+"""Jobs ``plan_offload`` and ``offload``: look which ledgers are to go to tiered storage, and have them go."""
+
+import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from assets.names import key
+from assets.offload import check_done, outcomes_shown
+from orchestration.failures import wrong_configuration_fails
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from resources.lifecycle import LifecycleResource
+
+
+def plan_offload_job(cluster: str) -> UnresolvedAssetJobDefinition:
+    """Judge the newest scan's ledgers by the offload policies; writes nothing to the cluster."""
+    return dg.define_asset_job(
+        "plan_offload",
+        selection=[key(cluster, name) for name in ("offload_candidates", "offload_plan")],
+        description="Which ledgers of the newest scan the offload policies mean, and the plan. Writes nothing to the "
+        "cluster.",
+        executor_def=dg.in_process_executor,
+    )
+
+
+class OffloadRunConfig(dg.Config):
+    """Which plan, and how much of it (0: all that the settings' caps allow); the plan's page has it ready."""
+
+    plan_id: str
+    digest: str
+    limit: int = 0
+
+
+@dg.op(
+    name="offload_ledgers",
+    description="Copy each planned ledger to the object store, read it back whole, compare every entry, then write it "
+    "into its topic's metadata; give up copies in BookKeeper that are due.",
+    pool="offload",
+)
+@wrong_configuration_fails()
+def offload_ledgers_op(context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource) -> None:
+    """Refuses a stale, report-only or foreign plan; a rerun finishes what was cut off."""
+    order = OffloadOrder(config.plan_id, config.digest, config.limit)
+    outcomes = offload_now(lifecycle.cluster(), context.run_id, order, context.log.info)
+    check_done(outcomes)
+    context.add_output_metadata(outcomes_shown(outcomes))
+
+
+@dg.job(
+    name="offload",
+    executor_def=dg.in_process_executor,
+    description="Apply an offload plan. Interrupted, it is launched again with the same or a newer plan.",
+)
+def offload_job() -> None:
+    """One op."""
+    offload_ledgers_op()
