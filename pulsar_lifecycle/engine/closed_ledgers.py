@@ -7,7 +7,7 @@ entries (``ports.LedgerReader``). Looking loads no topic.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.engine import inventory
@@ -60,18 +60,33 @@ def of_topic(store: MetadataStore, topic: Topic, root: str = "/ledgers") -> Clos
 
     Raises NotFound for a topic that is not there, or that lists a ledger which is not; CorruptFormat, Unavailable.
     """
-    parent, _, own = f"{inventory.MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}".rpartition("/")
-    partition = re.compile(re.escape(own) + r"-partition-[0-9]+")
-    names = [name for name in _children(store, parent) if name == own or partition.fullmatch(name)]
-    if not names:
-        raise NotFound(f"topic {topic}: it has no z-node below {parent}")
-    return _of_nodes(store, [f"{parent}/{name}" for name in sorted(names, key=lambda n: (len(n), n))], root)
+    return _of_nodes(store, paths_of(store, topic), root)
 
 
 def of_namespace(store: MetadataStore, namespace: Namespace, root: str = "/ledgers") -> ClosedLedgers:
     """The ledgers of all topics of a namespace, as :func:`of_topic`; NotFound for one that never had a topic."""
-    parent = f"{inventory.MANAGED_LEDGERS_ROOT}/{namespace}/persistent"
-    return _of_nodes(store, [f"{parent}/{name}" for name in sorted(_children(store, parent))], root)
+    return _of_nodes(store, paths_of(store, namespace), root)
+
+
+def paths_of(store: MetadataStore, owner: Topic | Namespace) -> list[str]:
+    """The z-nodes of a topic and its partitions, or of all topics of a namespace, in order; raises NotFound."""
+    if isinstance(owner, Namespace):
+        parent = f"{inventory.MANAGED_LEDGERS_ROOT}/{owner}/persistent"
+        return [f"{parent}/{name}" for name in sorted(_children(store, parent))]
+    parent, _, own = f"{inventory.MANAGED_LEDGERS_ROOT}/{owner.managed_ledger}".rpartition("/")
+    partition = re.compile(re.escape(own) + r"-partition-[0-9]+")
+    names = [name for name in _children(store, parent) if name == own or partition.fullmatch(name)]
+    if not names:
+        raise NotFound(f"topic {owner}: it has no z-node below {parent}")
+    return [f"{parent}/{name}" for name in sorted(names, key=lambda n: (len(n), n))]
+
+
+def read_nodes(store: MetadataStore, paths: Sequence[str]) -> Iterator[tuple[str, Node | None]]:
+    """Each path with its z-node, None where there is none (any more); raises Unavailable for one that is not shown."""
+    for path, node in zip(paths, store.read(paths), strict=True):
+        if isinstance(node, Unread):
+            raise Unavailable(f"{path}: {node.reason}")
+        yield path, node
 
 
 # ------------------------------------------------------------------------------------------------------------ private
@@ -92,7 +107,7 @@ def _children(store: MetadataStore, path: str) -> Sequence[str]:
 def _of_nodes(store: MetadataStore, paths: Sequence[str], root: str) -> ClosedLedgers:
     listed: dict[int, str] = {}
     offloaded: dict[int, str] = {}
-    for path, node in _read(store, paths):
+    for path, node in read_nodes(store, paths):
         if node is None:  # deleted since it was listed
             continue
         for info in managed_ledger.decode(node.data).ledgers:
@@ -110,7 +125,9 @@ def _of_nodes(store: MetadataStore, paths: Sequence[str], root: str) -> ClosedLe
 def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> ClosedLedgers:
     ledgers: list[tuple[int, LedgerMetadata]] = []
     left_out: dict[int, str] = {}
-    for (path, node), ledger_id in zip(_read(store, [ledger_path.ledger_path(i, root) for i in ids]), ids, strict=True):
+    for (path, node), ledger_id in zip(
+        read_nodes(store, [ledger_path.ledger_path(i, root) for i in ids]), ids, strict=True
+    ):
         if node is None:
             left_out[ledger_id] = _ABSENT
             continue
@@ -123,10 +140,3 @@ def _closed(store: MetadataStore, ids: Sequence[int], root: str) -> ClosedLedger
         else:
             ledgers.append((ledger_id, metadata))
     return ClosedLedgers(tuple(ledgers), left_out)
-
-
-def _read(store: MetadataStore, paths: Sequence[str]) -> Iterable[tuple[str, Node | None]]:
-    for path, node in zip(paths, store.read(paths), strict=True):
-        if isinstance(node, Unread):
-            raise Unavailable(f"{path}: {node.reason}")
-        yield path, node

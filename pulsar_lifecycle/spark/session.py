@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 import pulsar_lifecycle
 from pulsar_lifecycle.spark import sources
 from pulsar_lifecycle.spark.entries import BookKeeperEntries
+from pulsar_lifecycle.spark.offloaded import PulsarOffload
 
 CONF = {
     # The first-tier compiler: a run lives for minutes, and compiling well took the driver a third of its CPU time.
@@ -39,7 +40,8 @@ def prepare(spark: SparkSession) -> SparkSession:
         spark.addArtifacts(str(_zip()), pyfile=True)
         spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
     sources.register(spark)
-    spark.dataSource.register(BookKeeperEntries)
+    for source in (BookKeeperEntries, PulsarOffload):
+        spark.dataSource.register(source)
     return spark
 
 

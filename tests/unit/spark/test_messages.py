@@ -12,7 +12,7 @@ from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.compression import Compression, compress
 from pulsar_lifecycle.spark import messages
-from pulsar_lifecycle.spark.entries import ENTRIES
+from pulsar_lifecycle.spark.entry_tables import ENTRIES
 from pulsar_lifecycle.spark.messages import MESSAGES, Messages
 from tests.golden.files import GOLDEN, entries
 
