@@ -1,0 +1,242 @@
+"""Offloading on a real cluster: planned, copied, proven, committed, released, and read back from the bucket alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import boto3
+import pulsar
+import pytest
+from botocore.config import Config
+
+from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine.offloading import CanaryFailed
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.io.journal import journal_rows
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.plan.offload import OffloadPlan
+from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from pulsar_lifecycle.spark.offload_plan import make_offload_plan
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import BUCKET, Cluster
+from tests.integration.pipeline import (
+    Pipeline,
+    drain,
+    existing,
+    new_namespace,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def operator(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Callable[..., Pipeline]:
+    """Pipelines with an object store, and what brokers with an offloader would say of themselves."""
+    store = {
+        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
+        "access_key": {"file": str(sandbox.data / "s3-access-key")},
+        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
+        "buckets": [BUCKET],
+        "addressing": "path",
+        "sign_payload": False,
+        "exclusive": True,
+    }
+    brokers = {
+        "managedLedgerOffloadDriver": "aws-s3",
+        "s3ManagedLedgerOffloadBucket": BUCKET,
+        "s3ManagedLedgerOffloadRegion": "us-east-1",
+        "managedLedgerOffloadDeletionLagMs": "0",
+    }
+
+    def make(lake: str = "", **offload: Any) -> Pipeline:
+        settings = {"brokers": brokers, "release": "ours", "waive_canary": True, **offload}
+        return pipelines({"object_store": store, "offload": settings}, lake)
+
+    return make
+
+
+@pytest.fixture
+def bucket(sandbox: Cluster) -> Iterator[Any]:
+    client = boto3.client(
+        "s3",
+        endpoint_url=sandbox.state.as_json()["s3"]["endpoint"],
+        aws_access_key_id=(sandbox.data / "s3-access-key").read_text(),
+        aws_secret_access_key=(sandbox.data / "s3-secret-key").read_text(),
+        region_name="us-east-1",
+        config=Config(s3={"addressing_style": "path"}),
+    )
+    with closing(client):
+        yield client
+
+
+def published(sandbox: Cluster, namespace: str, name: str, count: int) -> tuple[str, list[bytes], list[int]]:
+    """A topic with ``count`` messages, unloaded; its payloads, and the ledgers they are in."""
+    topic = f"persistent://{namespace}/{name}"
+    payloads = topics.payloads(count, name)
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        ledgers = topics.publish(client, topic, payloads)
+        admin.unload(topic)
+    return topic, payloads, list(dict.fromkeys(ledgers))
+
+
+def unloaded(sandbox: Cluster, *names: str) -> None:
+    since = time.time()
+    wait_unlisted(sandbox, names)
+    wait_until_unloaded_counts(since)
+
+
+def planned(pipeline: Pipeline, *namespaces: str) -> tuple[OffloadPlan, list[dict[str, Any]]]:
+    epoch = pipeline.scan()
+    plan, rows = make_offload_plan(pipeline.where, epoch, namespaces, everything=True)
+    return plan, rows.to_pylist()
+
+
+def offload(pipeline: Pipeline, plan: OffloadPlan, run_id: str = "offload") -> dict[int, tuple[str, str]]:
+    outcomes = offload_now(pipeline.where, run_id, OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
+    return {one.ledger_id: (one.outcome, one.reason) for one in outcomes}
+
+
+def contexts(sandbox: Cluster, topic: str) -> dict[int, Any]:
+    with sandbox.metadata() as zk:
+        data, _ = zk.get(znodes.topic_znode(topic))
+    return {item.ledger_id: item.offload for item in managed_ledger.decode(data).ledgers}
+
+
+def messages(pipeline: Pipeline, topic: str) -> list[bytes]:
+    """What Spark reads of a topic from the bucket."""
+    spark = pipeline.where.spark
+    options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
+    rows = spark.read.format("pulsar_offload").options(**options).load()
+    found = rows.select("ledger_id", "entry_id", "batch_index", "payload").collect()
+    return [bytes(row["payload"]) for row in sorted(found, key=lambda r: (r["ledger_id"], r["entry_id"]))]
+
+
+def keys(bucket: Any, context: Any) -> int:
+    found = bucket.list_objects_v2(Bucket=BUCKET, Prefix=str(context.uuid))
+    return len(found.get("Contents", []))
+
+
+def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
+    sandbox: Cluster, operator: Callable[..., Pipeline], bucket: Any
+) -> None:
+    namespace = new_namespace(sandbox, "tiered")
+    topic, payloads, ledgers = published(sandbox, namespace, "a b+é", 130)
+    unloaded(sandbox, topic)
+    pipeline = operator()
+    plan, rows = planned(pipeline, namespace)
+    assert plan.actionable, plan.gaps
+    last = max(contexts(sandbox, topic))
+    going = [ledger for ledger in ledgers if ledger != last]
+    assert [row["ledger_id"] for row in rows if row["topic"] == topic] == going
+    said = offload(pipeline, plan)
+    assert {ledger: said[ledger][0] for ledger in going} == dict.fromkeys(going, OFFLOADED)
+    made = contexts(sandbox, topic)
+    assert {ledger for ledger, context in made.items() if context and context.complete} == set(going)
+    assert all(keys(bucket, made[ledger]) == 2 for ledger in going)
+    with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
+        assert attempts.open_attempts(store) == []
+    offloaded = [
+        payload for payload, ledger in zip(payloads, _ledger_of(payloads, ledgers), strict=True) if ledger in going
+    ]
+    assert messages(pipeline, topic) == offloaded
+    # what is offloaded is never repeated; its copy in BookKeeper is due at once
+    drain(sandbox)
+    plan, rows = planned(pipeline, namespace)
+    assert {row["action"] for row in rows} == {"release"}
+    said = offload(pipeline, plan, "release")
+    assert {ledger: said[ledger][0] for ledger in going} == dict.fromkeys(going, RELEASED)
+    assert all(contexts(sandbox, topic)[ledger].bookkeeper_deleted for ledger in going)
+    assert existing(sandbox, going) == set(going)
+    unloaded(sandbox, topic)
+    pipeline.scan()
+    pipeline.scan_and_delete()
+    outcomes = {row["ledger_id"]: (row["outcome"], row["reason"]) for row in pipeline.journal()}
+    assert {ledger: outcomes[ledger][0] for ledger in going} == dict.fromkeys(going, "deleted"), outcomes
+    assert existing(sandbox, going) == set()
+    assert messages(pipeline, topic) == offloaded
+    assert all(keys(bucket, made[ledger]) == 2 for ledger in going)
+
+
+def _ledger_of(payloads: list[bytes], ledgers: list[int]) -> list[int]:
+    """A ledger of the sandbox rolls over at 50 entries."""
+    return [ledgers[number // 50] for number in range(len(payloads))]
+
+
+def test_a_broker_that_cannot_read_gets_its_ledger_back(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:
+    """The sandbox's brokers have no offloader: a consumer would stall on the first ledger that is committed."""
+    namespace = new_namespace(sandbox, "canary")
+    topic, payloads, _ = published(sandbox, namespace, "t", 120)
+    unloaded(sandbox, topic)
+    pipeline = operator(waive_canary=False)
+    plan, _ = planned(pipeline, namespace)
+    with pytest.raises(CanaryFailed, match="nothing else of"):
+        offload(pipeline, plan)
+    assert not any(context and context.complete for context in contexts(sandbox, topic).values())
+    rows = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "rolled-back"]
+    assert len(rows) == 1
+    with pulsar_client(sandbox.service_url) as client:
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        assert [reader.read_next(10_000).data() for _ in payloads] == payloads
+
+
+def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:
+    """Commits on a loaded topic, beside a producer and a tailing consumer."""
+    namespace = new_namespace(sandbox, "live")
+    topic = f"persistent://{namespace}/loaded"
+    pipeline = operator(loaded_topics=True)
+    with pulsar_client(sandbox.service_url) as client:
+        consumer = client.subscribe(topic, "tail", pulsar.ConsumerType.Exclusive)
+        topics.publish(client, topic, topics.payloads(130, "before"))
+        for _ in range(130):
+            consumer.acknowledge(consumer.receive(10_000))
+        plan, rows = planned(pipeline, namespace)
+        assert plan.actionable, plan.gaps
+        assert any(row["topic"] == topic for row in rows)
+        producer = client.create_producer(topic, batching_enabled=False, send_timeout_millis=60_000)
+        sent: list[bytes] = []
+        failed: list[str] = []
+
+        def heard(payload: bytes) -> Callable[[Any, Any], None]:
+            def answer(result: Any, _: Any) -> None:
+                (sent.append(payload) if result == pulsar.Result.Ok else failed.append(str(result)))
+
+            return answer
+
+        ended = threading.Event()
+
+        def produce() -> None:
+            number = 0
+            while not ended.wait(0.02):
+                payload = f"live {number}".encode()
+                producer.send_async(payload, heard(payload))
+                number += 1
+            producer.flush()
+
+        thread = threading.Thread(target=produce)
+        thread.start()
+        try:
+            said = offload(pipeline, plan)
+        finally:
+            ended.set()
+            thread.join()
+        received: list[bytes] = []
+        while len(set(received)) < len(sent):
+            message = consumer.receive(20_000)
+            received.append(message.data())
+            consumer.acknowledge(message)
+    assert not failed
+    assert set(received) == set(sent)
+    going = [row["ledger_id"] for row in rows if row["topic"] == topic]
+    assert {said[ledger][0] for ledger in going} == {OFFLOADED}, said
+    made = contexts(sandbox, topic)
+    assert all(made[ledger].complete for ledger in going)
+    with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
+        assert control.owed_unloads(store) == []
