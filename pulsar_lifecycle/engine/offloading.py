@@ -44,6 +44,8 @@ SHADOWS_SEEN_FOR = 60_000
 FAILED = "failed"
 """Outcome: something did not do its part; run again."""
 
+_STOPPING = (Paused, LeaseLost, Overloaded)
+
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
@@ -284,11 +286,14 @@ def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloade
 def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, one: Proven) -> Offloaded | None:
     """None if its broker reads the first and the last entry of a committed ledger; else what became of it.
 
-    A broker that still has the topic as it was before the commit reads BookKeeper: that proves nothing.
+    A broker that still has the topic as it was before the commit reads BookKeeper: that proves nothing. Where the
+    policy does not let loaded topics be written, it must not stay loaded because of this: it is owed an unload.
     """
     attempt = one.attempt
     if why := _owed_unload(tools.store, topic):
         return _of(attempt, FAILED, f"whether its broker can read it is not known: {why}")
+    if not run.writes_loaded(topic):
+        control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms()))
     try:
         for entry_id in dict.fromkeys((0, one.entries - 1)):
             tools.admin.read_entry(topic, Position(attempt.ledger_id, entry_id))
@@ -297,7 +302,14 @@ def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic,
             f"its broker cannot read it from bucket {attempt.bucket}: {error} (give the brokers an offloader for "
             f"driver {attempt.driver} and this bucket)"
         )
-        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, attempt), "")[attempt.ledger_id]
+        try:
+            said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, attempt), "")[
+                attempt.ledger_id
+            ]
+        except _STOPPING:
+            raise
+        except LifecycleError as failure:
+            said = Said(FAILED, f"whether it was taken back is not known, run again: {failure}")
         taken_back = replace(_of(attempt, said.outcome, f"{why}; {said.reason}"), bytes=one.bytes)
         record(run, tools, [taken_back], {attempt.ledger_id: one.detail})
         return taken_back
@@ -337,9 +349,6 @@ def _without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: in
 
 
 # ------------------------------------------------------------------------------------------- attempts that were cut off
-
-
-_STOPPING = (Paused, LeaseLost, Overloaded)
 
 
 def settle_attempts(

@@ -1,0 +1,1187 @@
+"""Offloading a topic's ledgers over the fakes: what is refused, brokers that act meanwhile, crashes at every step."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from pulsar_lifecycle.engine import attempts, control, offloading, standing
+from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.offloading import FAILED, Canary, CanaryFailed, Offloaded, Proven, Wanted
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
+from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    Paused,
+    Refused,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.outcomes import ABANDONED, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
+from tests.fakes.metadata_store import Operation
+from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+OTHER = Topic.parse("persistent://acme/orders/other")
+BUCKET = "tiered"
+PLACE = (
+    ("bucket", BUCKET),
+    ("managedLedgerOffloadDriver", "AWS_S3"),
+    ("region", "r"),
+    ("serviceEndpoint", "http://s3"),
+)
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+UNKNOWN = b"\xf2\x01\x03abc"  # field 30 of a later version
+
+
+decoded = lru_cache(managed_ledger.decode)
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+class Watched:
+    """A port that tells ``tick`` before and after each call."""
+
+    def __init__(self, inner: Any, tick: Callable[[str], None]) -> None:
+        self._inner, self._tick = inner, tick
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            self._tick(f"before {name}")
+            result = found(*given, **named)
+            self._tick(f"after {name}")
+            return result
+
+        return call
+
+
+@dataclass
+class Broker:
+    """A broker with one topic's metadata in memory; ``reads`` says whether it has an offloader for the bucket."""
+
+    scene: Scene
+    reads: bool = True
+    memory: ManagedLedgerInfo | None = None
+    version: int = -1
+
+    def load(self) -> None:
+        """Make a ledger, write the z-node, serve the topic."""
+        scene = self.scene
+        ledger = scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN)
+        scene.ids.append(ledger)
+        info = scene.info
+        self.memory = replace(info, ledgers=(*info.ledgers, LedgerInfo(ledger)))
+        scene.cluster.put(scene.path, managed_ledger.encode(self.memory))
+        self.version = scene.version
+        scene.cluster.load(TOPIC)
+
+    def unload(self, topic: Topic) -> None:
+        if topic == TOPIC and self.memory is not None:
+            self.scene.close(self.memory.ledgers[-1].ledger_id)
+            self.memory = None
+
+    def read(self, topic: Topic, position: Position) -> None:
+        """ManagedLedgerImpl.getLedgerHandle: an offload that is complete is read from its objects, and nowhere else."""
+        if self.memory is None:
+            self.load()
+        assert self.memory is not None
+        item = next(item for item in self.memory.ledgers if item.ledger_id == position.ledger_id)
+        assert 0 <= position.entry_id < (item.entries or 0)
+        if item.offload and item.offload.complete:
+            if not self.reads or not self.scene.pair(item) <= self.scene.keys:
+                raise StoreError("500 UnsupportedOperationException")
+        elif not self.scene.cluster.exists(item.ledger_id):
+            raise NotFound(f"no ledger {item.ledger_id}")
+
+
+class Scene:
+    """A topic of four ledgers that was left alone for an hour, a bucket, and a broker that can read it."""
+
+    def __init__(self, *, loaded: bool = False, reads: bool = True) -> None:
+        self.cluster = SimulatedCluster()
+        self.buckets = FakeBuckets(self.cluster.clock)
+        self.buckets.create(BUCKET)
+        self.objects = FakeObjectStore(self.buckets, [BUCKET])
+        self.path = self.cluster.topic_path(TOPIC)
+        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(4)]
+        self.wanted = self.ids[:3]
+        self.cluster.topic(TOPIC, self.ids)
+        self.cluster.admin.topics[TOPIC] = {}
+        self.broker = Broker(self, reads)
+        self.cluster.admin.on_read = self.broker.read
+        self.cluster.admin.on_unload = self.broker.unload
+        self.loaded_topics = loaded
+        if loaded:
+            self.broker.load()
+        self.cluster.wait(1)
+        self.store = self.cluster.open_store()
+        self.tick: Callable[[str], None] = lambda name: None
+        self.limit = 500
+        self.waived = False
+        self.silence = ""
+
+    @property
+    def version(self) -> int:
+        stat = self.cluster.zookeeper.stat(self.path)
+        assert stat
+        return stat.version
+
+    @property
+    def info(self) -> ManagedLedgerInfo:
+        return decoded(self.cluster.zookeeper.data(self.path))
+
+    @property
+    def items(self) -> dict[int, LedgerInfo]:
+        return {item.ledger_id: item for item in self.info.ledgers}
+
+    @property
+    def complete(self) -> list[int]:
+        return sorted(i for i, item in self.items.items() if item.offload and item.offload.complete)
+
+    @property
+    def keys(self) -> set[str]:
+        return self.buckets.keys(BUCKET)
+
+    @property
+    def open_attempts(self) -> list[int]:
+        return [one.ledger_id for one in attempts.whole(attempts.open_attempts(self.cluster.open_store()))]
+
+    @property
+    def owed(self) -> list[bool]:
+        return [o.loaded for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, OwedUnload)]
+
+    @property
+    def rows(self) -> list[tuple[int, str]]:
+        return [(row.ledger_id, row.outcome) for row in self.cluster.journal.rows]
+
+    @staticmethod
+    def pair(item: LedgerInfo) -> set[str]:
+        assert item.offload
+        assert item.offload.uuid
+        return {data_key(item.offload.uuid, item.ledger_id), index_key(item.offload.uuid, item.ledger_id)}
+
+    def close(self, ledger_id: int) -> None:
+        """The ledger is closed in BookKeeper."""
+        newest = self.cluster._last_id
+        self.cluster.ledger(data_tags(TOPIC), ledger_id=ledger_id)
+        self.cluster._last_id = newest
+
+    def offload(self, ledger_id: int, context: OffloadContext | None) -> None:
+        """What a broker writes about an offload of its own."""
+        info = self.info
+        ledgers = tuple(replace(i, offload=context) if i.ledger_id == ledger_id else i for i in info.ledgers)
+        self.cluster.put(self.path, managed_ledger.encode(replace(info, ledgers=ledgers)))
+
+    def law(self) -> None:
+        """At every moment: what the topic lists is in BookKeeper, or is complete with both of its objects."""
+        if self.path in self.cluster.zookeeper._nodes:
+            for item in self.info.ledgers:
+                if item.offload and item.offload.complete:
+                    assert self.pair(item) <= self.keys
+                else:
+                    assert self.cluster.exists(item.ledger_id)
+
+    # -------------------------------------------------------------------------------------------------------- running
+
+    def tools(self) -> Tools:
+        def tick(name: str) -> None:
+            self.law()
+            self.tick(name)
+
+        cluster = self.cluster
+        store_, admin, journal, objects = (
+            Watched(port, tick) for port in (self.store, cluster.admin, cluster.journal, self.objects)
+        )
+        return Tools(store_, cluster.reader, admin, cluster.open_queue(), journal, cluster.clock, objects)  # type: ignore[arg-type]
+
+    def topic_run(self, tools: Tools, run_id: str = "run") -> TopicRun:
+        cluster = self.cluster
+        heard = Brokers({}, 60_000, self.silence) if self.silence else Brokers(dict(cluster.admin.loaded), 60_000)
+        shadows = standing.Shadows(lambda: standing.shadow_sources(tools.store, tools.store), cluster.clock)
+        now = cluster.clock.now_ms()
+        return TopicRun(run_id, "simulated", "/ledgers", now, heard, CONTEXT, 600_000, self.loaded_topics, shadows)
+
+    def session(self) -> Session:
+        """A run of its own, with its lease."""
+        tools = self.tools()
+        lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
+        permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+        return Session(self, tools, permit, self.topic_run(tools), Canary(self.waived))
+
+    def release(self) -> None:
+        """The run that :meth:`session` began is over."""
+        self.store.close()
+        self.store = self.cluster.open_store()
+
+    def session_again(self) -> Session:
+        """Another run."""
+        self.release()
+        return self.session()
+
+    def settle_later(self) -> list[Offloaded]:
+        """Another run that only settles."""
+        self.release()
+        self.cluster.wait(1)
+        return self.proceed(())
+
+    def proceed(self, wanted: Sequence[int] | None = None) -> list[Offloaded]:
+        """One whole run, in the order that a run has, with objects that are put there and not read back."""
+        wanted = self.wanted if wanted is None else wanted
+        self.release()
+        tools = self.tools()
+        try:
+            lease = control.take_lease(tools.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
+            permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+            session = Session(self, tools, permit, self.topic_run(tools), Canary(self.waived))
+            try:
+                outcomes = session.proceed(wanted)
+            except LifecycleError:
+                settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+                raise
+            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+            return outcomes
+        finally:
+            self.release()  # a process that is gone loses its session, too
+
+
+@dataclass
+class Session:
+    scene: Scene
+    tools: Tools
+    permit: Permit
+    run: TopicRun
+    canary: Canary
+    uuids: list[UUID] = field(default_factory=list)
+
+    def proceed(self, wanted: Sequence[int]) -> list[Offloaded]:
+        tools = self.tools
+        owing = settle_unloads(tools.store, tools.admin, tools.clock, self.permit, wait=False)
+        resumed, outcomes = self.settle(wanted)
+        left = [i for i in wanted if i not in {one.ledger_id for one in resumed}]
+        begun, refused = self.begin(left) if left else ([], [])
+        todo = [] if str(TOPIC) in owing else [self.copy(one) for one in (*resumed, *begun)]
+        return outcomes + refused + (self.commit(todo) if todo else [])
+
+    def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[Offloaded]]:
+        wanted = [replace(Wanted(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
+
+        def new_uuid() -> UUID:
+            self.uuids.append(uuid4())
+            return self.uuids[-1]
+
+        return offloading.begin_topic(self.run, self.tools, self.permit, TOPIC, wanted, new_uuid)
+
+    def copy(self, attempt: Attempt) -> Proven:
+        """What ``offload_copy`` and ``offload_proof`` do, in short."""
+        objects = self.tools.objects
+        assert objects
+        objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", {})
+        objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", {})
+        return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
+
+    def commit(self, proven: Sequence[Proven]) -> list[Offloaded]:
+        return offloading.commit_topic(self.run, self.tools, self.permit, TOPIC, proven, self.canary)
+
+    def offload(self, ledger_ids: Sequence[int]) -> list[Offloaded]:
+        begun, refused = self.begin(ledger_ids)
+        return refused + self.commit([self.copy(one) for one in begun])
+
+    def settle(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[Offloaded]]:
+        return offloading.settle_attempts(self.run, self.tools, self.permit, wanted, self.canary)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def outcomes(found: Sequence[Offloaded]) -> dict[int, str]:
+    return {one.ledger_id: one.outcome for one in found}
+
+
+def on_write(scene: Scene, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
+    """Do something at the moments our compare-and-set reaches the topic's z-node."""
+    left = [times]
+
+    def hook(operation: Operation) -> None:
+        if operation == Operation("write", (scene.path,)) and left[0]:
+            left[0] -= 1
+            act()
+
+    setattr(scene.store, when, hook)
+
+
+def raising(error: Exception) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise error
+
+    return act
+
+
+def context(uuid: UUID | None = None, **changes: Any) -> OffloadContext:
+    """An offload context of a broker's own."""
+    return replace(OffloadContext(uuid or uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET}), **changes)
+
+
+# ---------------------------------------------------------------------------------------------------------- the effect
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_whole_run_leaves_complete_contexts_and_nothing_else(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    scene.waived = not loaded
+    before = scene.version
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert scene.complete == scene.wanted
+    for i in scene.wanted:
+        offload = scene.items[i].offload
+        assert offload
+        assert (offload.driver_name, offload.driver_metadata) == ("aws-s3", dict(PLACE))
+        assert not offload.bookkeeper_deleted
+        assert offload.timestamp
+    assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))
+    assert (scene.open_attempts, scene.owed) == ([], [])
+    if loaded:
+        assert scene.version > before + 1  # the canary's write, the others' write, the broker's loads between them
+    else:
+        assert scene.version == before + 1  # all in one compare-and-set
+        assert scene.cluster.admin.touched == []
+
+
+def test_the_journal_has_each_step_with_its_proof(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed()
+    assert scene.rows == [(i, PREPARED) for i in scene.wanted] + [(i, OFFLOADED) for i in scene.wanted]
+    row = scene.cluster.journal.rows[-1]
+    assert (row.action, row.phase, row.topic, row.bytes, row.checksum, row.run_id, row.cluster) == (
+        OFFLOAD,
+        OFFLOAD,
+        str(TOPIC),
+        ENTRY_BYTES,
+        "sum",
+        "run",
+        "simulated",
+    )
+    last = scene.items[scene.wanted[-1]].offload
+    assert last
+    assert json.loads(row.detail) == {"checksum": "sum", "uuid": str(last.uuid)}
+
+
+def test_nothing_else_in_the_z_node_changes(scene: Scene) -> None:
+    scene.waived = True
+    shuffled = (scene.ids[3], scene.ids[1], scene.ids[0], scene.ids[2])
+    info = replace(scene.info, ledgers=tuple(scene.items[i] for i in shuffled), properties={"p": "v"})
+    scene.cluster.put(scene.path, managed_ledger.encode(info) + UNKNOWN)
+    scene.cluster.wait(1)
+    scene.proceed(scene.ids[1:2])
+    after = scene.cluster.zookeeper.data(scene.path)
+    assert after.endswith(UNKNOWN)
+    assert tuple(item.ledger_id for item in scene.info.ledgers) == shuffled
+    undone = tuple(replace(item, offload=None) for item in scene.info.ledgers)
+    assert replace(scene.info, ledgers=undone) == info
+
+
+def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> None:
+    scene = Scene(loaded=True)
+    steps: list[object] = []
+    read, unload = scene.broker.read, scene.broker.unload
+
+    def reading(topic: Topic, position: Position) -> None:
+        steps.append((position.ledger_id, position.entry_id, list(scene.complete)))
+        read(topic, position)
+
+    def unloading(topic: Topic) -> None:
+        steps.append(f"unload with {len(scene.complete)}")
+        unload(topic)
+
+    scene.cluster.admin.on_read, scene.cluster.admin.on_unload = reading, unloading
+    scene.proceed()
+    first = scene.wanted[0]
+    assert steps == ["unload with 1", (first, 0, [first]), "unload with 3"]
+
+
+def test_the_first_and_the_last_entry_are_read(scene: Scene) -> None:
+    asked: list[Position] = []
+    session = scene.session()
+    ((attempt,), _) = session.begin(scene.ids[:1])
+    scene.cluster.admin.on_read = lambda topic, position: asked.append(position)
+    session.commit([replace(session.copy(attempt), entries=9)])
+    assert asked == [Position(scene.ids[0], 0), Position(scene.ids[0], 8)]
+
+
+def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
+    canary = Canary(False)
+    ((attempt,), _) = scene.session().begin(scene.ids[:1])
+    assert canary.due(TOPIC, attempt)
+    canary.passes(TOPIC, attempt)
+    assert not canary.due(OTHER, attempt)
+    assert canary.due(Topic.parse("persistent://acme/else/x"), attempt)
+    assert canary.due(TOPIC, replace(attempt, metadata=(("bucket", "b"),)))
+
+
+def test_a_second_run_changes_nothing(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed()
+    scene.cluster.wait(1)
+    before, keys = scene.cluster.zookeeper.stat(scene.path), scene.keys
+    again = scene.proceed()
+    assert {one.outcome for one in again} == {REFUSED}
+    assert all(one.reason.startswith("offloaded already, as ") for one in again)
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.keys, scene.open_attempts) == (before, keys, [])
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+def refused(scene: Scene, ledger_id: int, **changes: Any) -> str:
+    """Why a ledger is refused before anything is uploaded; no attempt is open then."""
+    before = scene.cluster.zookeeper.stat(scene.path)
+    begun, found = scene.session().begin([ledger_id], **changes)
+    assert begun == []
+    assert [(one.ledger_id, one.outcome) for one in found] == [(ledger_id, REFUSED)]
+    assert scene.open_attempts == []
+    assert scene.cluster.zookeeper.stat(scene.path) == before
+    return found[0].reason
+
+
+def settled(scene: Scene) -> None:
+    scene.cluster.wait(1)
+
+
+def test_the_last_ledger(scene: Scene) -> None:
+    assert refused(scene, scene.ids[3]) == "the last ledger of its topic"
+
+
+def test_the_last_ledger_by_id_not_by_place(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, [scene.ids[3], scene.ids[0], scene.ids[1]])
+    settled(scene)
+    assert refused(scene, scene.ids[3]) == "the last ledger of its topic"
+
+
+def test_a_ledger_that_is_not_listed(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, scene.ids[1:])
+    settled(scene)
+    assert refused(scene, scene.ids[0]) == "its topic does not list it any more"
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (context(UUID(int=7), complete=True), f"offloaded already, as {UUID(int=7)}"),
+        (context(UUID(int=7), complete=True, bookkeeper_deleted=True), f"offloaded already, as {UUID(int=7)}"),
+        (context(bookkeeper_deleted=True), "it needs repair"),
+        (context(segments=(OffloadSegment(uuid4(), True, 1, 2, 3, "aws-s3", {}),)), "streaming offload"),
+    ],
+)
+def test_what_its_context_says(scene: Scene, found: OffloadContext, why: str) -> None:
+    for key in (data_key(UUID(int=7), scene.ids[0]), index_key(UUID(int=7), scene.ids[0])):
+        scene.buckets.put(BUCKET, key, b"")
+    scene.offload(scene.ids[0], found)
+    settled(scene)
+    assert why in refused(scene, scene.ids[0])
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_an_attempt_of_its_brokers(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    scene.offload(scene.ids[0], context())
+    settled(scene)
+    if loaded:
+        assert "is its broker's: it may be running (listed by" in refused(scene, scene.ids[0])
+    else:
+        scene.waived = True
+        assert outcomes(scene.proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
+        assert scene.complete == scene.ids[:1]
+
+
+def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    assert "offload.loaded_topics does not name it" in refused(scene, scene.ids[0])
+
+
+def test_brokers_that_were_not_heard(scene: Scene) -> None:
+    scene.silence = "timed out"
+    assert "the brokers were not heard: timed out" in refused(scene, scene.ids[0])
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_a_ledger_that_was_never_closed(scene: Scene, state: LedgerState) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], state=state)
+    assert refused(scene, scene.ids[0]) == "never closed"
+
+
+def test_a_ledger_of_another_topic(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(OTHER), ledger_id=scene.ids[0])
+    assert OTHER.managed_ledger in refused(scene, scene.ids[0])
+
+
+def test_an_empty_ledger(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=())
+    assert refused(scene, scene.ids[0]) == "empty"
+
+
+@pytest.mark.parametrize("entries", [[b"x" * 9], [b"x" * 5, b"y" * 5]])
+def test_a_ledger_of_which_its_topic_says_something_else(scene: Scene, entries: list[bytes]) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=entries)
+    assert refused(scene, scene.ids[0]).startswith("its topic says 1 entries of 10 bytes, BookKeeper ")
+
+
+def test_a_ledger_that_bookkeeper_cannot_show(scene: Scene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
+    assert "no permission" in refused(scene, scene.ids[0])
+
+
+@pytest.mark.parametrize("source", ["persistent://acme/orders/source", ""])
+def test_a_shadow_topic(scene: Scene, source: str) -> None:
+    if source:
+        scene.cluster.topic(TOPIC, scene.ids, shadow_of=source)
+    else:
+        scene.cluster.topic(OTHER, scene.ids, shadow_of=str(TOPIC))
+    settled(scene)
+    why = refused(scene, scene.ids[0])
+    assert why.startswith("shadow topic of" if source else "source of a shadow topic")
+
+
+@pytest.mark.parametrize("place", [(), (("bucket", ""),), (("region", "r"),)])
+def test_a_place_without_a_bucket(scene: Scene, place: tuple[tuple[str, str], ...]) -> None:
+    assert refused(scene, scene.ids[0], metadata=place) == "no bucket is named for it"
+
+
+def test_a_ledger_with_an_open_attempt(scene: Scene) -> None:
+    session = scene.session()
+    ((attempt,), _) = session.begin(scene.ids[:1])
+    begun, (one,) = session.begin(scene.ids[:1])
+    assert begun == []
+    assert (one.outcome, "another open offload attempt" in one.reason) == (REFUSED, True)
+    assert attempts.whole(attempts.open_attempts(scene.store)) == [attempt]
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xff"])
+def test_a_topic_that_cannot_be_read(scene: Scene, data: bytes | None) -> None:
+    if data is None:
+        scene.cluster.zookeeper.unreadable.add(scene.path)
+    else:
+        scene.cluster.put(scene.path, data)
+        scene.law = lambda: None  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="a%2Bb"):
+        scene.session().begin(scene.ids[:1])
+    assert scene.open_attempts == []
+
+
+def test_some_ledgers_of_a_topic_are_begun_and_others_refused(scene: Scene) -> None:
+    begun, (one,) = scene.session().begin([scene.ids[0], scene.ids[3]])
+    assert [attempt.ledger_id for attempt in begun] == scene.open_attempts == [scene.ids[0]]
+    assert (one.ledger_id, one.outcome) == (scene.ids[3], REFUSED)
+    assert scene.rows == [(scene.ids[0], PREPARED)]
+
+
+# ---------------------------------------------------------------------------------- what a broker does in the meantime
+
+
+def begun(scene: Scene, ledger_ids: Sequence[int] | None = None) -> tuple[Session, list[Proven]]:
+    """Attempts that are copied and proven."""
+    session = scene.session()
+    found, _ = session.begin(scene.wanted if ledger_ids is None else ledger_ids)
+    return session, [session.copy(one) for one in found]
+
+
+def test_a_broker_that_offloaded_one_itself(scene: Scene) -> None:
+    scene.waived = True
+    session, proven = begun(scene)
+    theirs = context(complete=True, timestamp=1)
+    assert theirs.uuid
+    for key in (data_key(theirs.uuid, scene.ids[1]), index_key(theirs.uuid, scene.ids[1])):
+        scene.buckets.put(BUCKET, key, b"")
+    scene.offload(scene.ids[1], theirs)
+    scene.cluster.wait(1)
+    found = session.commit(proven)
+    assert outcomes(found) == {scene.ids[0]: LEFT_TO_BROKER, scene.ids[1]: REFUSED, scene.ids[2]: LEFT_TO_BROKER}
+    found = scene.proceed()
+    assert outcomes(found) == {scene.ids[0]: OFFLOADED, scene.ids[1]: REFUSED, scene.ids[2]: OFFLOADED}
+    assert scene.items[scene.ids[1]].offload == theirs
+    assert scene.open_attempts == []
+    assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))  # ours are removed
+
+
+def test_a_broker_that_is_about_to_offload_one_itself() -> None:
+    scene = Scene(loaded=True)
+    scene.waived = True
+    session, proven = begun(scene)
+    theirs = context()
+    scene.offload(scene.ids[1], theirs)
+    found = session.commit(proven)
+    assert outcomes(found) == {scene.ids[0]: OFFLOADED, scene.ids[1]: REFUSED, scene.ids[2]: OFFLOADED}
+    assert "is its broker's" in found[1].reason
+    assert scene.items[scene.ids[1]].offload == theirs
+    assert scene.open_attempts == [scene.ids[1]]
+
+
+def test_a_broker_that_trimmed_one(scene: Scene) -> None:
+    scene.waived = True
+    scene.loaded_topics = True
+    session, proven = begun(scene)
+    scene.cluster.topic(TOPIC, scene.ids[1:])
+    scene.cluster.remove(scene.cluster.path(scene.ids[0]))
+    found = session.commit(proven)
+    assert outcomes(found) == {scene.ids[0]: REFUSED, scene.ids[1]: OFFLOADED, scene.ids[2]: OFFLOADED}
+    assert scene.open_attempts == scene.ids[:1]
+    assert scene.proceed(())[0].reason == "its topic does not list its ledger any more; its objects are removed"
+    assert scene.open_attempts == []
+    assert len(scene.keys) == 4
+
+
+def test_a_topic_that_was_deleted(scene: Scene) -> None:
+    session, proven = begun(scene)
+    scene.cluster.remove(scene.path)
+    with pytest.raises(Refused, match="does not exist"):
+        session.commit(proven)
+    assert {one.reason for one in scene.proceed(())} == {"its topic is gone; its objects are removed"}
+    assert (scene.open_attempts, scene.keys, scene.owed) == ([], set(), [])
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: bool) -> None:
+    _, proven = begun(scene)
+    scene.cluster.remove(scene.path)
+    keys = scene.keys
+    if silent:
+        scene.silence = "timed out"
+    else:
+        scene.cluster.load(TOPIC)
+    _, found = scene.session_again().settle()
+    assert {one.outcome for one in found} == {FAILED}
+    assert ("not heard" if silent else "still lists") in found[0].reason
+    assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
+
+
+def test_a_topic_that_was_deleted_and_made_anew(scene: Scene) -> None:
+    begun(scene)
+    scene.cluster.topic(TOPIC)
+    scene.cluster.wait(1)
+    assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
+    assert scene.keys == set()
+
+
+def test_a_topic_that_was_loaded_between_look_and_write(scene: Scene) -> None:
+    session, proven = begun(scene)
+    on_write(scene, scene.broker.load)
+    found = session.commit(proven)
+    assert {one.outcome for one in found} == {LEFT_TO_BROKER}
+    assert scene.complete == []
+    assert scene.broker.version == scene.version
+
+
+def test_a_rollover_between_look_and_write() -> None:
+    scene = Scene(loaded=True)
+    scene.waived = True
+    session, proven = begun(scene)
+    on_write(scene, scene.broker.load)
+    assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
+    assert scene.complete == scene.wanted
+    assert (scene.broker.memory, scene.owed) == (None, [])
+
+
+def test_a_z_node_that_never_comes_to_rest() -> None:
+    scene = Scene(loaded=True)
+    session, proven = begun(scene)
+    on_write(scene, scene.broker.load, times=99)
+    with pytest.raises(Refused, match="changed 5 times"):
+        session.commit(proven)
+    assert scene.complete == []
+    assert scene.broker.version == scene.version
+    assert scene.owed == [True]  # whoever comes next unloads it, needed or not
+    scene.proceed(())
+    assert scene.owed == []
+
+
+def test_a_ledger_that_became_the_last(scene: Scene) -> None:
+    scene.loaded_topics = True
+    session, proven = begun(scene, scene.ids[2:3])
+    scene.cluster.topic(TOPIC, scene.ids[:3])
+    assert session.commit(proven)[0].reason == "the last ledger of its topic"
+
+
+# -------------------------------------------------------------------------------------------- lost and unknown writes
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    scene.waived = True
+    session, proven = begun(scene)
+    on_write(scene, raising(OutcomeUnknown("connection lost")), when)
+    assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
+    assert scene.complete == scene.wanted
+    assert scene.open_attempts == []
+    assert scene.owed == ([] if loaded else [False])
+    assert scene.broker.memory is None
+
+
+def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
+    scene = Scene(loaded=True)
+    session, proven = begun(scene)
+    scene.cluster.admin.on_unload = raising(Unavailable("503"))
+    with pytest.raises(CanaryFailed, match="whether its broker can read it is not known: its topic is owed an unload"):
+        session.commit(proven)
+    assert scene.complete == scene.ids[:1]
+    assert scene.owed == [True]
+    assert scene.open_attempts == scene.wanted
+    scene.broker.reads = False
+    scene.cluster.admin.on_unload = scene.broker.unload
+    (one, *_) = scene.settle_later()
+    assert (one.ledger_id, one.outcome) == (scene.ids[0], ROLLED_BACK)
+    assert scene.complete == []
+
+
+def test_without_the_canary_an_unload_that_fails_is_said(scene: Scene) -> None:
+    scene = Scene(loaded=True)
+    scene.waived = True
+    session, proven = begun(scene)
+    scene.cluster.admin.on_unload = raising(Unavailable("503"))
+    found = session.commit(proven)
+    assert {one.outcome for one in found} == {OFFLOADED}
+    assert {"owed an unload: 503" in one.reason for one in found} == {True}
+    assert scene.owed == [True]
+
+
+def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
+    scene = Scene(loaded=True)
+    scene.waived, scene.limit = True, 0
+    session, proven = begun(scene)
+    found = session.commit(proven)
+    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(LEFT_TO_BROKER, True)}
+    assert scene.complete == []
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_no_canary_that_could_not_be_taken_back(loaded: bool, limit: int) -> None:
+    scene = Scene(loaded=loaded, reads=False)
+    scene.limit = limit
+    session, proven = begun(scene)
+    found = session.commit(proven)
+    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(LEFT_TO_BROKER, True)}
+    assert scene.complete == []
+    assert scene.open_attempts == scene.wanted
+
+
+@pytest.mark.parametrize("error", [Paused, LeaseLost])
+@pytest.mark.parametrize("step", ["begin", "commit", "before the write", "settle"])
+def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], step: str) -> None:
+    session, proven = begun(scene)
+
+    def stop() -> None:
+        if error is Paused:
+            control.pause(scene.cluster.open_store(), "test")
+        else:
+            scene.cluster.put(control.OFFLOAD_LEASE, b"{}")
+
+    def last_look(operation: Operation) -> None:
+        if operation == Operation("read", (scene.path,)):
+            stop()
+
+    if step == "before the write":
+        scene.store.after = last_look
+    else:
+        stop()
+    act: Mapping[str, Callable[[], object]] = {
+        "begin": lambda: session.begin(scene.ids[:1]),
+        "commit": lambda: session.commit(proven),
+        "before the write": lambda: session.commit(proven),
+        "settle": session.settle,
+    }
+    keys = scene.keys
+    with pytest.raises(error):
+        act[step]()
+    assert (scene.complete, scene.owed) == ([], [])
+    assert scene.open_attempts == scene.wanted
+    assert scene.keys == keys
+
+
+# ----------------------------------------------------------------------------------------------------------- the canary
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
+    scene = Scene(loaded=loaded, reads=False)
+    with pytest.raises(CanaryFailed) as raised:
+        scene.proceed()
+    why = str(raised.value)
+    assert f"ledger {scene.ids[0]} was offloaded, and its broker cannot read it from bucket {BUCKET}: 500" in why
+    assert "give the brokers an offloader for driver aws-s3 and this bucket" in why
+    assert "its topic reads it from BookKeeper again" in why
+    assert "nothing else of acme/orders was committed" in why
+    assert scene.complete == []
+    assert all(item.offload is None for item in scene.info.ledgers)
+    assert scene.open_attempts == scene.wanted
+    assert (scene.broker.memory, scene.owed) == (None, [])
+    assert scene.rows[-2:] == [(scene.ids[0], OFFLOADED), (scene.ids[0], ROLLED_BACK)]
+    scene.cluster.wait(1)
+    assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
+    assert (scene.keys, scene.open_attempts) == (set(), [])
+
+
+def test_once_brokers_can_read_the_next_run_goes_on_under_the_same_uuids() -> None:
+    scene = Scene(loaded=True, reads=False)
+    with pytest.raises(Refused):
+        scene.proceed()
+    keys = scene.keys
+    scene.broker.reads = True
+    scene.cluster.wait(1)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert scene.keys == keys
+
+
+def unreadable_bookkeeper(scene: Scene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
+
+
+def given_up(scene: Scene) -> None:
+    offload = scene.items[scene.ids[0]].offload
+    assert offload
+    scene.offload(scene.ids[0], replace(offload, bookkeeper_deleted=True))
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda scene: scene.cluster.remove(scene.cluster.path(scene.ids[0])), "BookKeeper does not have it"),
+        (unreadable_bookkeeper, "no permission"),
+        (given_up, "its copy in BookKeeper is given up"),
+    ],
+)
+def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[Scene], None], why: str) -> None:
+    scene = Scene(loaded=True)
+    session, proven = begun(scene, scene.ids[:1])
+
+    def read(topic: Topic, position: Position) -> None:
+        act(scene)
+        raise StoreError("500")
+
+    scene.cluster.admin.on_read = read
+    with pytest.raises(CanaryFailed, match=why):
+        session.commit(proven)
+    assert scene.complete == scene.open_attempts == scene.ids[:1]
+    assert scene.rows[-1] == (scene.ids[0], FAILED)
+
+
+def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
+    scene = Scene(loaded=True, reads=False)
+    session, proven = begun(scene, scene.ids[:1])
+    theirs = context()
+
+    def read(topic: Topic, position: Position) -> None:
+        scene.offload(scene.ids[0], theirs)
+        raise StoreError("500")
+
+    scene.cluster.admin.on_read = read
+    with pytest.raises(Refused):
+        session.commit(proven)
+    assert scene.items[scene.ids[0]].offload == theirs
+
+
+def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_again_by_the_next() -> None:
+    scene = Scene(loaded=True, reads=False)
+    session, proven = begun(scene)
+    on_write(scene, lambda: on_write(scene, scene.broker.load, times=99), "after")
+    with pytest.raises(CanaryFailed, match="whether it was taken back is not known"):
+        session.commit(proven)
+    assert scene.complete == scene.ids[:1]
+    assert outcomes(scene.settle_later())[scene.ids[0]] == ROLLED_BACK
+
+
+def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
+    scene = Scene(loaded=True, reads=False)
+    session, proven = begun(scene)
+    scene.offload(scene.ids[0], context())
+    with pytest.raises(CanaryFailed, match=f"ledger {scene.ids[1]} was offloaded"):
+        session.commit(proven)
+    assert scene.complete == []
+
+
+# --------------------------------------------------------------------------------------------- what a crash left behind
+
+
+def cut_off(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) -> None:
+    """A run that is gone after its canary was committed."""
+    left = [times]
+
+    def tick(name: str) -> None:
+        if name == at and scene.complete:
+            left[0] -= 1
+            if not left[0]:
+                raise Crash
+
+    scene.tick = tick
+    with pytest.raises(Crash):
+        scene.proceed(ledger_ids)
+    scene.tick = lambda name: None
+    scene.cluster.wait(1)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("at", ["before record", "before read_entry"])
+def test_a_canary_that_was_never_read_is_read_by_the_next_run(at: str, loaded: bool, reads: bool) -> None:
+    scene = Scene(loaded=loaded, reads=reads)
+    cut_off(scene, at, scene.ids[:1])
+    assert scene.complete == scene.open_attempts == scene.ids[:1]
+    (one,) = scene.proceed(())
+    assert one.outcome == (OFFLOADED if reads else ROLLED_BACK)
+    assert scene.complete == (scene.ids[:1] if reads else [])
+    assert scene.open_attempts == ([] if reads else scene.ids[:1])
+    assert scene.owed == []
+    assert loaded or scene.broker.memory is None  # what was loaded to be read is unloaded again
+    scene.cluster.wait(1)
+    scene.proceed(())
+    assert scene.open_attempts == []
+    assert len(scene.keys) == (2 if reads else 0)
+
+
+def test_a_canary_whose_topic_is_owed_an_unload_is_not_read() -> None:
+    scene = Scene(loaded=True, reads=False)
+    cut_off(scene, "before unload", scene.ids[:1])
+    assert scene.owed == [True]
+    _, (one,) = scene.session_again().settle()
+    assert (one.outcome, "its topic is owed an unload" in one.reason) == (FAILED, True)
+    assert scene.open_attempts == scene.ids[:1]
+
+
+def test_a_canary_that_could_not_be_taken_back_waits() -> None:
+    scene = Scene(loaded=True, reads=False)
+    cut_off(scene, "before read_entry", scene.ids[:1])
+    scene.limit = 0
+    _, (one,) = scene.session_again().settle()
+    assert (one.outcome, "trimming.max_unloads" in one.reason) == (FAILED, True)
+    assert scene.open_attempts == scene.complete == scene.ids[:1]
+
+
+def test_where_the_canary_is_waived_a_committed_attempt_is_done() -> None:
+    scene = Scene(loaded=True, reads=False)
+    cut_off(scene, "before read_entry", scene.ids[:1])
+    scene.waived = True
+    _, (one,) = scene.session_again().settle()
+    assert one.outcome == OFFLOADED
+    assert scene.open_attempts == []
+
+
+def test_one_attempt_that_cannot_be_settled_hinders_no_other(scene: Scene) -> None:
+    begun(scene)
+    scene.cluster.put(attempts.path_of(scene.ids[0]), b"{}")
+    _, found = scene.session_again().settle()
+    assert [(one.ledger_id, one.outcome) for one in found] == [
+        (-1, FAILED),
+        (scene.ids[1], ABANDONED),
+        (scene.ids[2], ABANDONED),
+    ]
+    assert attempts.path_of(scene.ids[0]) in found[0].reason
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+@pytest.mark.parametrize("method", ["list_uploads", "delete_many"])
+def test_objects_that_cannot_be_removed_keep_their_attempt_open(scene: Scene, method: str, fault: str) -> None:
+    begun(scene, scene.ids[:1])
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if name == method:
+            raise Unavailable("503")
+
+    setattr(scene.objects, fault, fail)
+    _, (one,) = scene.session_again().settle()
+    if (method, fault) == ("list_uploads", "after"):
+        assert one.outcome == ABANDONED
+        return
+    assert (one.outcome, "could not be removed" in one.reason) == (FAILED, True)
+    assert scene.open_attempts == scene.ids[:1]
+    setattr(scene.objects, fault, lambda name, bucket, keys: None)
+    _, (one,) = scene.session_again().settle()
+    assert one.outcome == ABANDONED
+    assert (scene.keys, scene.open_attempts) == (set(), [])
+
+
+def test_uploads_under_way_are_dropped_and_nothing_of_another_attempt(scene: Scene) -> None:
+    _, (one, other, _) = begun(scene)
+    for attempt in (one.attempt, other.attempt):
+        scene.objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
+    offloading.remove_objects(scene.objects, one.attempt)
+    offloading.remove_objects(scene.objects, one.attempt)
+    (left,) = scene.buckets.uploads.values()
+    assert left.listed.key == data_key(other.attempt.uuid, other.attempt.ledger_id)
+    assert len(scene.keys) == 4
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda scene: scene.cluster.remove(scene.cluster.path(scene.ids[0])), "dangling"),
+        (unreadable_bookkeeper, "no permission"),
+        (lambda scene: scene.offload(scene.ids[0], context(bookkeeper_deleted=True)), "needs repair"),
+    ],
+)
+def test_objects_that_may_be_all_that_is_left_are_not_abandoned(
+    scene: Scene, act: Callable[[Scene], None], why: str
+) -> None:
+    begun(scene, scene.ids[:1])
+    scene.law = lambda: None  # type: ignore[method-assign]
+    act(scene)
+    keys = scene.keys
+    _, (one,) = scene.session_again().settle()
+    assert (one.outcome, "all that is left of its ledger" in one.reason, why in one.reason) == (FAILED, True, True)
+    assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Scene, elsewhere: bool) -> None:
+    _, (one,) = begun(scene, scene.ids[:1])
+    ledger = scene.ids[1] if elsewhere else scene.ids[0]
+    scene.offload(ledger, context(one.attempt.uuid))
+    keys = scene.keys
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, "names its UUID" in found.reason) == (FAILED, True)
+    assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
+
+
+def test_a_topic_that_cannot_be_read_keeps_its_attempts_open(scene: Scene) -> None:
+    begun(scene)
+    scene.cluster.put(scene.path, b"\xff\xff")
+    scene.law = lambda: None  # type: ignore[method-assign]
+    _, found = scene.session_again().settle(scene.wanted)
+    assert {one.outcome for one in found} == {FAILED}
+    assert len(scene.keys) == 6
+
+
+def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
+    _, proven = begun(scene)
+    resumed, found = scene.session_again().settle(scene.ids[:2])
+    assert resumed == [one.attempt for one in proven[:2]]
+    assert outcomes(found) == {scene.ids[2]: ABANDONED}
+
+
+def test_attempts_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
+    begun(scene)
+    scene.cluster.zookeeper.unreadable.add(attempts.ATTEMPTS)
+    with pytest.raises(AccessDenied):
+        scene.session_again().settle()
+
+
+def test_a_journal_that_fails_leaves_everything_to_the_next_run(scene: Scene) -> None:
+    scene.waived = True
+    session, proven = begun(scene)
+    scene.cluster.journal.failure = StoreError("disk full")
+    with pytest.raises(StoreError):
+        session.commit(proven)
+    assert scene.complete == scene.open_attempts == scene.wanted
+    scene.cluster.journal.failure = None
+    scene.release()
+    assert set(outcomes(scene.proceed(())).values()) == {OFFLOADED}
+    assert scene.open_attempts == []
+    assert scene.rows[-3:] == [(i, OFFLOADED) for i in scene.wanted]
+
+
+# ---------------------------------------------------------------------------------------------- a crash at every call
+
+
+def crashes(make: Callable[[], Scene]) -> Iterator[Scene]:
+    """The scene after a run that was killed before each of its calls in turn, so after the one before it."""
+    at = 0
+    while True:
+        at += 1
+        scene, left = make(), [at]
+
+        def tick(name: str, left: list[int] = left) -> None:
+            left[0] -= name.startswith("before")
+            if not left[0]:
+                raise Crash
+
+        scene.tick = tick
+        try:
+            scene.proceed()
+        except Crash:
+            pass
+        except Refused:
+            return
+        else:
+            return
+        scene.tick = lambda name: None
+        scene.law()
+        scene.cluster.wait(1)
+        yield scene
+
+
+def test_killed_anywhere_the_next_runs_finish() -> None:
+    for loaded, waived in ((False, False), (False, True), (True, False), (True, True)):
+
+        def make(loaded: bool = loaded, waived: bool = waived) -> Scene:
+            scene = Scene(loaded=loaded)
+            scene.waived = waived
+            return scene
+
+        count = 0
+        for scene in crashes(make):
+            count += 1
+            for _ in range(4):
+                scene.proceed()
+                scene.cluster.wait(1)
+            assert scene.complete == scene.wanted
+            assert (scene.open_attempts, scene.owed) == ([], [])
+            assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))
+            assert scene.buckets.uploads == {}
+            assert scene.broker.memory is None or scene.broker.version == scene.version
+            offloaded = {i for i, outcome in scene.rows if outcome == OFFLOADED}
+            assert offloaded == set(scene.wanted)
+            before = scene.version
+            scene.proceed()
+            assert scene.version == before
+        assert count > 50
+
+
+def test_killed_anywhere_what_brokers_cannot_read_is_taken_back() -> None:
+    for loaded in (False, True):
+        count = 0
+        for scene in crashes(lambda loaded=loaded: Scene(loaded=loaded, reads=False)):
+            count += 1
+            for wanted in (scene.wanted, (), ()):
+                with contextlib.suppress(Refused):
+                    scene.proceed(wanted)
+                assert scene.complete == []  # after every run that came to its end
+                scene.cluster.wait(1)
+            assert (scene.open_attempts, scene.owed, scene.keys) == ([], [], set())
+            assert scene.broker.memory is None or scene.broker.version == scene.version
+        assert count > 50
+
+
+def test_killed_anywhere_without_a_plan_nothing_is_left() -> None:
+    for loaded in (False, True):
+        for scene in crashes(lambda loaded=loaded: Scene(loaded=loaded)):
+            for _ in range(2):
+                scene.proceed(())
+                scene.cluster.wait(1)
+            assert (scene.open_attempts, scene.owed) == ([], [])
+            assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.complete))
