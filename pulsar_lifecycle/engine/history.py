@@ -1,16 +1,18 @@
 """Refusing to act on a metadata store that went back in time: what every effect asks before it begins.
 
-Belongs here: reading the counters and comparing them with the newest scan's. Not here: the comparison
-(``plan/history.py``), the scans' own proof (``plan/coverage.py``).
+Belongs here: reading the counters. Not here: the comparison with what the scans saw (``plan/history.py``,
+``plan/coverage.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pulsar_lifecycle.engine.control import LEASE
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.history import UNKNOWN, WHAT_TO_DO, Marks, went_back
-from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.plan.coverage import Epoch, history_broken
+from pulsar_lifecycle.plan.history import NO_LEASE, UNKNOWN, Marks
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
 
 
 def read_marks(store: MetadataStore, fingerprint: str, ledgers_root: str) -> Marks:
@@ -21,26 +23,27 @@ def read_marks(store: MetadataStore, fingerprint: str, ledgers_root: str) -> Mar
         fingerprint,
         zxid,
         issued.stat.cversion if isinstance(issued, Node) else UNKNOWN,
-        (lease.stat.czxid, lease.stat.version) if isinstance(lease, Node) else (UNKNOWN, UNKNOWN),
+        _lease(lease),
     )
 
 
-def check_history(store: MetadataStore, newest: Epoch | None, fingerprint: str, ledgers_root: str) -> None:
-    """Raise Refused if the store is not the later state of the one that the newest finished scan saw.
+def _lease(node: Node | Unread | None) -> tuple[int, int]:
+    if node is None:
+        return NO_LEASE
+    return (node.stat.czxid, node.stat.version) if isinstance(node, Node) else (UNKNOWN, UNKNOWN)
 
-    ``newest``: of this cluster's name, covered or not, whatever its fingerprint; without one there is nothing to
-    compare with.
+
+def check_history(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> None:
+    """Raise Refused if the store is not the later state of the one that every one of ``scans`` saw.
+
+    ``scans``: the finished ones of this cluster's name, covered or not, whatever their fingerprint; without any there
+    is nothing to compare with.
     """
-    found = broken_since(store, newest, fingerprint, ledgers_root)
+    found = broken_since(store, scans, fingerprint, ledgers_root)
     if found:
         raise Refused(found)
 
 
-def broken_since(store: MetadataStore, newest: Epoch | None, fingerprint: str, ledgers_root: str) -> str:
+def broken_since(store: MetadataStore, scans: Sequence[Epoch], fingerprint: str, ledgers_root: str) -> str:
     """What :func:`check_history` would refuse with; empty if it would not."""
-    if newest is None:
-        return ""
-    if newest.broken:
-        return newest.broken
-    found = went_back(read_marks(store, fingerprint, ledgers_root), newest.marks, f"scan {newest.epoch_id}")
-    return f"{found}; {WHAT_TO_DO}" if found else ""
+    return history_broken(read_marks(store, fingerprint, ledgers_root), scans) if scans else ""

@@ -191,17 +191,22 @@ class Lake:
     def epoch(self, epoch_id: str) -> Epoch:
         """A finished epoch. Raises NotFound, also for one that is set aside."""
         epoch = self._parsed(f"epochs/{epoch_id}/epoch.json", Epoch.from_json)
-        if epoch.started_at <= self._set_aside(epoch.cluster):
+        if self._set_aside(epoch.cluster).holds(epoch):
             raise NotFound(f"scan {epoch_id} was set aside by accept-restore")
         return epoch
 
     def set_scans_aside(self, cluster: str, now: int, reason: str) -> None:
-        """Let every scan of a cluster's name that began until ``now`` (ms) count as not made; removes nothing."""
-        self._write_document(f"{SET_ASIDE}/{cluster}.json", {"until": now, "reason": reason})
+        """Let every scan of a cluster's name count as not made that began until ``now`` (ms), or that is finished.
 
-    def _set_aside(self, cluster: str) -> int:
-        until = self._document(f"{SET_ASIDE}/{cluster}.json", lambda document: int(document["until"]))
-        return -1 if until is None else until
+        The latter may say that it began later, if a clock was wrong. Removes nothing.
+        """
+        scans = [e.epoch_id for e in self.epochs() if e.cluster == cluster and e.started_at > now]
+        document = {"until": now, "scans": [*self._set_aside(cluster).scans, *scans], "reason": reason}
+        self._write_document(f"{SET_ASIDE}/{cluster}.json", document)
+
+    def _set_aside(self, cluster: str) -> _SetAside:
+        found = self._document(f"{SET_ASIDE}/{cluster}.json", TypeAdapter(_SetAside).validate_python)
+        return found or _SetAside(-1)
 
     def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
         """Finish an epoch: referenced ids and the decisions' context first, its document last."""
@@ -249,7 +254,7 @@ class Lake:
             if epoch is not None:
                 found.append(epoch)
         aside = {cluster: self._set_aside(cluster) for cluster in {e.cluster for e in found}}
-        wanted = [e for e in found if e.started_at > aside[e.cluster] and fingerprint in ("", e.fingerprint)]
+        wanted = [e for e in found if not aside[e.cluster].holds(e) and fingerprint in ("", e.fingerprint)]
         return sorted(wanted, key=lambda e: e.started_at)
 
     def prune(self, now: int) -> list[str]:
@@ -311,6 +316,14 @@ class Lake:
         if plan is None:
             raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{OFFLOAD_PLANS}")
         return plan, self._rows(f"{folder}/rows.parquet", CANDIDATES)
+
+    def offload_plans(self) -> list[OffloadPlan]:
+        """Every offload plan that can be read, oldest first."""
+        found = [
+            self._document(f"{OFFLOAD_PLANS}/{name}/plan.json", OffloadPlan.from_json)
+            for name in self._folders(OFFLOAD_PLANS)
+        ]
+        return sorted((plan for plan in found if plan), key=lambda plan: (plan.created_at, plan.plan_id))
 
     def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
@@ -408,6 +421,15 @@ class Lake:
                 self._filesystem.move(target, path)
         except OSError as error:
             raise StoreError(f"{self.location}/{relative}: cannot be stored: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _SetAside:
+    until: int
+    scans: tuple[str, ...] = ()
+
+    def holds(self, epoch: Epoch) -> bool:
+        return epoch.started_at <= self.until or epoch.epoch_id in self.scans
 
 
 @dataclass(frozen=True, slots=True)

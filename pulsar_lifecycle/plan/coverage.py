@@ -207,15 +207,23 @@ def prove(
 
 
 def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> str:
-    """Why ``epoch`` is not of a later state of the store that the epoch before it saw; empty if it is.
+    """Why ``epoch`` is not of a later state of the store that the epochs before it saw; empty if it is.
 
     A break stays one however far the counters have caught up since: every later epoch inherits it.
     """
-    known = epoch.broken or next((e.broken for e in previous if e.broken), "")
-    if known or not previous:
+    return epoch.broken or history_broken(epoch.marks, previous)
+
+
+def history_broken(now: Marks, previous: Sequence[Epoch]) -> str:
+    """How the store of ``now`` cannot be the later state of what each of ``previous`` saw; empty if it can.
+
+    All of them are compared: which one is the last is only what the clocks of their runs said.
+    """
+    newest_first = sorted(previous, key=lambda e: e.finished_at, reverse=True)
+    known = next((e.broken for e in newest_first if e.broken), "")
+    if known:
         return known
-    last = max(previous, key=lambda e: e.finished_at)
-    found = went_back(epoch.marks, last.marks, f"scan {last.epoch_id}")
+    found = next(filter(None, (went_back(now, e.marks, f"scan {e.epoch_id}") for e in newest_first)), "")
     return f"{found}; {WHAT_TO_DO}" if found else ""
 
 

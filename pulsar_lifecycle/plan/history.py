@@ -14,14 +14,17 @@ ELECTION_BITS = 32
 
 UNKNOWN = -1
 
+NO_LEASE = (0, UNKNOWN)
+"""As ``Marks.lease``: there is no such z-node. Transactions are counted from 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Counters of one metadata store at one moment; :data:`UNKNOWN` compares with nothing.
 
     ``zxid``: its latest transaction. ``ids_issued``: changes to the children of ``/ledgers/idgen`` (Stat.cversion, 32
-    bits, wraps): each ledger id that is issued adds to it. ``lease``: (czxid, version) of our lease's z-node: each
-    deletion run adds to the version.
+    bits, wraps): each ledger id that is issued adds to it. ``lease``: (czxid, version) of our lease's z-node, or
+    :data:`NO_LEASE`: each deletion run adds to the version, and nothing of ours removes it.
     """
 
     fingerprint: str
@@ -46,7 +49,15 @@ def went_back(now: Marks, before: Marks, when: str) -> str:
         return f"{BACK}: its newest transaction is {now.zxid:#x}, at {when} it was {before.zxid:#x}{leader}"
     if UNKNOWN not in (now.ids_issued, before.ids_issued) and _behind(now.ids_issued, before.ids_issued):
         return f"{BACK}: it has issued fewer ledger ids than at {when} (counter {now.ids_issued}, {before.ids_issued})"
-    if now.lease[0] == before.lease[0] != UNKNOWN and now.lease[1] < before.lease[1]:
+    if UNKNOWN in (now.lease[0], before.lease[0]) or before.lease == NO_LEASE:
+        return ""
+    if now.lease == NO_LEASE:
+        return f"{BACK}: our lease's z-node does not exist, at {when} it did"
+    if now.lease[0] != before.lease[0]:
+        return (
+            f"{BACK}: transaction {now.lease[0]:#x} created our lease's z-node, at {when} it was {before.lease[0]:#x}"
+        )
+    if now.lease[1] < before.lease[1]:
         return f"{BACK}: our lease has version {now.lease[1]}, at {when} it had {before.lease[1]}"
     return ""
 

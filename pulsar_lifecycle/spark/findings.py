@@ -43,10 +43,11 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     unheard = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
     silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], unheard), None)
     with KazooStore(settings.zookeeper, read_only=True) as store:
+        # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
+        # Listed before the counters are read: one that finishes in between is later, and no sign of a restore.
+        previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
-        # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
-        previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
         last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
         unsaid = len(absent(store, unsettled_nodes(lake.location, settings.cluster, last))) if last else 0
     epoch = Epoch(

@@ -33,7 +33,7 @@ from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, Retentio
 from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.ports import BrokerAdmin
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
-from pulsar_lifecycle.spark.runs import last_scan
+from pulsar_lifecycle.spark.runs import scans
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.sources import configuration_settings
 
@@ -76,7 +76,7 @@ def make_offload_plan(
     with KazooStore(settings.zookeeper, read_only=True) as store:
         open_ones = attempts.open_attempts(store)
         sandbox = control.is_sandbox(store)
-        broken = history.broken_since(store, last_scan(cluster), cluster_fingerprint(store, root), root)
+        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
     gaps += [broken] if broken and broken not in gaps else []
     gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
     policies = _policies(cluster, epoch, namespaces, sandbox)

@@ -61,7 +61,7 @@ def make_plan(
     root = settings.bookkeeper.ledgers_root
     with KazooStore(settings.zookeeper, read_only=True) as store:
         gaps += _below_floor(settings, control.is_sandbox(store))
-        broken = history.broken_since(store, last_scan(cluster), cluster_fingerprint(store, root), root)
+        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
     gaps += [broken] if broken and broken not in gaps else []
     found = _findings(cluster, epoch)
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
@@ -129,10 +129,9 @@ def _roots(cluster: Cluster) -> tuple[str, ...] | None:
     return None if declared is None else tuple(root.name for root in declared)
 
 
-def last_scan(cluster: Cluster) -> Epoch | None:
-    """The scan of this cluster's name that finished last, covered or not, of whatever metadata store."""
-    finished = [e for e in cluster.lake.epochs() if e.cluster == cluster.settings.cluster]
-    return max(finished, key=lambda e: e.finished_at, default=None)
+def scans(cluster: Cluster) -> list[Epoch]:
+    """The finished scans of this cluster's name that are kept, covered or not, of whatever metadata store."""
+    return [e for e in cluster.lake.epochs() if e.cluster == cluster.settings.cluster]
 
 
 def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
@@ -148,10 +147,10 @@ def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
 
 
 def check_store(cluster: Cluster, store: MetadataStore) -> str:
-    """The store's fingerprint, if it is a later state of what the last scan saw. Raises Refused."""
+    """The store's fingerprint, if it is a later state of what the scans saw. Raises Refused."""
     root = cluster.settings.bookkeeper.ledgers_root
     fingerprint = cluster_fingerprint(store, root)
-    history.check_history(store, last_scan(cluster), fingerprint, root)
+    history.check_history(store, scans(cluster), fingerprint, root)
     return fingerprint
 
 

@@ -54,7 +54,8 @@ class Lake:
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
 
     def epochs(self, fingerprint: str = "") -> list[Epoch]:
-        return [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
+        found = [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
+        return sorted(found, key=lambda e: e.started_at)
 
     def scan(self, epoch_id: str) -> pipeline.Scan:
         found = next((s for s in self.scans if s.epoch.epoch_id == epoch_id), None)
@@ -394,7 +395,7 @@ class Operator:
         world, trace = self.world, self.world.trace
         assert trace is not None
         trace.guard = run.guard
-        trace.epoch_id = self.lake.scans[-1].epoch.epoch_id
+        trace.epoch_id = self.lake.epochs()[-1].epoch_id
         trace.batch, trace.per_second, trace.started = run.batch, run.deletes_per_second, world.time.now_ms()
         if self.between and self.depth == 1:
             self.between(run, trace)

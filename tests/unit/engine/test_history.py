@@ -30,11 +30,11 @@ def issue(cluster: SimulatedCluster) -> int:
     return cluster.ledger(data_tags(TOPIC))
 
 
-def refused(cluster: SimulatedCluster, newest: Epoch | None) -> str:
+def refused(cluster: SimulatedCluster, *scans: Epoch) -> str:
     """What apply, deletion run, trimming and undo are refused with before they begin; empty if they are not."""
     store = cluster.open_store(read_only=True)
     try:
-        history.check_history(store, newest, cluster_fingerprint(store, "/ledgers"), "/ledgers")
+        history.check_history(store, scans, cluster_fingerprint(store, "/ledgers"), "/ledgers")
     except Refused as error:
         return str(error)
     return ""
@@ -48,7 +48,7 @@ def test_a_store_that_goes_on_is_fine(cluster: SimulatedCluster) -> None:
     now, before = two_scans(cluster)
     issue(cluster)
     assert refused(cluster, now.epoch) == ""
-    assert refused(cluster, None) == ""
+    assert refused(cluster) == ""
     assert actionable(cluster, now, before)
 
 
@@ -105,6 +105,33 @@ def test_our_lease_tells_where_no_id_was_issued_since_the_backup(cluster: Simula
     now, _ = two_scans(cluster)
     cluster.zookeeper.restore(backup, zxid + (1 << 32))
     assert "our lease has version 0" in refused(cluster, now.epoch)
+
+
+def test_a_backup_from_before_our_first_run_is_told_though_more_ids_were_issued_since(
+    cluster: SimulatedCluster,
+) -> None:
+    backup, zxid = cluster.zookeeper.backup(), cluster.zookeeper.zxid
+    cluster.put("/pulsar-lifecycle/lease", b"a run")
+    now, _ = two_scans(cluster)
+    cluster.zookeeper.restore(backup, zxid + (1 << 32))
+    for _ in range(20):
+        issue(cluster)
+    assert "our lease's z-node does not exist" in refused(cluster, now.epoch)
+    cluster.put("/pulsar-lifecycle/lease", b"a run")
+    assert "created our lease's z-node" in refused(cluster, now.epoch)
+
+
+@pytest.mark.parametrize("days", [-30, 30])
+def test_a_scan_is_compared_with_whatever_its_clock_said(cluster: SimulatedCluster, days: int) -> None:
+    before = scan(cluster)
+    backup, zxid = cluster.zookeeper.backup(), cluster.zookeeper.zxid
+    issue(cluster)
+    cluster.wait(24 * days)
+    dated = scan(cluster)
+    cluster.wait(-24 * days)
+    cluster.zookeeper.restore(backup, zxid)
+    assert refused(cluster, before.epoch) == ""
+    assert "back in time" in refused(cluster, before.epoch, dated.epoch)
 
 
 def test_another_store_is_refused(cluster: SimulatedCluster) -> None:

@@ -253,6 +253,21 @@ def test_scans_set_aside_count_as_not_made(lake: Lake) -> None:
     assert lake.epoch("e3") == new
 
 
+def test_a_scan_of_a_wrong_clock_is_set_aside_with_the_others(lake: Lake) -> None:
+    """And stays so when others are set aside later."""
+    for one in (epoch("e1", NOW), epoch("e2", NOW + 30 * DAY_MS)):
+        finish(lake, one)
+    lake.set_scans_aside("c", NOW + 1, "our clock was a month ahead")
+    assert lake.epochs() == []
+    with pytest.raises(NotFound, match="accept-restore"):
+        lake.epoch("e2")
+    new = epoch("e3", NOW + 2)
+    finish(lake, new)
+    assert lake.epochs() == [new]
+    lake.set_scans_aside("c", NOW + 3, "restored")
+    assert lake.epochs() == []
+
+
 def test_the_last_scan_stays_to_be_compared_with(lake: Lake) -> None:
     finish(lake, epoch("e1", NOW, ("a gap",)))
     finish(lake, epoch("e2", NOW + 1, ("a gap",)))

@@ -158,6 +158,16 @@ def test_a_break_stays_one_however_far_the_store_has_caught_up() -> None:
     assert gaps(replace(later, broken="")) == ()
 
 
+@pytest.mark.parametrize("clock", [-40 * 86_400_000, 40 * 86_400_000])
+def test_every_scan_tells_the_time_whatever_its_clock_said(clock: int) -> None:
+    """The scan that saw the most may be dated before or after one that saw less."""
+    dated = replace(BEFORE, epoch_id="dated", started_at=5000 + clock, finished_at=6000 + clock, zxid=150)
+    back = replace(EPOCH, zxid=BEFORE.zxid + 1)
+    assert broken_history(back, [BEFORE]) == ""
+    assert "at scan dated it was 0x96" in broken_history(back, [BEFORE, dated])
+    assert broken_history(replace(back, zxid=151), [BEFORE, dated]) == ""
+
+
 def test_uncovered_epochs_tell_the_time_and_covered_ones_the_size() -> None:
     uncovered = with_census(
         "schemas", replace(BEFORE, started_at=1500, finished_at=3500, zxid=120, gaps=("x",)), listed=0, decoded=0

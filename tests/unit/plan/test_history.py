@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pulsar_lifecycle.plan.history import BACK, UNKNOWN, Marks, went_back
+from pulsar_lifecycle.plan.history import BACK, NO_LEASE, UNKNOWN, Marks, went_back
 
 BEFORE = Marks("f", (5 << 32) + 100, ids_issued=40, lease=(7, 3))
 
@@ -18,7 +18,6 @@ def back(**changes: object) -> str:
 def test_time_that_stands_or_goes_on_is_fine() -> None:
     assert back() == ""
     assert back(zxid=6 << 32, ids_issued=41, lease=(7, 4)) == ""
-    assert back(lease=(9, 1)) == ""  # our z-nodes were removed and made anew
 
 
 def test_another_store_is_told_by_both_fingerprints() -> None:
@@ -35,6 +34,16 @@ def test_a_restored_store_whose_next_leader_made_its_zxid_grow() -> None:
     """The usual case: ZooKeeper restarts on the backup, elects, and begins a new epoch."""
     assert "fewer ledger ids" in back(zxid=6 << 32, ids_issued=39)
     assert "our lease has version 2" in back(zxid=6 << 32, lease=(7, 2))
+
+
+def test_a_lease_that_is_gone_or_another_is_no_later_state() -> None:
+    """Nothing of ours removes it: the backup is from before our first run, and however many ids were issued since."""
+    assert "does not exist" in back(zxid=6 << 32, ids_issued=99, lease=NO_LEASE)
+    assert "transaction 0x9 created our lease's z-node" in back(zxid=6 << 32, ids_issued=99, lease=(9, 50))
+
+
+def test_a_first_lease_is_fine() -> None:
+    assert went_back(BEFORE, replace(BEFORE, lease=NO_LEASE), "scan e1") == ""
 
 
 def test_what_is_not_known_compares_with_nothing() -> None:
