@@ -20,6 +20,7 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
@@ -28,10 +29,12 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
+from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import DELETED
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
-from sandbox import znodes
+from resources.lifecycle import LifecycleResource
+from sandbox import tiered, znodes
 from sandbox.cluster import Cluster
 from sandbox.seed import Seeded, seed
 from sandbox.verify import read_back
@@ -71,6 +74,8 @@ def _demo(cluster: Cluster, begun: float) -> int:
     config = str(cluster.data / "lifecycle.toml")
     os.environ[CONFIG_VARIABLE] = config
     settings = load_settings(config)
+    archive = tiered.seed(cluster, settings)
+    say(f"{len(archive)} topics for tiered storage, and an attempt to offload one that was cut off")
     jobs = _Jobs(settings, config, say)
     _wait_for_grace(cluster, seeded, settings, say)
     before = _there(cluster)
@@ -85,13 +90,15 @@ def _demo(cluster: Cluster, begun: float) -> int:
         jobs.apply(summary)
         time.sleep(settings.deletion.deliver_after + 1)
         jobs.run("delete_pending", "deletion run: scan again, then delete what the queue holds")
+    _tier(jobs, lake, settings)
     say("reading every live topic back through the broker")
     wrong = read_back(cluster, seeded.live)
+    released = {ledger for one in archive for ledger in one.ids}
     deleted = {
         row["ledger_id"]
         for run_id in jobs.run_ids
         for row in journal_rows(lake.location, run_id=run_id).to_pylist()
-        if row["outcome"] == DELETED
+        if row["outcome"] == DELETED and row["ledger_id"] not in released
     }
     left = expected & _there(cluster)
     verdicts = [
@@ -107,9 +114,46 @@ def _demo(cluster: Cluster, begun: float) -> int:
             f"{len(deleted)} of {len(expected)}, {len(left)} still there",
         ),
         Verdict("every live topic reads back whole", not wrong, "; ".join(wrong[:3]) or f"{len(seeded.live)} topics"),
+        *_tiered_verdicts(cluster, jobs, settings, config, archive),
     ]
     _report(lake, summary, jobs.run_ids, verdicts)
     return 0 if all(v.holds for v in verdicts) else 1
+
+
+def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
+    """Offload the archive's sealed ledgers, give up their copies in BookKeeper, and delete those through the queue."""
+    ops = {"sandbox_offload_plan": {"config": {"namespaces": [tiered.NAMESPACE], "everything": True}}}
+    jobs.run("plan_offload", "offload plan: which sealed ledgers go to the bucket", ops)
+    jobs.offload(lake.offload_plans()[-1], "offloading: copy, read back whole, compare every entry, commit")
+    jobs.run("scan", "scan: what is offloaded now")
+    jobs.run("plan_offload", "offload plan: which copies in BookKeeper are due to go", ops)
+    plan = lake.offload_plans()[-1]
+    if plan.released:
+        jobs.offload(plan, "giving up the copies in BookKeeper: their objects are looked at again")
+        time.sleep(settings.deletion.deliver_after + 1)
+        jobs.run("delete_pending", "deletion run: the copies in BookKeeper go")
+
+
+def _tiered_verdicts(
+    cluster: Cluster, jobs: _Jobs, settings: Settings, config: str, archive: list[tiered.Tiered]
+) -> list[Verdict]:
+    wrong = tiered.offloaded(cluster, settings, archive)
+    left = tiered.in_bookkeeper(cluster, archive)
+    count = sum(len(one.ledgers) for one in archive)
+    unread = tiered.read_back(jobs.spark, config, archive)
+    return [
+        Verdict(
+            "every sealed ledger of the archive is offloaded, and nothing else is in the bucket",
+            not wrong,
+            "; ".join(wrong[:3]) or f"{count} ledgers, the attempt that was cut off among them",
+        ),
+        Verdict("their copies in BookKeeper are gone", not left, f"{count - len(left)} of {count}"),
+        Verdict(
+            "Spark reads from the bucket what was produced",
+            not unread,
+            "; ".join(unread[:3]) or f"{sum(sum(one.ledgers.values()) for one in archive)} messages",
+        ),
+    ]
 
 
 def _wait_for_grace(cluster: Cluster, seeded: Seeded, settings: Settings, say: Callable[[str], None]) -> None:
@@ -143,6 +187,7 @@ class _Jobs:
         home = os.environ.setdefault("DAGSTER_HOME", str(Path(".run/dagster").absolute()))
         Path(home).mkdir(parents=True, exist_ok=True)
         self._defs = build_defs(config)
+        self._config = config
         self._settings = settings
         self._say = say
         self.run_ids: list[str] = []
@@ -159,6 +204,18 @@ class _Jobs:
         if not result.success:
             failures = [e.message or "" for e in result.all_events if e.is_failure]
             raise LifecycleError(f"job {name} failed: {failures[-1] if failures else 'no message'}")
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session that the jobs used."""
+        return LifecycleResource(config_file=self._config).cluster().spark
+
+    def offload(self, plan: OffloadPlan, what: str) -> None:
+        """Launch ``offload`` as the plan's page says. Raises LifecycleError for a report-only plan."""
+        if not plan.actionable:
+            raise LifecycleError(f"offload plan {plan.plan_id} is report-only: {'; '.join(plan.gaps)}")
+        config = {"plan_id": plan.plan_id, "digest": plan.digest}
+        self.run("offload", what, {"offload_ledgers": {"config": config}})
 
     def apply(self, summary: PlanSummary) -> None:
         """Launch ``apply_plan`` as the plan's page says."""

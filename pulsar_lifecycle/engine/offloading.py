@@ -470,12 +470,18 @@ def remove_objects(objects: ObjectStore, attempt: Attempt) -> None:
     """Delete both objects of an attempt and drop its uploads. Raises what the store raises."""
     keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
     keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
-    for page in objects.list_uploads(attempt.bucket, keys[0]):
-        for upload in page:
-            objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
+    drop_uploads(objects, attempt)
     for one in objects.delete_many(attempt.bucket, keys):
         if one.error:
             raise Refused(f"{one.key}: {one.error}")
+
+
+def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:
+    """Drop what an earlier try of an attempt has uploaded in part."""
+    key = offload_object.data_key(attempt.uuid, attempt.ledger_id)
+    for page in objects.list_uploads(attempt.bucket, key):
+        for upload in page:
+            objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
 
 
 def _objects(tools: Tools) -> ObjectStore:

@@ -207,7 +207,8 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
     for row in _outcomes(lake, VERIFIED, 0, mine).sort_by("at").to_pylist():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
             detail = json.loads(row["detail"])
-            found[row["ledger_id"], UUID(detail.pop("uuid"))] = Verified(**detail)
+            uuid_of = UUID(detail.pop("uuid"))
+            found[row["ledger_id"], uuid_of] = Verified(**detail)
     return found
 
 

@@ -151,7 +151,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             _tools(settings, store, settings.object_store) as tools,
         ):
             context = replace(
-                cluster.lake.context(epoch.epoch_id),
+                runs.context_of(cluster, epoch),
                 holds=frozenset(settings.orphans.legal_holds),
                 gone_namespaces=frozenset(),
                 system_topics=settings.trimming.system_topics,
@@ -408,6 +408,8 @@ class _Task:
         cluster = declared.pulsar_cluster or self.settings.cluster
         target = Target(item.location, cluster, name, attempt.block_size)
         origin = Origin(cluster, name)
+        if item.again and not item.release:
+            offloading.drop_uploads(objects, attempt)
         if item.release or (item.again and not find_copy(objects, item.location, source, origin)):
             verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
         else:

@@ -4,10 +4,12 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
 
+from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.journal import (
     ARCHIVE_SCHEMA,
@@ -19,11 +21,14 @@ from pulsar_lifecycle.io.journal import (
     last_archived,
     marked_ledgers,
     marked_offloads,
+    released_ledgers,
     rows_of_phase,
     tallied,
     unsettled_nodes,
+    verified_copies,
 )
 from pulsar_lifecycle.plan.metrics import count
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, MARKED, OFFLOAD, RELEASE, VERIFIED
 from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
 
@@ -313,3 +318,41 @@ def test_what_an_undo_restored_does_not_count_as_deleted(tmp_path):
     ]
     journal.record([*rows, *undone])
     assert deleted_since(str(tmp_path), NOON, "sandbox") == 2
+
+
+PROOF = {
+    "data_size": 1,
+    "data_etag": "d",
+    "index_size": 2,
+    "index_etag": "i",
+    "entries": 3,
+    "length": 4,
+    "checksum": "c",
+}
+UUIDS = [UUID(int=1), UUID(int=2)]
+
+
+def test_the_newest_proof_of_each_copy_is_found(tmp_path: Path) -> None:
+    journal = FileJournal(str(tmp_path))
+    row = replace(ROW, action=OFFLOAD, phase=OFFLOAD, outcome=VERIFIED)
+    for at, (uuid, etag) in enumerate([(UUIDS[0], "old"), (UUIDS[0], "new"), (UUIDS[1], "other")]):
+        detail = json.dumps({**PROOF, "data_etag": etag, "uuid": str(uuid)})
+        journal.record([replace(row, detail=detail, at=row.at + at)])
+    journal.record([replace(row, ledger_id=2, detail="{}"), replace(row, cluster="another", detail=json.dumps(PROOF))])
+    found = verified_copies(str(tmp_path), "sandbox", [ROW.ledger_id, 2])
+    assert {key: proof.data_etag for key, proof in found.items()} == {
+        (ROW.ledger_id, UUIDS[0]): "new",
+        (ROW.ledger_id, UUIDS[1]): "other",
+    }
+
+
+def test_a_released_ledger_is_one_until_it_is_deleted(tmp_path: Path) -> None:
+    journal = FileJournal(str(tmp_path))
+    detail = {**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9}
+    row = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=json.dumps(detail))
+    journal.record([row, replace(row, ledger_id=2, detail="{}"), replace(row, ledger_id=3)])
+    found = released_ledgers(str(tmp_path), "sandbox")
+    assert found == {i: Released(ROW.topic, UUIDS[0], "b", 9, PROOF) for i in (ROW.ledger_id, 3)}
+    journal.record([replace(ROW, ledger_id=3, action=DELETE_LEDGER, phase="delete", outcome=DELETED, at=ROW.at + 1)])
+    assert set(released_ledgers(str(tmp_path), "sandbox")) == {ROW.ledger_id}
+    assert released_ledgers(str(tmp_path), "another") == {}
