@@ -126,7 +126,7 @@ def judge(
     beyond = 0
     found: list[dict[str, Any]] = []
     for place, item in enumerate(reversed(ledgers)):
-        beyond += item["size"] or 0
+        beyond += (item["size"] or 0) if item["timestamp"] else 0
         action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             action, reason = (DONE, state.rule) if state.rule else (RELEASE, "given up, and still in BookKeeper")
@@ -169,6 +169,8 @@ def _of_ledger(
         return KEEP, "its topic does not say when it was closed"
     if not item["size"] or not item["entries"]:
         return KEEP, "empty"
+    if item["bookkeeper_deleted"]:
+        return KEEP, "its topic gives up its copy in BookKeeper without a complete offload: it needs repair"
     attempt = item["offload_uuid"]
     if attempt and state.loaded and str(ours.get(item["ledger_id"])) != attempt:
         return KEEP, f"offload attempt {attempt} is its broker's: it may be running"

@@ -24,6 +24,17 @@ THRESHOLD_SECONDS = "managedLedgerOffloadThresholdInSeconds"
 DELETION_LAG = "managedLedgerOffloadDeletionLagInMillis"
 """Fields of OffloadPolicies; thresholds below 0 are off."""
 
+_NUMBERS = frozenset(
+    {
+        THRESHOLD_BYTES,
+        THRESHOLD_SECONDS,
+        DELETION_LAG,
+        "managedLedgerOffloadMaxBlockSizeInBytes",
+        "s3ManagedLedgerOffloadMaxBlockSizeInBytes",
+    }
+)
+"""Fields of which an empty text says nothing; any other one that a policy sets to it is set."""
+
 _BROKER_NAMES = {
     DRIVER: "managedLedgerOffloadDriver",
     THRESHOLD_BYTES: "managedLedgerOffloadAutoTriggerSizeThresholdBytes",
@@ -38,6 +49,9 @@ _OLD_NAMES = {
     DELETION_LAG: "offload_deletion_lag_ms",
 }
 """Fields of namespace policies that count where ``offload_policies`` has none (oldPoliciesCompatible)."""
+
+_BROUGHT: Mapping[str, Any] = {"s3ManagedLedgerOffloadMaxBlockSizeInBytes": 64 << 20}
+"""What a policy of a topic or a namespace says without being asked, before any word of the brokers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ def in_force(
     configuration, or what the operator says of it. Raises CorruptFormat naming a field that is no number.
     """
     layers = {
-        "topic": topic or {},
+        "topic": {**_BROUGHT, **topic} if topic else {},
         "namespace": _of_namespace(namespace or {}),
         "broker": {name: broker.get(theirs) for name, theirs in _BROKER_NAMES.items()} | dict(broker),
     }
@@ -95,7 +109,7 @@ def in_force(
     def first(name: str) -> Any:
         for layer, values in layers.items():
             value = values.get(name)
-            if value is not None and value != "":
+            if value is not None and (value != "" or (layer != "broker" and name not in _NUMBERS)):
                 sources[name] = layer
                 return value
         return None
@@ -134,8 +148,9 @@ def _of_namespace(policies: Mapping[str, Any]) -> Mapping[str, Any]:
     if type(own) is not dict:
         raise CorruptFormat("offload policy of the namespace", 0, "an object as offload_policies")
     old = {name: policies.get(theirs) for name, theirs in _OLD_NAMES.items()}
-    unset = {name: None if name != DELETION_LAG and value == -1 else value for name, value in old.items()}
-    return {**unset, **{name: value for name, value in own.items() if value is not None}}
+    said = {name: value for name, value in old.items() if value is not None and (name == DELETION_LAG or value != -1)}
+    brought: Mapping[str, Any] = _BROUGHT if own or said else {}
+    return said | {name: value for name, value in {**brought, **own}.items() if value is not None}
 
 
 def retention_in_force(
