@@ -1,0 +1,245 @@
+"""Ledgers of a real broker, from real bookies to a real S3 server and back: all of it arrives, in little memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pulsar
+import pytest
+from kazoo.client import KazooClient
+from pyspark.sql import DataFrame, SparkSession
+
+from pulsar_lifecycle.cli import main
+from pulsar_lifecycle.engine import closed_ledgers, offload_copy
+from pulsar_lifecycle.engine.offload_copy import Copied, Source, Target, copy_ledger
+from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, is_whole, verify
+from pulsar_lifecycle.engine.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, Paused, Refused
+from pulsar_lifecycle.formats import managed_ledger, offload_data
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.ledger_stream import READ_AHEAD
+from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from sandbox.cluster import BUCKET, Cluster
+from tests.integration.pipeline import Pipeline, settings_file
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+BLOCK = offload_data.MIN_BLOCK_SIZE
+CLUSTER = "sandbox"
+
+
+class Offloading:
+    """The sandbox: topics written to it, their closed ledgers, and the bucket."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self.cluster = cluster
+        declared = load_settings(cluster.state.as_json()["lifecycle_toml"]).object_store
+        assert declared is not None
+        self.file = settings_file(
+            cluster, folder, {"object_store": declared.model_dump(exclude_none=True, mode="json")}
+        )
+        self.settings = load_settings(self.file)
+        self.objects = S3ObjectStore(declared)
+        self.store = KazooStore(self.settings.zookeeper, read_only=True)
+        self.reader = BookieReader(self.store, self.settings.bookkeeper)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.store.close()
+        self.objects.close()
+
+    def topic(self, payloads: Sequence[bytes], **producer: Any) -> Topic:
+        """A topic with these messages, in closed ledgers."""
+        topic = Topic.parse(f"persistent://public/default/copied-{uuid4()}")
+        client = pulsar.Client(self.cluster.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        with closing(client):
+            client.subscribe(str(topic), "keep").close()
+            sending = client.create_producer(str(topic), block_if_queue_full=True, max_pending_messages=20, **producer)
+            for payload in payloads:
+                sending.send_async(payload, lambda *_: None)
+            sending.flush()
+        url = f"{self.cluster.admin_url}/admin/v2/{str(topic).replace('://', '/')}/unload"
+        httpx.put(url, timeout=60).raise_for_status()
+        return topic
+
+    def ledgers(self, topic: Topic) -> list[tuple[int, LedgerMetadata]]:
+        """Those that have entries."""
+        return [found for found in closed_ledgers.of_topic(self.store, topic).ledgers if found[1].length]
+
+    def target(self, topic: Topic, ledger_id: int, uuid: UUID | None = None) -> Target:
+        return Target(Location(BUCKET, uuid or uuid4(), ledger_id), CLUSTER, topic.managed_ledger, BLOCK)
+
+    def copy(self, metadata: LedgerMetadata, target: Target, **options: Any) -> Copied:
+        return copy_ledger(self.reader, self.objects, Source(metadata, 1), target, **options)
+
+    def verify(self, metadata: LedgerMetadata, target: Target, copied: Copied | None = None) -> Verified:
+        origin = Origin(target.cluster, target.managed_ledger)
+        given: dict[str, Any] = {"copied": copied} if copied else {"reader": self.reader}
+        return verify(self.objects, target.location, Source(metadata, 1), origin=origin, **given)
+
+    def table(self, **options: str) -> DataFrame:
+        spark: SparkSession = Pipeline(self.file).where.spark
+        return spark.read.format("pulsar_offload").options(settings=str(self.file), **options).load()
+
+    def uploads(self, target: Target) -> int:
+        key = target.location.data_key
+        return sum(len(page) for page in self.objects.list_uploads(BUCKET, key))
+
+
+@pytest.fixture(scope="module")
+def offloading(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Offloading]:
+    with closing(Offloading(sandbox, tmp_path_factory.mktemp("offloading"))) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def large(offloading: Offloading) -> tuple[Topic, int, LedgerMetadata]:
+    """A ledger of 50 entries and about 50 MiB, so ten blocks."""
+    random = Random(1)
+    topic = offloading.topic([random.randbytes(MIB + n) for n in range(50)], batching_enabled=False)
+    (ledger_id, metadata), *_ = offloading.ledgers(topic)
+    assert metadata.length > 40 * MIB
+    return topic, ledger_id, metadata
+
+
+def test_a_topic_comes_back_from_its_bucket_message_by_message(
+    offloading: Offloading, spark: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    random = Random(2)
+    sent = [random.randbytes(random.choice([0, 1, 300, 20_000])) for _ in range(260)]
+    topic = offloading.topic(
+        sent, batching_enabled=True, batching_max_messages=3, compression_type=pulsar.CompressionType.LZ4
+    )
+    contexts: list[LedgerInfo] = []
+    for ledger_id, metadata in offloading.ledgers(topic):
+        target = offloading.target(topic, ledger_id)
+        assert find_copy(offloading.objects, target.location, Source(metadata, 1))
+        copied = offloading.copy(metadata, target)
+        verified = offloading.verify(metadata, target, copied)
+        assert offloading.verify(metadata, target) == verified
+        assert verified.checksum == offload_copy.digest(copied.checksums)
+        assert is_whole(offloading.objects, target.location, verified) == ""
+        assert find_copy(offloading.objects, target.location, Source(metadata, 1)) == ""
+        context = OffloadContext(target.location.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
+        contexts.append(LedgerInfo(ledger_id, metadata.last_entry_id + 1, metadata.length, 1, context))
+    assert len(contexts) > 1
+
+    # A topic of which only the offloaded copies are left; no broker ever loads it.
+    only_offloaded = Topic.parse(f"{topic}-offloaded")
+    zk = KazooClient(offloading.cluster.zookeeper)
+    zk.start()
+    path = f"/managed-ledgers/{only_offloaded.managed_ledger}"
+    zk.create(path, managed_ledger.encode(ManagedLedgerInfo(tuple(contexts))))
+    try:
+        rows = offloading.table(topic=str(only_offloaded), **{"as": "messages"}).collect()
+        keys = ",".join(Location(BUCKET, uuid_of(info), info.ledger_id).data_key for info in contexts)
+        entries = offloading.table(ledgers=keys).count()
+    finally:
+        zk.delete(path)
+        zk.stop()
+        zk.close()
+    rows.sort(key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"] or 0))
+    assert [row["payload"] for row in rows] == sent
+    assert entries == sum(info.entries or 0 for info in contexts)
+
+    monkeypatch.setenv(CONFIG_VARIABLE, str(offloading.file))
+    with pytest.raises(SystemExit) as ended:
+        main(["inspect", "object", keys.partition(",")[0]])
+    assert not ended.value.code
+    assert topic.managed_ledger in capsys.readouterr().out
+
+
+def uuid_of(info: LedgerInfo) -> UUID:
+    assert info.offload is not None
+    assert info.offload.uuid is not None
+    return info.offload.uuid
+
+
+def traced(work: Callable[[], object]) -> int:
+    """The most bytes that Python had allocated at once meanwhile."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_is_that_of_the_blocks_in_flight(
+    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+) -> None:
+    topic, ledger_id, metadata = large
+    target = offloading.target(topic, ledger_id)
+    copies: list[Copied] = []
+    copying = traced(lambda: copies.append(offloading.copy(metadata, target, blocks_in_flight=2)))
+    assert copying < READ_AHEAD + 3 * BLOCK + 8 * MIB < metadata.length
+    proving = traced(lambda: offloading.verify(metadata, target, copies[0]))
+    assert proving < 4 * BLOCK
+    streaming = traced(
+        lambda: sum(1 for _ in open_offloaded(offloading.objects, target.location).stream(0, metadata.last_entry_id))
+    )
+    assert streaming < 5 * STREAM_SIZE < metadata.length
+
+
+def test_a_copy_that_is_stopped_leaves_no_upload_and_the_next_one_is_whole(
+    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+) -> None:
+    topic, ledger_id, metadata = large
+    target = offloading.target(topic, ledger_id)
+    seen: list[int] = []
+
+    def stop_at_the_fourth(size: int) -> None:
+        seen.append(offloading.uploads(target))
+        if len(seen) == 4:
+            raise Paused("stop")
+
+    with pytest.raises(Paused):
+        offloading.copy(metadata, target, pace=stop_at_the_fourth)
+    assert seen == [1, 1, 1, 1]
+    assert offloading.uploads(target) == 0
+    assert offloading.objects.head(BUCKET, target.location.data_key) is None
+
+    first = offloading.verify(metadata, target, offloading.copy(metadata, target))
+    again = offloading.verify(metadata, target, offloading.copy(metadata, target))
+    assert (again.checksum, again.data_size, again.entries) == (first.checksum, first.data_size, first.entries)
+    with pytest.raises(Refused, match="larger blocks"):
+        offloading.copy(metadata, replace(target, block_size=MIB))
+    assert offloading.uploads(target) == 0
+
+
+def test_a_flipped_bit_and_a_replaced_object_are_found(
+    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+) -> None:
+    topic, ledger_id, metadata = large
+    target = offloading.target(topic, ledger_id)
+    where = target.location
+    copied = offloading.copy(metadata, target)
+    verified = offloading.verify(metadata, target, copied)
+    head = offloading.objects.head(BUCKET, where.data_key)
+    assert head is not None
+    data = bytearray(offloading.objects.get(BUCKET, where.data_key))
+    data[30 * MIB + 200_000] ^= 1
+    ledger = open_offloaded(offloading.objects, where)
+    offloading.objects.put(BUCKET, where.data_key, data, head.metadata)
+
+    assert "is another one" in is_whole(offloading.objects, where, verified)
+    with pytest.raises(Conflict):
+        ledger.read(0, 0)
+    with pytest.raises(Conflict):
+        offloading.verify(metadata, target, copied)
+    with pytest.raises(CorruptFormat, match=rf"entry {ledger_id}:\d+, found"):
+        offloading.verify(metadata, target)
