@@ -103,7 +103,7 @@ def test_the_own_name_in_a_brokers_configuration_comes_before_broker_confs() -> 
     assert (found.threshold_bytes, found.deletion_lag_ms) == (1, 3)
 
 
-# -------------------------------------------------------------------------------------------------------- old namespaces
+# ------------------------------------------------------------------------------------------------------- old namespaces
 
 
 def test_the_old_fields_fill_what_is_not_set() -> None:
@@ -151,7 +151,7 @@ def test_a_policy_brings_its_block_size(topic: Any, of_namespace: Any, expected:
     assert in_force(topic, of_namespace, {**BROKER, BLOCK: str(5 << 20)}).block_size == expected
 
 
-# --------------------------------------------------------------------------------------------------------- drivers' keys
+# -------------------------------------------------------------------------------------------------------- drivers' keys
 
 GENERIC = {
     "managedLedgerOffloadBucket": "generic",
