@@ -22,7 +22,7 @@ from pulsar_lifecycle.engine import closed_ledgers, offload_copy
 from pulsar_lifecycle.engine.offload_copy import Copied, Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, is_whole, verify
 from pulsar_lifecycle.engine.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
-from pulsar_lifecycle.errors import Conflict, CorruptFormat, Paused, Refused
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_data
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -219,6 +219,32 @@ def test_a_copy_that_is_stopped_leaves_no_upload_and_the_next_one_is_whole(
     with pytest.raises(Refused, match="larger blocks"):
         offloading.copy(metadata, replace(target, block_size=MIB))
     assert offloading.uploads(target) == 0
+
+
+class LosingAnswers:
+    """An object store whose writes are made, and never confirmed."""
+
+    def __init__(self, objects: S3ObjectStore) -> None:
+        self._objects = objects
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    def complete_upload(self, *arguments: Any) -> str:
+        raise OutcomeUnknown(self._objects.complete_upload(*arguments))
+
+    def put(self, *arguments: Any) -> str:
+        raise OutcomeUnknown(self._objects.put(*arguments))
+
+
+def test_writes_whose_answers_get_lost_are_seen_in_the_bucket(
+    offloading: Offloading, large: tuple[Topic, int, LedgerMetadata]
+) -> None:
+    topic, ledger_id, metadata = large
+    target = offloading.target(topic, ledger_id)
+    objects: Any = LosingAnswers(offloading.objects)
+    copied = copy_ledger(offloading.reader, objects, Source(metadata, 1), target)
+    assert offloading.verify(metadata, target, copied) == offloading.verify(metadata, target)
 
 
 def test_a_flipped_bit_and_a_replaced_object_are_found(
