@@ -102,15 +102,6 @@ def open_attempts(store: MetadataStore) -> list[Attempt | BrokenAttempt]:
     return sorted(found, key=lambda one: (one.ledger_id if isinstance(one, Attempt) else -1, one.path))
 
 
-def uuids_of(store: MetadataStore, ledger_ids: Iterable[int]) -> dict[int, UUID]:
-    """The UUIDs of our open attempts on these ledgers. Raises CorruptFormat for what cannot be read."""
-    found = of_ledgers(store, ledger_ids)
-    for one in found.values():
-        if isinstance(one, BrokenAttempt):
-            raise CorruptFormat(one.path, 0, one.reason)
-    return {ledger_id: one.uuid for ledger_id, one in found.items() if isinstance(one, Attempt)}
-
-
 def of_ledgers(store: MetadataStore, ledger_ids: Iterable[int]) -> dict[int, Attempt | BrokenAttempt]:
     """Our open attempts on these ledgers, by ledger id."""
     paths = {ledger_id: path_of(ledger_id) for ledger_id in ledger_ids}

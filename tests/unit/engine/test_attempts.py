@@ -12,7 +12,7 @@ import pytest
 
 from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.attempts import ATTEMPTS, Attempt, BrokenAttempt
-from pulsar_lifecycle.errors import AccessDenied, Conflict, CorruptFormat, LeaseLost, OutcomeUnknown, StoreError
+from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import Node
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
@@ -57,15 +57,14 @@ def test_an_attempt_is_what_it_was(store: FakeStore) -> None:
     attempts.begin(store, ONE)
     attempts.begin(store, other)
     assert attempts.open_attempts(store) == [other, ONE]
-    assert attempts.uuids_of(store, [3, 4, 7]) == {3: other.uuid, 7: ONE.uuid}
-    assert attempts.of_ledgers(store, [7, 4]) == {7: ONE}
+    assert attempts.of_ledgers(store, [3, 4, 7]) == {3: other, 7: ONE}
     assert ONE.bucket == "tiered"
 
 
 def test_without_any_there_is_none(store: FakeStore) -> None:
     assert attempts.open_attempts(store) == []
-    assert attempts.uuids_of(store, [1]) == {}
-    assert attempts.uuids_of(store, []) == {}
+    assert attempts.of_ledgers(store, [1]) == {}
+    assert attempts.of_ledgers(store, []) == {}
     attempts.end(store, ONE)
 
 
@@ -190,9 +189,7 @@ def test_what_is_not_ours_in_every_byte_is_broken(store: FakeStore, make: Callab
     broken, whole = attempts.open_attempts(store)
     assert (broken, whole) == (BrokenAttempt(ONE.path, broken.reason), other)  # type: ignore[union-attr]
     assert attempts.whole([broken, whole]) == [other]
-    with pytest.raises(CorruptFormat, match=ONE.path):
-        attempts.uuids_of(store, [9, 7])
-    assert attempts.uuids_of(store, [9]) == {9: other.uuid}
+    assert attempts.of_ledgers(store, [9, 7]) == {9: other, 7: broken}
     attempts.end(store, ONE)
     assert stored(store) == data
 
@@ -211,8 +208,7 @@ def test_one_that_nobody_may_read_is_broken(store: FakeStore) -> None:
     (broken,) = attempts.open_attempts(store)
     assert isinstance(broken, BrokenAttempt)
     assert "no permission" in broken.reason
-    with pytest.raises(CorruptFormat):
-        attempts.uuids_of(store, [7])
+    assert attempts.of_ledgers(store, [7]) == {7: broken}
 
 
 def test_those_that_cannot_be_listed_are_not_none(store: FakeStore) -> None:
