@@ -581,10 +581,13 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list_objects(self, bucket: str, prefix: str = "", page: int = 1000) -> Iterator[list[ObjectSummary]]:
+    def list_objects(
+        self, bucket: str, prefix: str = "", page: int = 1000, after: str = ""
+    ) -> Iterator[list[ObjectSummary]]:
         """The objects whose key begins with ``prefix``, in pages of at most ``page``, which is at most 1000.
 
-        A listing that ends before the service says that it is complete raises.
+        In the order of their keys; ``after`` leaves out those up to it. A listing that ends before the service says
+        that it is complete raises.
         """
         ...
 

@@ -87,10 +87,12 @@ class S3ObjectStore:
         tries = self._settings.attempts
         raise Unavailable(f"{what}: the answer broke off at byte {at} of {end}, after {tries} tries: {broken}")
 
-    def list_objects(self, bucket: str, prefix: str = "", page: int = 1000) -> Iterator[list[ObjectSummary]]:
+    def list_objects(
+        self, bucket: str, prefix: str = "", page: int = 1000, after: str = ""
+    ) -> Iterator[list[ObjectSummary]]:
         """ListObjectsV2."""
         self._check(bucket)
-        return self._list_objects(bucket, prefix, page)
+        return self._list_objects(bucket, prefix, page, after)
 
     def put(
         self, bucket: str, key: str, data: Payload, metadata: Mapping[str, str], content_type: str = OCTET_STREAM
@@ -217,10 +219,10 @@ class S3ObjectStore:
             raise
         return answer
 
-    def _list_objects(self, bucket: str, prefix: str, page: int) -> Iterator[list[ObjectSummary]]:
-        for answer in _pages(
-            self._client.list_objects_v2, bucket, prefix, {"ContinuationToken": "NextContinuationToken"}, MaxKeys=page
-        ):
+    def _list_objects(self, bucket: str, prefix: str, page: int, after: str) -> Iterator[list[ObjectSummary]]:
+        markers = {"ContinuationToken": "NextContinuationToken"}
+        begin = {"StartAfter": after} if after else {}
+        for answer in _pages(self._client.list_objects_v2, bucket, prefix, markers, MaxKeys=page, **begin):
             yield [
                 ObjectSummary(one["Key"], one["Size"], _etag(one), _ms(one["LastModified"]))
                 for one in answer.get("Contents", [])
@@ -284,7 +286,7 @@ class _Answer:
 
 
 def _pages(
-    ask: Callable[..., dict[str, Any]], bucket: str, prefix: str, markers: dict[str, str], **limit: int
+    ask: Callable[..., dict[str, Any]], bucket: str, prefix: str, markers: dict[str, str], **limit: int | str
 ) -> Iterator[dict[str, Any]]:
     """A listing's answers; ``markers``: parameters of the next request and where the answer has them."""
     what = f"listing s3://{bucket}/{prefix}"

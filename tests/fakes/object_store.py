@@ -143,9 +143,11 @@ class FakeObjectStore:
         self.service.uploads.pop(upload_id, None)
         self.after("abort_upload", bucket, [key])
 
-    def list_objects(self, bucket: str, prefix: str = "", page: int = 1000) -> Iterator[list[ObjectSummary]]:
+    def list_objects(
+        self, bucket: str, prefix: str = "", page: int = 1000, after: str = ""
+    ) -> Iterator[list[ObjectSummary]]:
         self._check(bucket)
-        return self._list_objects(bucket, prefix, page)
+        return self._list_objects(bucket, prefix, page, after)
 
     def list_uploads(self, bucket: str, prefix: str = "", page: int = 1000) -> Iterator[list[Upload]]:
         self._check(bucket)
@@ -200,8 +202,7 @@ class FakeObjectStore:
             raise NotFound(f"s3://{bucket}/{key}: there is no upload {upload_id}")
         return found
 
-    def _list_objects(self, bucket: str, prefix: str, page: int) -> Iterator[list[ObjectSummary]]:
-        after = ""
+    def _list_objects(self, bucket: str, prefix: str, page: int, after: str) -> Iterator[list[ObjectSummary]]:
         while True:
             self._ask("list_objects", bucket, [prefix])
             heads = self.service.objects[bucket]

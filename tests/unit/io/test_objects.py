@@ -132,6 +132,9 @@ class ObjectStoreContract:
         assert (found["p3"].etag, found["p3"].last_modified) == (head.etag, head.last_modified)
         assert [one.key for page in store.list_objects(BUCKET, "q") for one in page] == ["q+ %/\u00e4"]
         assert list(store.list_objects(BUCKET, "none")) == [[]]
+        behind = [one.key for page in store.list_objects(BUCKET, page=2, after="p2") for one in page]
+        assert behind == ["p3", "p4", "q+ %/\u00e4"]
+        assert [one.key for page in store.list_objects(BUCKET, "p", after="p2") for one in page] == ["p3", "p4"]
 
     def test_parts_make_one_object_whatever_the_order_they_came_in(self, store):
         parts = [random.Random(n).randbytes(PART + n) for n in (1, 2)] + [b"the end"]
