@@ -59,6 +59,7 @@ def verify(
     source: Source,
     *,
     copied: Copied | None = None,
+    known: Verified | None = None,
     reader: LedgerReader | None = None,
     origin: Origin = Origin(),
     blocks_ahead: int = BLOCKS_AHEAD,
@@ -66,10 +67,11 @@ def verify(
 ) -> Verified:
     """Read both objects whole and compare them with the ledger; whoever wrote them.
 
-    The entries are compared with those of ``copied``, a copy made just now, or else with what ``reader`` reads from
-    BookKeeper at the same time. In memory: ``blocks_ahead`` + 1 blocks. Raises CorruptFormat (UnsupportedFormat) for
-    any difference, NotFound where an object is not there, Conflict where one was replaced since it was copied or while
-    it was read; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore.get`` do.
+    The entries are compared with those of ``copied``, a copy made just now, or with what was ``known`` of them when
+    they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. In memory:
+    ``blocks_ahead`` + 1 blocks. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
+    is not there, Conflict where one was replaced since it was copied or while it was read; what ``pace`` raises; as
+    ``LedgerReader.stream`` and ``ObjectStore.get`` do.
     """
     ledger = open_offloaded(objects, location)
     _check_origin(ledger, origin)
@@ -77,20 +79,28 @@ def verify(
     if copied is not None:
         _check_same(ledger, copied)
         originals = _Originals(copied.checksums)
+    elif known is not None:
+        originals = None
     elif reader is not None:
         originals = _Originals(array("I"), _streamed(reader, location, source))
     else:
-        raise UsageError("nothing to compare the entries with: give what was copied, or a reader of the ledger")
+        raise UsageError("nothing to compare the entries with: give what was copied or is known, or a reader")
     back = DataObjectReader(ledger.index, ledger.data_head.size)
     ranges = [ledger.range_of(block) for block in ledger.index.blocks]
-    with contextlib.closing(originals), contextlib.closing(ledger.fetch(ranges, blocks_ahead)) as fetched:
+    with contextlib.ExitStack() as opened:
+        if originals is not None:
+            opened.enter_context(contextlib.closing(originals))
+        fetched = opened.enter_context(contextlib.closing(ledger.fetch(ranges, blocks_ahead)))
         for data in fetched:
             pace(len(data))
             with naming(location.data_url):
                 block = back.feed(data)
-            _compare(location, block, back.checksums, originals.next(len(block.payloads)))
+            if originals is not None:
+                _compare(location, block, back.checksums, originals.next(len(block.payloads)))
     with naming(location.data_url):
         checksums = back.finish()
+    if known is not None and digest(checksums) != known.checksum:
+        raise CorruptFormat(location.data_url, 0, "the entries that were proven: one of them is another now")
     return Verified(
         ledger.data_head.size,
         ledger.data_head.etag,

@@ -10,25 +10,35 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
+from pyspark import TaskContext
 
 from pulsar_lifecycle.engine import control, inventory, offloading, release, standing
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, is_whole, verify
+from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.offloading import FAILED, Canary, Offloaded, Proven, Wanted
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
-from pulsar_lifecycle.errors import LeaseLost, LifecycleError, NotFound, Overloaded, Paused, Refused
+from pulsar_lifecycle.errors import (
+    Conflict,
+    CorruptFormat,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    Overloaded,
+    Paused,
+    Refused,
+)
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
@@ -70,7 +80,10 @@ class OffloadOrder:
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """One ledger for a task: its attempt, or the copy that is to be proven again before it is released."""
+    """One ledger for a task: its attempt, or the copy that is to be proven again before it is released.
+
+    ``known``: what our journal says of an earlier proof of it.
+    """
 
     attempt: Attempt
     again: bool
@@ -229,7 +242,8 @@ class _Work:
         for answer in answers:
             attempt, verified = answer.item.attempt, answer.verified
             if verified is None:
-                self.outcomes.append(_said(attempt, FAILED, answer.reason))
+                reason = f"{answer.reason}; nothing says that it is offloaded: run again, which goes on with it"
+                self.outcomes.append(_said(attempt, FAILED, reason))
             else:
                 one = Proven(attempt, verified.entries, verified.length, asdict(verified))
                 proven.setdefault(attempt.topic, []).append(one)
@@ -254,19 +268,12 @@ class _Work:
         return [_Item(attempt, False, False) for attempt in begun]
 
     def release(self, wave: Sequence[Mapping[str, Any]], progress: Callable[[str], None]) -> None:
-        """Prove again what was not proven by us, or is not what was proven; then give up the copies in BookKeeper."""
+        """Read the offloaded copies back whole once more; then give up those in BookKeeper."""
         tools = self._tools
-        assert tools.objects is not None
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
         whole: dict[str, list[release.Due]] = {}
-        items: list[_Item] = []
-        for row in wave:
-            attempt = _as_attempt(row, self._cluster.settings)
-            item = _Item(attempt, True, True, known.get((attempt.ledger_id, attempt.uuid)))
-            if item.known and not is_whole(tools.objects, item.location, item.known):
-                whole.setdefault(attempt.topic, []).append(release.Due(attempt.ledger_id, item.location, item.known))
-            else:
-                items.append(item)
+        attempts = [_as_attempt(row, self._cluster.settings) for row in wave]
+        items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in attempts]
         for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress):
             attempt = answer.item.attempt
             if answer.verified is None:
@@ -408,11 +415,15 @@ class _Task:
         cluster = declared.pulsar_cluster or self.settings.cluster
         target = Target(item.location, cluster, name, attempt.block_size)
         origin = Origin(cluster, name)
-        if item.again and not item.release:
+        verified: Verified | None = None
+        if item.release:
+            verified = verify(objects, item.location, source, known=item.known, reader=reader, origin=origin, pace=pace)
+        elif item.again or _is_retry():
             offloading.drop_uploads(objects, attempt)
-        if item.release or (item.again and not find_copy(objects, item.location, source, origin)):
-            verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
-        else:
+            if not find_copy(objects, item.location, source, origin):
+                with suppress(CorruptFormat, NotFound, Conflict):  # no metadata names it: it is made anew, over it
+                    verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
+        if verified is None:
             copied = copy_ledger(reader, objects, source, target, pace=pace)
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         said = replace(_said(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
@@ -420,6 +431,12 @@ class _Task:
         row = offloading.journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
         FileJournal(self.settings.lake.path).record([row])
         return verified
+
+
+def _is_retry() -> bool:
+    """Whether Spark runs this task again: the executor that had it may have left an upload behind."""
+    context = TaskContext.get()
+    return context is not None and context.attemptNumber() > 0
 
 
 class _Pace:

@@ -130,6 +130,18 @@ def test_a_changed_payload_is_named_with_entry_and_place(with_copy):
     assert len(reader.read(57, 57)) == 1  # the format has no checksums: only the comparison tells
 
 
+def test_what_was_proven_once_is_proven_again_without_bookkeeper():
+    copy = Copy()
+    known = copy.verify()
+    assert verify(copy.objects, LOCATION, copy.source, known=known) == known
+    bad = bytearray(copy.data())
+    bad[copy.index.block_of(57).offset + 128 + 12 + 20] ^= 4
+    copy.store(DATA, bytes(bad))
+    with pytest.raises(CorruptFormat, match="the entries that were proven") as raised:
+        verify(copy.objects, LOCATION, copy.source, known=known)
+    assert raised.value.what == LOCATION.data_url
+
+
 @EITHER
 @pytest.mark.parametrize("left", [0, 1, 127, 128, 400, 1000, -1])
 def test_a_truncated_data_object_is_found(with_copy, left):
