@@ -37,6 +37,18 @@ class NamedUuids(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class NamedByAny:
+    """What at least one of several epochs names."""
+
+    epochs: tuple[NamedUuids, ...]
+
+    def named(self, uuids: Iterable[UUID]) -> set[UUID]:
+        """As :class:`NamedUuids` says."""
+        asked = list(uuids)
+        return set[UUID]().union(*(epoch.named(asked) for epoch in self.epochs))
+
+
+@dataclass(frozen=True, slots=True)
 class Released:
     """An offloaded ledger whose copy in BookKeeper our own run gave up, and what its objects were then (``proof``).
 
@@ -52,7 +64,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class OffloadEvidence:
-    """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the two epochs of Evidence.
+    """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the epochs of Evidence.
 
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
@@ -82,14 +94,16 @@ class OffloadPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a deletion run knows of the whole cluster: two covered epochs and the owners' rules.
+    """What a deletion run knows of the whole cluster: covered epochs and the owners' rules.
 
     ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
-    started at ``earlier_started_at``. A ledger must be absent from both, and the earlier one must have looked for it:
-    ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by the run's.
+    started at ``earlier_started_at``, and of every one in between. A ledger must be absent from all, and the earlier
+    one must have looked for it: ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by
+    the run's, and its sources of shadow topics are those of all these epochs.
 
     ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: ledger id ->
-    (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark.
+    (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark, and
+    no epoch since may have found the ledger in use.
     """
 
     refs: Referenced

@@ -278,7 +278,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         elif marked_at is not None:
             continue
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
-            d.settle(KEPT, "not confirmed: the earlier scan still found a reference; the orphan scan goes on looking")
+            d.settle(KEPT, "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
             d.settle(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
 

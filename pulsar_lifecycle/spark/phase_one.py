@@ -88,7 +88,7 @@ def _context(cluster: Cluster, fingerprint: str) -> Context:
     epoch = runs.newest_epoch(cluster, fingerprint)
     runs.refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
     return replace(
-        cluster.lake.context(epoch.epoch_id),
+        runs.context_of(cluster, epoch),
         holds=frozenset(settings.orphans.legal_holds),
         gone_namespaces=frozenset(),
         system_topics=settings.trimming.system_topics,

@@ -8,7 +8,7 @@ Belongs here: composing lake, lease, engine and Spark for one run. Not here: the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import control, history, inventory, standing, unsettled
 from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.control import Lease
-from pulsar_lifecycle.engine.decision import Evidence, OffloadEvidence, OffloadPolicy, Run
+from pulsar_lifecycle.engine.decision import Evidence, NamedByAny, OffloadEvidence, OffloadPolicy, Run
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
@@ -36,8 +36,11 @@ from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.confirmation import confirmed_by_all, in_use_at_any, unrefuted
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, SWITCHED_OFF, PlanSummary
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
@@ -68,6 +71,10 @@ def make_plan(
     if earlier is None:
         gaps.append(f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet")
     rows = only(plan_deletion.confirm(found, _findings(cluster, earlier) if earlier else found))
+    if earlier and rows.num_rows:
+        asked = since(cluster, earlier, epoch)
+        in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
+        rows = confirmed_by_all(rows, in_use, _shadow_sources_at_any(cluster, asked))
     ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
     summary = PlanSummary(
         plan_id=f"{kind}-{epoch.epoch_id}-{secrets.token_hex(2)}",
@@ -122,6 +129,29 @@ def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
         for e in cluster.lake.epochs(epoch.fingerprint)
         if e.covers(_roots(cluster)) and e.started_at <= limit and e.epoch_id != epoch.epoch_id
     ]
+
+
+def since(cluster: Cluster, earlier: Epoch, epoch: Epoch) -> list[Epoch]:
+    """Epochs from ``earlier`` on that began before ``epoch``, covered or not, oldest first."""
+    kept = cluster.lake.epochs(epoch.fingerprint)
+    return [e for e in kept if earlier.started_at <= e.started_at < epoch.started_at]
+
+
+def context_of(cluster: Cluster, epoch: Epoch) -> Context:
+    """The context of an epoch's decisions, with the sources of all shadow topics that scans saw ``confirm_after`` ago.
+
+    Or since then: a shadow topic whose z-node is taken away and put back lists the same ledgers as before.
+    """
+    older = earlier_epochs(cluster, epoch)
+    limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
+    kept = cluster.lake.epochs(epoch.fingerprint)
+    asked = [*older[-1:], *(e for e in kept if limit < e.started_at < epoch.started_at)]
+    context = cluster.lake.context(epoch.epoch_id)
+    return replace(context, shadow_sources=context.shadow_sources | _shadow_sources_at_any(cluster, asked))
+
+
+def _shadow_sources_at_any(cluster: Cluster, epochs: Iterable[Epoch]) -> frozenset[str]:
+    return frozenset[str]().union(*(cluster.lake.context(e.epoch_id).shadow_sources for e in epochs))
 
 
 def _roots(cluster: Cluster) -> tuple[str, ...] | None:
@@ -265,8 +295,10 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     if not older:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
     earlier = older[-1]
+    asked = since(cluster, earlier, epoch)
+    found = [(e.started_at, cluster.lake.referenced(e.epoch_id)) for e in asked]
     context = replace(
-        cluster.lake.context(epoch.epoch_id),
+        context_of(cluster, epoch),
         grace=int(settings.orphans.grace_period * 1000),
         holds=frozenset(settings.orphans.legal_holds),
         gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
@@ -291,12 +323,12 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             evidence=Evidence(
                 refs=cluster.lake.referenced(epoch.epoch_id),
                 started_at=epoch.started_at,
-                earlier=cluster.lake.referenced(earlier.epoch_id),
+                earlier=in_use_at_any(refs for _, refs in found),
                 earlier_started_at=earlier.started_at,
                 earlier_czxid=earlier.max_czxid,
                 context=context,
-                marked=marked_ledgers(settings.lake.path, settings.cluster),
-                offloads=_offload_evidence(cluster, epoch, earlier),
+                marked=unrefuted(marked_ledgers(settings.lake.path, settings.cluster), found),
+                offloads=_offload_evidence(cluster, epoch, asked, found),
             ),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
@@ -309,14 +341,16 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
         )
 
 
-def _offload_evidence(cluster: Cluster, epoch: Epoch, earlier: Epoch) -> OffloadEvidence:
-    """What the two epochs say of offloaded copies; their lists are read by the worker that needs them."""
-    topics = [c for e in (epoch, earlier) for c in e.census if c.table == "managed_ledgers"]
+def _offload_evidence(
+    cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], found: Sequence[tuple[int, Referenced]]
+) -> OffloadEvidence:
+    """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
+    topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
     return OffloadEvidence(
         now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
-        earlier=OffloadUuidsOf(cluster.lake.location, earlier.epoch_id),
+        earlier=NamedByAny(tuple(OffloadUuidsOf(cluster.lake.location, e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
-        marked=marked_offloads(cluster.settings.lake.path, cluster.settings.cluster),
+        marked=unrefuted(marked_offloads(cluster.settings.lake.path, cluster.settings.cluster), found),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
     )
 

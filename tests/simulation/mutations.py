@@ -351,6 +351,16 @@ def redrive_unsaid() -> Iterator[None]:
         yield
 
 
+def only_two_scans_count() -> AbstractContextManager[Any]:
+    """What the scans between the two found in use is nobody's business."""
+    return patch.object(runs, "since", lambda cluster, earlier, epoch: [earlier])
+
+
+def shadows_are_forgotten() -> AbstractContextManager[Any]:
+    """Only the newest scan says which topics are the sources of shadow topics."""
+    return patch.object(runs, "context_of", lambda cluster, epoch: cluster.lake.context(epoch.epoch_id))
+
+
 def time_goes_forward() -> AbstractContextManager[Any]:
     """Nobody looks whether the metadata store went back in time."""
     return patch.object(history, "broken_since", lambda *given: "")
@@ -385,6 +395,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "undo without asking the bookies": undo_without_asking,
     "acknowledge dead letters before they are sent again": redrive_unsaid,
     "never look whether the store went back in time": time_goes_forward,
+    "forget what the scans between two found": only_two_scans_count,
+    "forget shadow topics that the newest scan did not see": shadows_are_forgotten,
     "take listings for whole": skipped_children_ignored,
 }
 """Each by what the engine would do."""

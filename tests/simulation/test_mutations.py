@@ -39,6 +39,8 @@ CAUGHT_BY = {
     "undo without asking the bookies": 51,
     "acknowledge dead letters before they are sent again": 11,
     "never look whether the store went back in time": 41,
+    "forget what the scans between two found": 2101,
+    "forget shadow topics that the newest scan did not see": 2484,
     "take listings for whole": 20,
 }
 """The lowest seed that caught each, when last looked for: it is tried first.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.spark import runs, sources
 
 HOUR = 3_600_000
@@ -32,3 +37,35 @@ def test_a_scan_of_today_is_evidence() -> None:
 )
 def test_a_loaded_topic_is_sought_in_its_own_namespace(topic: str, namespace: str) -> None:
     assert sources._namespace_of("topic", topic) == namespace  # pyright: ignore[reportPrivateUsage]
+
+
+def scanned(*hours: int) -> list[Epoch]:
+    return [replace(EPOCH, epoch_id=f"e{hour}", started_at=hour * HOUR) for hour in hours]
+
+
+def cluster_with(epochs: list[Epoch], shadowed: dict[str, str]) -> Any:
+    """Scans that confirm after a day; ``shadowed``: the one source of a shadow topic that an epoch saw, by its id."""
+
+    def context(epoch_id: str) -> Context:
+        sources = frozenset({shadowed[epoch_id]} if epoch_id in shadowed else ())
+        return Context(now=0, grace=0, namespaces=frozenset(), shadow_sources=sources)
+
+    lake = SimpleNamespace(epochs=lambda fingerprint="": epochs, context=context)
+    settings = SimpleNamespace(
+        orphans=SimpleNamespace(confirm_after=86_400), bookkeeper=SimpleNamespace(shared_with=[])
+    )
+    return SimpleNamespace(lake=lake, settings=settings)
+
+
+def test_every_scan_between_two_is_asked_covered_or_not() -> None:
+    epochs = scanned(60, 70, 80, 90, 100)
+    epochs[2] = replace(epochs[2], gaps=("a gap",))
+    assert [e.epoch_id for e in runs.since(cluster_with(epochs, {}), epochs[1], epochs[4])] == ["e70", "e80", "e90"]
+
+
+def test_a_shadow_topic_that_is_away_counts_for_as_long_as_a_confirmation_takes() -> None:
+    epochs = scanned(60, 70, 80, 90, 100)
+    seen = {"e60": "long ago", "e70": "a day ago", "e80": "since then", "e100": "now"}
+    sources = runs.context_of(cluster_with(epochs, seen), epochs[4]).shadow_sources
+    assert sources == {"a day ago", "since then", "now"}
+    assert runs.context_of(cluster_with(scanned(100), seen), epochs[4]).shadow_sources == {"now"}
