@@ -105,6 +105,7 @@ def _status(settings: Settings) -> dict[str, Any]:
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
+        offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
         owed = owed_unloads(store)
         latency = store.latency_ms()
     lake = Lake(settings.lake.path)
@@ -126,6 +127,8 @@ def _status(settings: Settings) -> dict[str, Any]:
         "zookeeper_latency_ms": latency,
         "paused": paused,
         "lease": holder,
+        "offload_lease": offloading,
+        "offload_attempts": attempts,
         "owed_unloads": owed,
         "scan": newest
         and {
@@ -176,6 +179,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
             ("effects", f"PAUSED {since(document['paused'])}" if document["paused"] else "not paused"),
             ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
+            ("offloading", _offloading(document)),
             ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
             ("last scan", lines),
             ("last plan", [plan, *broken]),
@@ -188,6 +192,30 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("ZooKeeper", f"answers in {document['zookeeper_latency_ms']:.0f} ms"),
         ]
     )
+
+
+def _offloading(document: dict[str, Any]) -> list[str]:
+    """Who offloads, and what is open."""
+    lease, attempts = document["offload_lease"], document["offload_attempts"]
+    lines = [f"{lease['text']} holds the offload lease, {since({**lease, 'text': ''})}" if lease else "nobody"]
+    if attempts["open"]:
+        then = "" if lease else ": the next run of job offload finishes or removes them"
+        lines.append(f"{show.counted(attempts['open'], 'attempt')} open{then}")
+    return [*lines, *(f"UNREADABLE: {why}" for why in attempts["broken"])]
+
+
+def open_attempts(store: MetadataStore) -> dict[str, Any]:
+    """How many of our offload attempts are open, and what cannot be read of them."""
+    from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
+    from pulsar_lifecycle.engine.attempts import open_attempts as found_in
+    from pulsar_lifecycle.errors import LifecycleError
+
+    try:
+        found = found_in(store)
+    except LifecycleError as error:
+        return {"open": 0, "broken": [str(error)]}
+    broken = [f"{one.path}: {one.reason}" for one in found if isinstance(one, BrokenAttempt)]
+    return {"open": sum(isinstance(one, Attempt) for one in found), "broken": broken}
 
 
 def note(store: MetadataStore, path: str) -> dict[str, Any] | None:
