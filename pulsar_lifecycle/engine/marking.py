@@ -217,10 +217,14 @@ class _Trim:
                 if self._attempt():
                     break
             else:
-                self._leave_rest(f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again")
+                why = f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again"
+                if self._write.unknown:
+                    raise Refused(why)
+                self._leave_rest(why)
         except LifecycleError as error:
             self._write.settle(sure=False)
-            if not self._marked or isinstance(error, _STOPPING) or not isinstance(error, Refused):
+            judged = isinstance(error, Refused) and not isinstance(error, _STOPPING)
+            if not self._marked or not judged or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
             self._leave_rest(str(error))

@@ -69,6 +69,11 @@ class TopicWrite:
         self._unknown: int | None = None
         """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
 
+    @property
+    def unknown(self) -> bool:
+        """Whether a write of ours may have reached the z-node, and nobody has looked since."""
+        return self._unknown is not None
+
     def seen(self, version: int) -> None:
         """The z-node was read and has this version: that tells what became of a write whose outcome was not known."""
         if self._unknown is not None:

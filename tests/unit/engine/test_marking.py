@@ -15,7 +15,7 @@ from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
 from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
-from pulsar_lifecycle.engine.topic_write import TopicRun
+from pulsar_lifecycle.engine.topic_write import ATTEMPTS, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -807,6 +807,44 @@ def test_a_topic_that_cannot_be_read_after_an_error_stays_marked(scene: Scene) -
     on_write(scene, fails)
     assert scene.trim()[-1].outcome == FAILED
     assert scene.rows == {MARKED: scene.ids[:3]}
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("unread", ["cursor", "topic"])
+def test_a_write_without_answer_and_a_topic_that_cannot_be_judged_again(scene: Scene, when: str, unread: str) -> None:
+    """Nobody says that a ledger stayed on the list who has not seen it there."""
+
+    def lost() -> None:
+        scene.cluster.zookeeper.unreadable.add(scene.path if unread == "topic" else f"{scene.path}/s")
+        raise OutcomeUnknown("connection lost")
+
+    on_write(scene, lost, when)
+    assert "no permission" in scene.trim()[-1].reason
+    there = {LEFT if when == "before" else REMOVED: scene.ids[:3]}
+    assert scene.rows == {MARKED: scene.ids[:3]} | (there if unread == "cursor" else {})
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_writes_that_never_get_an_answer(scene: Scene, loaded: bool) -> None:
+    """The last one went through: a mark must not end because there were too many."""
+    if loaded:
+        scene.load()
+    tries = [0]
+
+    def lost() -> None:
+        tries[0] += 1
+        if tries[0] < ATTEMPTS:
+            raise OutcomeUnknown("connection lost")
+
+    def lost_at_last() -> None:
+        if tries[0] == ATTEMPTS:
+            raise OutcomeUnknown("connection lost")
+
+    on_write(scene, lost, "before", times=ATTEMPTS)
+    on_write(scene, lost_at_last, "after", times=ATTEMPTS)
+    assert "run again" in scene.trim(loaded_topics=loaded)[-1].reason
+    assert scene.listed == scene.ids[3:]
+    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
 
 
 class Sending:
