@@ -614,8 +614,8 @@ def birth(store: MetadataStore) -> tuple[int, int]:
     return node.stat.czxid, node.stat.ctime
 
 
-def partitioned_shadow_sources(store: MetadataStore) -> set[str]:
-    """Topics that partitioned shadow topics read from: their partitions' own z-nodes do not say so.
+def partitioned_shadow_sources(store: MetadataStore) -> dict[str, str]:
+    """What partitioned shadow topics read from, by their z-nodes' paths: their partitions' own z-nodes do not say so.
 
     Source: the ``properties`` of PartitionedTopicMetadata, as createShadowTopic writes them. Raises CorruptFormat,
     or UnsupportedFormat for what cannot be read.
@@ -623,13 +623,13 @@ def partitioned_shadow_sources(store: MetadataStore) -> set[str]:
     namespaces_, failed = _namespace_paths(store, PARTITIONED_ROOT)
     listings, more = _list(store, [f"{path}/persistent" for path in namespaces_])
     unread = [f"{unit.parent}: {unit.error}" for unit in failed + more]
-    found: set[str] = set()
+    found: dict[str, str] = {}
     for batch in store.scan(f"{c.path}/{n}" for c in listings for n in c.names):
         unread += [f"{node.path}: {node.reason}" for node in batch.unread]
         for path, data, *_ in batch.rows:
             if SHADOW_SOURCE.encode() in data:
                 try:
-                    found.add(str(json.loads(data)["properties"][SHADOW_SOURCE]))
+                    found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE])
                 except (ValueError, KeyError, TypeError) as error:
                     raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
     if unread:

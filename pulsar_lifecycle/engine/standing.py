@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pulsar_lifecycle.engine import inventory, references
@@ -20,6 +21,7 @@ from pulsar_lifecycle.formats.compression import unwrap
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
+from pulsar_lifecycle.plan.orphans import full_names
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 
 
@@ -43,8 +45,7 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
         return info.properties[SHADOW_SOURCE] or "an unnamed topic"
     if topic.partition is None:
         return ""
-    parent = topic.partitioned_parent
-    path = f"{PARTITIONED_ROOT}/{parent.namespace}/{parent.domain}/{encode_name(parent.local)}"
+    path = _partitioned_path(topic)
     node = store.read([path])[0]
     if isinstance(node, Unread):
         raise Refused(f"{path} cannot be read: {node.reason}")
@@ -56,8 +57,33 @@ def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -
         return "a topic that cannot be read"
 
 
-def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> frozenset[str]:
-    """Every topic that some shadow topic of this cluster reads from now: one bulk read of all topics' z-nodes.
+def _partitioned_path(topic: Topic) -> str:
+    parent = topic.partitioned_parent
+    return f"{PARTITIONED_ROOT}/{parent.namespace}/{parent.domain}/{encode_name(parent.local)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSources:
+    """Every topic that some shadow topic reads from: ``names``, as written and in full.
+
+    ``partitioned``: what the partitioned ones read from, by their z-nodes' paths in the configuration store.
+    """
+
+    names: frozenset[str] = frozenset()
+    partitioned: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __or__(self, other: ShadowSources) -> ShadowSources:
+        """Both clusters'."""
+        return ShadowSources(self.names | other.names, {**other.partitioned, **self.partitioned})
+
+    def of_partition(self, topic: Topic) -> str:
+        """What a partition of a partitioned shadow topic reads from; empty if it is none."""
+        source = self.partitioned.get(_partitioned_path(topic)) if topic.partition is not None else None
+        return "" if source is None else source or "an unnamed topic"
+
+
+def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> ShadowSources:
+    """What shadow topics of this cluster read from now: one bulk read of all topics' z-nodes.
 
     Raises Refused where a z-node that may be a shadow topic's cannot be read; other LifecycleErrors from the stores.
     """
@@ -74,31 +100,25 @@ def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> frozen
             except CorruptFormat as error:
                 unread.append(f"{path}: {error}")
     configuration.sync("/")
+    partitioned: Mapping[str, str] = {}
     try:
-        found |= inventory.partitioned_shadow_sources(configuration)
+        partitioned = inventory.partitioned_shadow_sources(configuration)
     except CorruptFormat as error:
         unread.append(str(error))
     if unread:
         raise Refused(f"whether it is the source of a shadow topic cannot be known: {unread[0]}")
-    return frozenset(found | {_full_name(name) for name in found})
-
-
-def _full_name(name: str) -> str:
-    """As TopicName.get reads a short name."""
-    if "://" in name:
-        return name
-    return f"persistent://{name}" if name.count("/") == 2 else f"persistent://public/default/{name}"
+    return ShadowSources(full_names(found.union(partitioned.values())), partitioned)
 
 
 class Shadows:
     """What ``look`` said of the sources of shadow topics (:func:`shadow_sources`), and when."""
 
-    def __init__(self, look: Callable[[], frozenset[str]], clock: Clock) -> None:
+    def __init__(self, look: Callable[[], ShadowSources], clock: Clock) -> None:
         self._look, self._clock = look, clock
-        self._sources: frozenset[str] = frozenset()
+        self._sources = ShadowSources()
         self._seen: int | None = None
 
-    def sources(self, max_age: int = 0) -> frozenset[str]:
+    def sources(self, max_age: int = 0) -> ShadowSources:
         """The sources as of a look that ended at most ``max_age`` ms ago; with 0 it begins now. Raises as the look."""
         now = self._clock.now_ms()
         if self._seen is None or not max_age or not 0 <= now - self._seen <= max_age:

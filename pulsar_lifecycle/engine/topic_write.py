@@ -54,8 +54,9 @@ class TopicRun:
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
         """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
-        sources = self.context.shadow_sources | self.shadows.sources(max_age)
-        return trimming.topic_rule(topic, shadow_source, replace(self.context, shadow_sources=sources))
+        seen = self.shadows.sources(max_age)
+        context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names)
+        return trimming.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
 
 
 class TopicWrite:

@@ -262,7 +262,7 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
     if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
         return Finding.KEPT, "source of a shadow topic"
     if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
-        return Finding.KEPT, "system topic (orphans.system_topics opts in)"
+        return Finding.KEPT, "system topic (the setting system_topics opts in)"
     return None
 
 
@@ -309,6 +309,17 @@ def schema_owner(name: str) -> str:
     except CorruptFormat:
         return name
     return str(replace(topic, namespace=replace(topic.namespace, cluster=None)))
+
+
+def full_names(topics: Iterable[str]) -> frozenset[str]:
+    """Names as somebody wrote them, and the full names that TopicName.get makes of short ones: ``T/NS/x`` and ``x``."""
+    return frozenset(name for topic in topics for name in (topic, _full_name(topic)))
+
+
+def _full_name(name: str) -> str:
+    if "://" in name:
+        return name
+    return f"persistent://{name}" if name.count("/") == 2 else f"persistent://public/default/{name}"
 
 
 def parent_of(topic: str) -> str:

@@ -137,9 +137,9 @@ def _context(
                     busy = inventory.under_replicated(store, settings.bookkeeper.ledgers_root)
                     with KazooStore(configuration_settings(settings), read_only=True) as configuration:
                         found |= inventory.namespaces(configuration)
-                        sources |= inventory.partitioned_shadow_sources(configuration)
+                        sources.update(inventory.partitioned_shadow_sources(configuration).values())
                 else:
-                    sources |= inventory.partitioned_shadow_sources(store)
+                    sources.update(inventory.partitioned_shadow_sources(store).values())
         except LifecycleError as error:
             unread.append(f"namespaces, shadow topics or under-replication of {root or 'our own root'}: {error}")
             found = frozenset[str]()
@@ -160,7 +160,7 @@ def _context(
         shared_namespaces=frozenset(shared),
         kept_namespaces=frozenset(kept) | strange,
         holds=frozenset(settings.orphans.legal_holds),
-        shadow_sources=frozenset(sources),
+        shadow_sources=orphans.full_names(sources),
         system_topics=settings.orphans.system_topics,
         under_replicated=BitMap64(sorted(busy)),
         kept_topics=kept_topics,

@@ -355,8 +355,8 @@ def _offload_evidence(
     )
 
 
-def shadow_sources(cluster: Cluster, store: MetadataStore) -> frozenset[str]:
-    """Every topic that a shadow topic under any declared root reads from now."""
+def shadow_sources(cluster: Cluster, store: MetadataStore) -> standing.ShadowSources:
+    """What shadow topics under any declared root read from now."""
     with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
         found = standing.shadow_sources(store, configuration)
     for root in cluster.roots()[1:]:

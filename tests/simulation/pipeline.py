@@ -428,7 +428,7 @@ def _context(
         if (error or "").startswith(tables.CORRUPT)
     ]
     sources = set(_values(read[0], "shadow_source")) - {None}
-    sources |= inventory.partitioned_shadow_sources(store)
+    sources.update(inventory.partitioned_shadow_sources(store).values())
     return orphans.Context(
         now=now,
         grace=GRACE,
@@ -436,7 +436,7 @@ def _context(
         gone_namespaces=policy.gone_namespaces,
         kept_namespaces=strange | frozenset(inventory.namespace_of(path) for path in corrupt),
         holds=policy.holds,
-        shadow_sources=frozenset(sources),
+        shadow_sources=orphans.full_names(sources),
         system_topics=policy.system_topics,
         under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
         kept_topics=kept_topics,

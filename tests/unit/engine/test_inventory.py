@@ -84,8 +84,10 @@ def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: Simula
     cluster.wait(8 * 24)
     assert scan(cluster).finding(leak) == Finding.ORPHAN
     document = {"partitions": 2, "properties": {inventory.SHADOW_SOURCE: "persistent://acme/orders/placed"}}
-    cluster.put(f"{path}/shadow", json.dumps(document).encode())
-    assert scan(cluster).finding(leak) == Finding.KEPT
+    for source_as_written in ("acme/orders/placed", "persistent://acme/orders/placed"):
+        document["properties"] = {inventory.SHADOW_SOURCE: source_as_written}
+        cluster.put(f"{path}/shadow", json.dumps(document).encode())
+        assert scan(cluster).finding(leak) == Finding.KEPT
     cluster.put(f"{path}/shadow", json.dumps(document).encode()[:-1])
     with pytest.raises(CorruptFormat, match="shadow"):
         scan(cluster)

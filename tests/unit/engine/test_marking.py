@@ -51,6 +51,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.cluster = SimulatedCluster()
+        self.configuration: SimulatedCluster | None = None
         self.path = self.cluster.topic_path(TOPIC)
         self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(5)]
         self.cluster.topic(TOPIC, self.ids)
@@ -107,7 +108,8 @@ class Scene:
         cluster = self.cluster
         brokers = Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms())
         now = cluster.clock.now_ms()
-        shadows = standing.Shadows(lambda: standing.shadow_sources(self.store, self.store), cluster.clock)
+        configuration = self.configuration.open_store() if self.configuration else self.store
+        shadows = standing.Shadows(lambda: standing.shadow_sources(self.store, configuration), cluster.clock)
         return TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
 
     def act(self, work: Callable[[TopicRun, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
@@ -379,6 +381,17 @@ def test_a_partition_of_a_shadow_topic(scene: Scene) -> None:
     scene.cluster.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
     assert {one.reason.partition(" of ")[0] for one in scene.trim().values()} == {"shadow topic"}
     assert scene.listed == scene.ids
+
+
+def test_a_partition_of_a_shadow_topic_that_a_separate_configuration_store_names(scene: Scene) -> None:
+    """The broker's DELETE of it would take its source's ledgers."""
+    scene.configuration = SimulatedCluster()
+    scene.configuration.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
+    assert {one.reason for one in scene.trim().values()} == {"shadow topic of x: its ledgers are its source's"}
+    (whole,) = scene.delete_topic(force=True).values()
+    assert (whole.outcome, whole.reason) == (REFUSED, "shadow topic of x: its ledgers are its source's")
+    assert scene.listed == scene.ids
+    assert scene.sent == []
 
 
 def test_a_partitioned_topic_that_cannot_be_read(scene: Scene) -> None:

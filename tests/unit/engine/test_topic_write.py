@@ -114,7 +114,7 @@ class Scene:
         cluster = self.cluster
         tools = Tools(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
         brokers = Brokers(dict(cluster.admin.loaded), 60_000)
-        shadows = standing.Shadows(lambda: frozenset(), cluster.clock)
+        shadows = standing.Shadows(standing.ShadowSources, cluster.clock)
         now = cluster.clock.now_ms()
         run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, self.loaded_topics, shadows)
         return edit_topic(run, tools, self.permit, TOPIC, change or self.change, POLICY)
@@ -188,7 +188,7 @@ def test_an_edit_that_no_policy_stops() -> None:
     scene = Scene(loaded=True, policy=False)
     cluster = scene.cluster
     tools = Tools(scene.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
-    shadows = standing.Shadows(lambda: frozenset(), cluster.clock)
+    shadows = standing.Shadows(standing.ShadowSources, cluster.clock)
     brokers, now = Brokers(dict(cluster.admin.loaded), 60_000), cluster.clock.now_ms()
     run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, False, shadows)
     assert outcomes(edit_topic(run, tools, scene.permit, TOPIC, scene.change, "")) == [DONE, "kept"]
