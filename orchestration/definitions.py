@@ -13,10 +13,12 @@ from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.metastore import metastore_assets
+from assets.objects import object_assets
 from assets.offload import offload_assets
 from assets.reconciliation import reconciliation_asset
 from assets.references import references_asset
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
+from orchestration.objects import inventory_objects_job, sweep_objects_job
 from orchestration.offload import offload_job, plan_offload_job
 from orchestration.phase_one import delete_topics_job, trim_topics_job
 from orchestration.reconcile import reconcile_job
@@ -45,6 +47,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             dead_letters_asset(cluster),
             reconciliation_asset(cluster),
             *offload_assets(cluster),
+            object_assets(cluster),
         ],
         jobs=[
             scan,
@@ -57,6 +60,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             reconcile_job(cluster),
             plan_offload_job(cluster),
             offload_job,
+            inventory_objects_job(cluster),
+            sweep_objects_job,
         ],
         schedules=[scan_schedule(scan)],
         sensors=[*queue_sensors(delete_pending), dead_letter_sensor(cluster)],

@@ -46,7 +46,7 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
     )
 
 
-class ApplyConfig(dg.Config):
+class PlanConfig(dg.Config):
     """Which plan, how much of it, under which caps; the plan's page has it ready."""
 
     plan_id: str
@@ -56,12 +56,17 @@ class ApplyConfig(dg.Config):
     max_share: float = 0.05
     max_bytes: int = 1 << 50
     max_ledgers_per_topic: int = 100_000
-    direct: bool = False
 
     def order(self) -> Order:
         """The library's form of it."""
         caps = Caps(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
         return Order(self.plan_id, self.digest, caps, self.limit)
+
+
+class ApplyConfig(PlanConfig):
+    """A deletion plan, and whether it goes without the queue."""
+
+    direct: bool = False
 
 
 @dg.op(

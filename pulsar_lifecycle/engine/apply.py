@@ -8,17 +8,19 @@ Belongs here: refusing what must not be applied, sending, resuming. Not here: de
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.formats import offload_object
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import artefact
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, SEND_FAILED, SENT
+from pulsar_lifecycle.plan.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 
 SEND_BATCH = 1_000
@@ -69,10 +71,12 @@ def send_intents(
     clock: Clock,
     deliver_after_ms: int,
     progress: Callable[[str], None],
+    intents: Callable[[pa.Table, str, int], Iterable[PendingDeleteLedgerInfo]] = plan_deletion.intents,
 ) -> Applied:
     """Send one message per row that was not sent before; batches are journalled as they are acknowledged.
 
-    A crash between a send and its journal row repeats the message, which the deletion run finds gone. Raises Paused.
+    A crash between a send and its journal row repeats the message, which the deletion run finds gone. ``intents``
+    makes the messages of some rows, by plan id and time (ms). Raises Paused.
     """
     todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
     sent = failed = 0
@@ -80,7 +84,7 @@ def send_intents(
     for start in range(0, todo.num_rows, SEND_BATCH):
         control.check_not_paused(store)
         now = clock.now_ms()
-        batch = list(plan_deletion.intents(todo.slice(start, SEND_BATCH), summary.plan_id, now))
+        batch = list(intents(todo.slice(start, SEND_BATCH), summary.plan_id, now))
         sizes = todo.slice(start, SEND_BATCH).column("logical_bytes").to_pylist()
         outcomes = queue.send(batch, deliver_after_ms)
         journal.record([_row(run_id, summary, one, size, now) for one, size in zip(outcomes, sizes, strict=True)])
@@ -101,12 +105,17 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
         ledger_id=info.ledger_id,
         component=info.component.value,
         topic=info.topic_name,
-        action=DELETE_LEDGER,
+        action=action_of(info.ledger_type),
         phase="send",
         outcome=SEND_FAILED if one.error else SENT,
         reason=one.error or "planned as an orphan",
         bytes=size,
         checksum="",
-        detail=json.dumps({"message": one.message_id.hex()}),
+        detail=json.dumps({"message": one.message_id.hex(), **_attempt(info)}),
         at=now,
     )
+
+
+def _attempt(info: PendingDeleteLedgerInfo) -> dict[str, str]:
+    context = info.offload_context
+    return {"uuid": str(offload_object.uuid_of(context.msb, context.lsb))} if context else {}

@@ -24,12 +24,10 @@ from pulsar_lifecycle.formats.deletion_message import OffloadContext
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan.objects import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
-
-CLOCK_SKEW_MS = 300_000
-"""How far the object store's clock may be from the brokers' and the metadata store's."""
 
 
 def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
@@ -239,12 +237,9 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
 def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
     """Why an object's own metadata does not make it the message's; empty if it does."""
     assert run.offload is not None
-    cluster = head.metadata.get(offload_object.CLUSTER_NAME, "")
-    name = head.metadata.get(offload_object.MANAGED_LEDGER_NAME, "")
-    if not cluster or not name:
-        return "of unknown origin: the object's metadata lacks its cluster or its topic"
-    if cluster != run.offload.cluster:
-        return f"the object is of cluster {cluster}, this is {run.offload.cluster} (object_store.pulsar_cluster)"
+    if why := foreign(head.metadata, run.offload.cluster):
+        return why
+    name = head.metadata[offload_object.MANAGED_LEDGER_NAME]
     if name != Topic.parse(d.info.topic_name).managed_ledger:
         return f"the message says {d.info.topic_name}, the object is of {name}"
     return ""

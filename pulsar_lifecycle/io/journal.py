@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -35,6 +35,7 @@ from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.engine.unsettled import SAID, unsettled
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
+from pulsar_lifecycle.plan.objects import Begun
 from pulsar_lifecycle.plan.outcomes import (
     DEAD_LETTERED,
     DELETE_OFFLOADED,
@@ -44,6 +45,7 @@ from pulsar_lifecycle.plan.outcomes import (
     LEFT,
     MARKED,
     OFFLOAD,
+    PREPARED,
     RELEASE,
     SENT,
     VERIFIED,
@@ -160,6 +162,28 @@ _OFFLOADED = pc.field("action") == DELETE_OFFLOADED
 def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
     return frozenset(_outcomes(lake, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
+
+
+def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
+    """UUIDs of the offloaded copies of a plan whose intents the journal says were sent."""
+    mine = (pc.field("plan_id") == plan_id) & _OFFLOADED
+    return frozenset(uuid for uuid, _ in _attempts(_outcomes(lake, SENT, 0, mine)))
+
+
+def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
+    """Every offload attempt on these ledgers that our own runs ever began."""
+    ids = pa.array(sorted(ledger_ids), pa.int64())
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    rows = list(_attempts(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).sort_by("at")))
+    began = {uuid for uuid, row in rows if row["outcome"] == PREPARED}
+    return {uuid: Begun(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
+
+
+def _attempts(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
+    """Rows whose ``detail`` names an offload attempt."""
+    for row in rows.to_pylist():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proves nothing
+            yield UUID(json.loads(row["detail"])["uuid"]), row
 
 
 def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:

@@ -25,6 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.plan.coverage import Census, Epoch, census_from_json
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
+from pulsar_lifecycle.plan.objects import OBJECTS
 from pulsar_lifecycle.plan.offload import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
@@ -47,6 +48,7 @@ REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
 OFFLOAD_UUIDS = "offload-uuids.bin"
 OFFLOAD_PLANS = "offload-plans"
+OBJECT_PLANS = "object-plans"
 
 
 class Lake:
@@ -288,11 +290,7 @@ class Lake:
 
     def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan and return its location."""
-        sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink, compression="zstd")
-        self._write(f"plans/{summary.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
-        self._write_document(f"plans/{summary.plan_id}/plan.json", summary.to_json())
-        return f"{self.location}/plans/{summary.plan_id}"
+        return self._store_plan("plans", summary, rows)
 
     def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan with its rows, read from the files. Raises NotFound."""
@@ -303,11 +301,7 @@ class Lake:
 
     def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> str:
         """Store an offload plan and return its location."""
-        sink = pa.BufferOutputStream()
-        pq.write_table(rows, sink, compression="zstd")
-        self._write(f"{OFFLOAD_PLANS}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
-        self._write_document(f"{OFFLOAD_PLANS}/{plan.plan_id}/plan.json", plan.to_json())
-        return f"{self.location}/{OFFLOAD_PLANS}/{plan.plan_id}"
+        return self._store_plan(OFFLOAD_PLANS, plan, rows)
 
     def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
         """A stored offload plan with its rows, read from the files. Raises NotFound."""
@@ -329,6 +323,25 @@ class Lake:
         data = self._read(relative)
         try:
             return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
+    def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of what is to leave the buckets and return its location."""
+        return self._store_plan(OBJECT_PLANS, summary, rows)
+
+    def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_object_plan` with its rows, read from the files. Raises NotFound."""
+        folder = f"{OBJECT_PLANS}/{plan_id}"
+        summary = self._document(f"{folder}/plan.json", PlanSummary.from_json) if _is_name(plan_id) else None
+        if summary is None:
+            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{OBJECT_PLANS}")
+        return summary, self._rows(f"{folder}/rows.parquet", OBJECTS)
+
+    def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
+        sink = pa.BufferOutputStream()
+        pq.write_table(rows, sink, compression="zstd")
+        self._write(f"{kind}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
+        self._write_document(f"{kind}/{plan.plan_id}/plan.json", plan.to_json())
+        return f"{self.location}/{kind}/{plan.plan_id}"
+
         except (OSError, KeyError, pa.ArrowException) as error:
             raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
 

@@ -56,5 +56,12 @@ checksum agreed; ``detail`` has what the objects were then. ``offloaded``: its t
 ``rolled-back``: brokers could not read it, its topic's metadata names it no more. ``abandoned``: its objects are gone.
 """
 
+ABORT_UPLOAD = "abort-upload"
+"""Action, and phase: dropping an upload that an offload run of ours left behind."""
+
+ABORTING = "aborting"
+ABORTED = "aborted"
+"""Outcomes of action ``abort-upload``, beside ``kept`` and ``retrying``: it is about to be dropped; it is gone."""
+
 RELEASED = "released"
 """Outcome of action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up."""

@@ -56,20 +56,12 @@ def make_plan(
 
     ``only`` may leave rows out; ``kind`` begins the plan's id.
     """
-    settings = cluster.settings
     now = SystemClock().now_ms()
-    gaps = list(epoch.gaps)
-    if epoch.covered and not epoch.covers(_roots(cluster)):
-        gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
-    root = settings.bookkeeper.ledgers_root
-    with KazooStore(settings.zookeeper, read_only=True) as store:
-        gaps += _below_floor(settings, control.is_sandbox(store))
-        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
-    gaps += [broken] if broken and broken not in gaps else []
+    gaps = gaps_of(cluster, epoch)
     found = _findings(cluster, epoch)
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
     if earlier is None:
-        gaps.append(f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet")
+        gaps.append(unconfirmed(cluster.settings))
     rows = only(plan_deletion.confirm(found, _findings(cluster, earlier) if earlier else found))
     if earlier and rows.num_rows:
         asked = since(cluster, earlier, epoch)
@@ -98,6 +90,24 @@ def make_plan(
 
 def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
     """Waiting times under their floors, which only the sandbox's marker permits."""
+def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
+    """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
+    settings = cluster.settings
+    gaps = list(epoch.gaps)
+    if epoch.covered and not epoch.covers(_roots(cluster)):
+        gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
+    root = settings.bookkeeper.ledgers_root
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        gaps += _below_floor(settings, control.is_sandbox(store))
+        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
+    return gaps + ([broken] if broken and broken not in gaps else [])
+
+
+def unconfirmed(settings: Settings) -> str:
+    """The gap of a plan that no earlier scan confirms."""
+    return f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet"
+
+
     times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
     return (
         []

@@ -1,0 +1,192 @@
+"""What is in the buckets of tiered storage, what of it nothing needs, and what topics read that is not there.
+
+Source of truth: the buckets' listings against the newest scan's topics. Job ``sweep_objects`` applies the plan.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from assets import show
+from assets.epochs import epoch_to_read
+from assets.names import EPOCH, key
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.objects import DELETE, Kind
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark.objects import TABLE, run_config, take_inventory
+from pulsar_lifecycle.spark.session import reporting
+from resources.lifecycle import LifecycleResource
+
+CHECK = "no_missing_objects"
+COLUMNS = {
+    "bucket": "string",
+    "key": "string",
+    "kind": "string",
+    "topic": "string",
+    "bytes": "int",
+    "since": "string",
+    "reason": "string",
+}
+
+
+def object_assets(cluster: str) -> dg.AssetsDefinition:
+    """``object_inventory`` with its check ``no_missing_objects``, and ``orphan_objects``."""
+    inventory, orphans = key(cluster, "object_inventory"), key(cluster, "orphan_objects")
+    deps = [key(cluster, "managed_ledgers"), key(cluster, "ledger_references"), key(cluster, "object_store")]
+
+    @dg.multi_asset(
+        name=f"{cluster}_objects",
+        specs=[
+            dg.AssetSpec(
+                inventory,
+                group_name="tiered_storage",
+                description="Every object and every upload under way in the buckets: who reads it, or why it stays.",
+                deps=deps,
+                kinds={"pyspark", "s3"},
+            ),
+            dg.AssetSpec(
+                orphans,
+                group_name="tiered_storage",
+                description="What nothing needs in the buckets and is proven ours. Making it changes nothing; job "
+                "`sweep_objects` takes its id and digest.",
+                deps=deps,
+                kinds={"parquet"},
+            ),
+        ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                CHECK,
+                asset=inventory,
+                description="Fails while a topic reads an offloaded ledger of which an object is missing or too small: "
+                "reads of it fail, and its data may be lost.",
+            )
+        ],
+    )
+    def objects(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id = epoch_to_read(context, where)
+        with reporting(where.spark, context.log.info):
+            summary, rows = take_inventory(where, where.lake.epoch(epoch_id))
+        found = where.table(epoch_id, TABLE)
+        broken = found.where(f.col("kind") == Kind.BROKEN.value)
+        count = broken.count()
+        yield dg.MaterializeResult(
+            asset_key=inventory,
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **inventory_shown(found),
+            },
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=CHECK,
+                    passed=count == 0,
+                    severity=dg.AssetCheckSeverity.ERROR,
+                    description=f"{count} offloaded ledgers that topics read are not whole",
+                    metadata={"ledgers": _sample(broken)},
+                )
+            ],
+        )
+        yield dg.MaterializeResult(
+            asset_key=orphans,
+            metadata={EPOCH: epoch_id, **plan_shown(summary, rows, where.settings)},
+            data_version=dg.DataVersion(summary.digest),
+        )
+
+    return objects
+
+
+def inventory_shown(rows: DataFrame) -> dict[str, Any]:
+    """The inventory's page: objects and bytes by kind and bucket, why they stay, what is odd."""
+    kinds = _grouped(rows, "bucket", "kind")
+    plain = (f.col("kind") != Kind.COMPLETE.value) & (f.col("action") == "")
+    reasons = _grouped(rows.where(plain).withColumn("why", f.regexp_replace("reason", r"\d+", "…")), "kind", "why")
+    headers = ["entries", "objects", "bytes", "oldest"]
+    return {
+        "dagster/row_count": sum(row["objects"] for row in kinds),
+        "bytes": sum(row["bytes"] for row in kinds),
+        "by bucket": dg.MetadataValue.md(show.markdown(["bucket", "kind", *headers], map(_cells, kinds))),
+        "why kept": dg.MetadataValue.md(show.markdown(["kind", "why", *headers], map(_cells, reasons))),
+        "largest kept": _sample(rows.where(plain)),
+    }
+
+
+def _grouped(rows: DataFrame, *by: str) -> list[Any]:
+    """One row per group: its columns, then entries, objects, bytes and the oldest, the largest first."""
+    return (
+        rows.groupBy(*by)
+        .agg(
+            f.count("*").alias("entries"),
+            f.sum("objects").alias("objects"),
+            f.sum("bytes").alias("bytes"),
+            f.min("modified").alias("oldest"),
+        )
+        .orderBy(f.desc("bytes"), f.desc("entries"))
+        .limit(100)
+        .collect()
+    )
+
+
+def _cells(row: Any) -> tuple[Any, ...]:
+    *by, entries, objects, size, oldest = row
+    return (*by, entries, objects, show.size(size), _at(oldest))
+
+
+def _sample(rows: DataFrame) -> dg.MetadataValue:
+    some = rows.orderBy(f.desc("bytes"), "bucket", "key").limit(show.SAMPLE).collect()
+    return _table([row.asDict() for row in some])
+
+
+def _table(rows: list[dict[str, Any]]) -> dg.MetadataValue:
+    return show.table([row | {"since": _at(row["modified"])} for row in rows], COLUMNS)
+
+
+def _at(ms: int | None) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""
+
+
+def plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
+    """The plan's page: what would go, whether it may, and how to apply it."""
+    config = json.dumps(run_config(summary, settings.apply.model_dump()), indent=2)
+    if not summary.actionable:
+        how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
+    elif not summary.ledgers:
+        how = "Nothing to delete."
+    else:
+        how = (
+            f"Launch job `sweep_objects` with this run configuration:\n\n```json\n{config}\n```\n\n"
+            "Copies then go by job `delete_pending`, which decides each one afresh."
+        )
+    return {
+        "dagster/row_count": summary.ledgers,
+        "plan id": summary.plan_id,
+        "digest": summary.digest,
+        "actionable": summary.actionable,
+        "bytes": summary.logical_bytes,
+        "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of {summary.cluster_ledgers} copies",
+        "confirmed by scan": summary.confirmed_by,
+        "how to apply": dg.MetadataValue.md(how),
+        **rows_shown(rows),
+    }
+
+
+def rows_shown(rows: pa.Table) -> dict[str, Any]:
+    """What goes: copies and uploads by bucket and kind, and a sample."""
+    sums = [("kind", "count"), ("objects", "sum"), ("bytes", "sum"), ("modified", "min")]
+    groups = rows.group_by(["bucket", "kind"]).aggregate(sums)
+    columns = ("bucket", "kind", *(f"{column}_{how}" for column, how in sums))
+    cells = [_cells([group[name] for name in columns]) for group in groups.to_pylist()]
+    copies = rows.column("action").to_pylist().count(DELETE)
+    headers = ["bucket", "kind", "entries", "objects", "bytes", "oldest"]
+    return {
+        "copies to delete": copies,
+        "uploads to abort": rows.num_rows - copies,
+        "what goes": dg.MetadataValue.md(show.markdown(headers, cells)),
+        "sample": _table(rows.slice(0, show.SAMPLE).to_pylist()),
+    }

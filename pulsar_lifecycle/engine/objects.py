@@ -1,0 +1,420 @@
+"""Looking at the buckets of tiered storage, and dropping uploads that our own offload runs left behind.
+
+Belongs here: listing a part of the keys, asking what the listing does not say, aborting. Not here: the rules
+(``plan/objects.py``), deleting copies (``offloaded.py``, by messages). What is not named anywhere is looked at twice:
+its own user metadata, and its topic's z-node as it is now; so is a copy that a topic names and that seems incomplete.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine.attempts import BrokenAttempt
+from pulsar_lifecycle.engine.decision import NamedUuids
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused, StoreError
+from pulsar_lifecycle.formats import ledger_path, managed_ledger, offload_object
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.formats.offload_object import Role
+from pulsar_lifecycle.plan import objects as plan_objects
+from pulsar_lifecycle.plan.objects import DELETE, Begun, Copy, Gap, Half, Kind, Naming, Rules, Stranger
+from pulsar_lifecycle.plan.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import Clock, Journal, JournalRow, MetadataStore, Node, ObjectHead, ObjectStore, Unread
+
+T = TypeVar("T")
+Row = dict[str, Any]
+"""A row of ``plan.objects.OBJECTS``."""
+
+AT_ONCE = 1_000
+"""Copies that are judged, and asked for, at a time."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What every part of the inventory shares; ``now`` and ``earlier`` are what the scans found in metadata.
+
+    ``referenced`` are the ledgers that the newest scan found listed.
+    """
+
+    buckets: tuple[str, ...]
+    rules: Rules
+    now: NamedUuids
+    earlier: NamedUuids
+    referenced: Referenced
+    ledgers_root: str
+
+
+Began = Callable[[Collection[int]], Mapping[UUID, Begun]]
+"""All attempts on some ledgers that our own offload runs ever began, by the journal."""
+
+
+# ------------------------------------------------------------------------------------------------------------- looking
+
+
+def look_below(
+    inventory: Inventory,
+    store: MetadataStore,
+    objects: ObjectStore,
+    prefix: str,
+    named: Mapping[UUID, Sequence[Naming]],
+) -> Iterator[Row]:
+    """Every object whose key begins with ``prefix``, and every copy that a topic reads and that is not whole there.
+
+    ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
+    """
+    whole: set[tuple[UUID, int]] = set()
+    damaged: dict[tuple[UUID, int], list[Copy]] = {}
+    for bucket in inventory.buckets:
+        for some in _batches(plan_objects.paired(bucket, _listed(objects, bucket, prefix))):
+            unnamed: list[Copy] = []
+            for one in some:
+                if isinstance(one, Stranger):
+                    yield one.row()
+                    continue
+                said = plan_objects.in_use(one, named.get(one.uuid, ()), inventory.rules)
+                if said is None:
+                    unnamed.append(one)
+                elif said[0] is Kind.BROKEN:
+                    damaged.setdefault((one.uuid, one.ledger_id), []).append(one)
+                else:
+                    if said[0] is Kind.COMPLETE:
+                        whole.add((one.uuid, one.ledger_id))
+                    yield one.row(*said)
+            yield from _unnamed(inventory, store, objects, unnamed)
+    missing = {
+        (uuid, one.ledger_id): one
+        for uuid, several in named.items()
+        for one in several
+        if one.complete and one.ledger_id is not None and not one.root and (uuid, one.ledger_id) not in whole
+    }
+    for some in _batches(iter(missing.items())):
+        yield from _missing(inventory, store, objects, dict(some), damaged)
+    for copies in damaged.values():
+        for one in copies:
+            first = named[one.uuid][0]
+            yield one.row(Kind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
+
+
+def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
+    """Every object whose key lies in a gap between the prefixes of UUIDs."""
+    after = f"{gap.behind}~" if gap.behind else ""
+    for page in objects.list_objects(bucket, after=after):
+        for one in page:
+            if gap.before and one.key >= gap.before:
+                return
+            if one.key in gap:
+                yield Stranger(bucket, one.key, Half(one.size, one.last_modified)).row()
+
+
+def look_at_uploads(inventory: Inventory, objects: ObjectStore, bucket: str, began: Began) -> Iterator[Row]:
+    """Every upload that is under way in a bucket."""
+    uploads = (one for page in objects.list_uploads(bucket) for one in page)
+    for some in _batches(uploads):
+        parsed = {one.upload_id: offload_object.parse_key(one.key) for one in some}
+        keys = [key for key in parsed.values() if key]
+        named = inventory.now.named(key.uuid for key in keys)
+        ours = began({key.ledger_id for key in keys})
+        for one in some:
+            key = parsed[one.upload_id]
+            yield plan_objects.judge_upload(
+                bucket,
+                one.key,
+                one.upload_id,
+                one.initiated,
+                inventory.rules,
+                named=key is not None and key.uuid in named,
+                begun=ours.get(key.uuid) if key else None,
+            )
+
+
+def _listed(objects: ObjectStore, bucket: str, prefix: str) -> Iterator[tuple[str, Half]]:
+    for page in objects.list_objects(bucket, prefix):
+        for one in page:
+            yield one.key, Half(one.size, one.last_modified)
+
+
+def _batches(items: Iterator[T]) -> Iterator[list[T]]:
+    while some := list(islice(items, AT_ONCE)):
+        yield some
+
+
+# ------------------------------------------------------------------------------------------------- what nothing names
+
+
+def _unnamed(inventory: Inventory, store: MetadataStore, objects: ObjectStore, copies: Sequence[Copy]) -> Iterator[Row]:
+    if not copies:
+        return
+    now = inventory.now.named(one.uuid for one in copies)
+    earlier = inventory.earlier.named(one.uuid for one in copies)
+    candidates: list[Copy] = []
+    for one in copies:
+        if one.uuid in now:
+            yield one.row(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+        elif why := plan_objects.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
+            yield one.row(one.unreferenced, why)
+        else:
+            candidates.append(one)
+    owned: list[tuple[Copy, plan_objects.Origin]] = []
+    for one, heads in zip(candidates, _heads(objects, candidates), strict=True):
+        error = next((head for head in heads if isinstance(head, LifecycleError)), None)
+        found = [head for head in heads if isinstance(head, ObjectHead)]
+        if error:
+            yield one.row(one.unreferenced, f"it could not be looked at: {error}")
+            continue
+        if not found:
+            continue
+        as_now = _as_headed(one, found)
+        whose = plan_objects.origin([head.metadata for head in found], inventory.rules)
+        # What was written between listing and looking is another attempt's.
+        why = plan_objects.why_kept(as_now, inventory.rules, named_earlier=False) or whose.kept
+        if why:
+            yield as_now.row(as_now.unreferenced, why, whose.topic, whose.namespace)
+        else:
+            owned.append((as_now, whose))
+    yield from _owned(inventory, store, owned)
+
+
+def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead | LifecycleError | None]]:
+    """What its bucket says of the objects of each copy that were listed; all copies are of one bucket."""
+    keys = [list(one.keys.values()) for one in copies]
+    asked = [key for some in keys for key in some]
+    answers = iter(objects.head_many(copies[0].bucket, asked) if asked else [])
+    return [[next(answers) for _ in some] for some in keys]
+
+
+def _as_headed(copy: Copy, found: Sequence[ObjectHead]) -> Copy:
+    halves = {head.key: Half(head.size, head.last_modified) for head in found}
+    keys = copy.keys
+    return replace(
+        copy,
+        data=halves.get(keys.get(Role.DATA, "")),
+        index=halves.get(keys.get(Role.INDEX, "")),
+    )
+
+
+def _owned(
+    inventory: Inventory, store: MetadataStore, owned: Sequence[tuple[Copy, plan_objects.Origin]]
+) -> Iterator[Row]:
+    """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
+    topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
+    ledgers = store.read([ledger_path.ledger_path(one.ledger_id, inventory.ledgers_root) for one, _ in owned])
+    for (one, whose), topic, ledger in zip(owned, topics, ledgers, strict=True):
+        info = _decoded(topic)
+        kind, why, action = one.unreferenced, "", ""
+        if isinstance(info, str):
+            why = info
+        elif one.uuid in managed_ledger.offload_uuids(info):
+            kind, why = Kind.IN_FLIGHT, "its topic's z-node names its UUID by now"
+        elif _may_be_last(inventory, one, info, ledger):
+            why = "some topic lists its ledger, and no other copy of it is known"
+        else:
+            why, action = plan_objects.NOTHING_NAMES_IT, DELETE
+        yield one.row(kind, why, whose.topic, whose.namespace, action)
+
+
+def _may_be_last(inventory: Inventory, copy: Copy, info: ManagedLedgerInfo, ledger: Node | Unread | None) -> bool:
+    """Whether some topic lists the ledger, and neither BookKeeper nor another attempt is known to have it."""
+    item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
+    offload = item.offload if item else None
+    seen = copy.ledger_id in inventory.referenced.needed or copy.ledger_id in inventory.referenced.offloaded
+    in_bookkeeper = isinstance(ledger, Node) and not (offload and offload.bookkeeper_deleted)
+    return (item is not None or seen) and not in_bookkeeper and not (offload and offload.complete)
+
+
+def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | str:
+    """A topic's z-node; why it cannot be read."""
+    if isinstance(node, Unread):
+        return f"its topic's z-node cannot be read: {node.reason}"
+    try:
+        return managed_ledger.decode(node.data if node else b"")
+    except CorruptFormat as error:
+        return f"its topic's z-node cannot be read: {error}"
+
+
+# ---------------------------------------------------------------------------------------------- what topics read
+
+
+def _missing(
+    inventory: Inventory,
+    store: MetadataStore,
+    objects: ObjectStore,
+    named: Mapping[tuple[UUID, int], Naming],
+    damaged: dict[tuple[UUID, int], list[Copy]],
+) -> Iterator[Row]:
+    """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
+    nodes = store.read([one.path for one in named.values()])
+    asked: dict[str, list[tuple[Copy, Naming]]] = {}
+    for ((uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
+        info = _decoded(node)
+        if isinstance(info, str):
+            raise StoreError(f"{naming.path}: {info}")
+        context = _context(info, uuid, ledger_id)
+        if context is None:
+            continue
+        bucket = context.driver_metadata.get("bucket", "")
+        copy = Copy(bucket, uuid, ledger_id)
+        if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
+            asked.setdefault(bucket, []).append((copy, naming))
+        else:
+            yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", naming.topic)
+    for bucket, several in asked.items():
+        keys = [str(offload_object.ObjectKey(c.uuid, c.ledger_id, role)) for c, _ in several for role in Role]
+        heads = iter(objects.head_many(bucket, keys))
+        for copy, naming in several:
+            halves = dict(zip(Role, map(_half, islice(heads, len(Role))), strict=True))
+            copy = replace(copy, data=halves[Role.DATA], index=halves[Role.INDEX])
+            left = [one for one in damaged.pop((copy.uuid, copy.ledger_id), ()) if one.bucket != bucket]
+            wrong = plan_objects.damage(copy, naming)
+            kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
+            yield copy.row(kind, why, naming.topic)
+            for one in left:
+                yield one.row(
+                    Kind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {bucket}", naming.topic
+                )
+
+
+def _context(info: ManagedLedgerInfo, uuid: UUID, ledger_id: int) -> OffloadContext | None:
+    """The complete offload of a ledger under this UUID; None where the topic does not have it any more."""
+    item = next((item for item in info.ledgers if item.ledger_id == ledger_id), None)
+    offload = item.offload if item else None
+    return offload if offload and offload.complete and offload.uuid == uuid else None
+
+
+def _half(head: ObjectHead | LifecycleError | None) -> Half | None:
+    if isinstance(head, LifecycleError):
+        raise head
+    return Half(head.size, head.last_modified) if head else None
+
+
+# ------------------------------------------------------------------------------------------------------------ aborting
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One run over a plan's uploads."""
+
+    run_id: str
+    cluster: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What became of one planned upload: ``aborted``, ``kept``, or ``retrying`` (apply the plan again)."""
+
+    bucket: str
+    key: str
+    upload_id: str
+    ledger_id: int
+    topic: str
+    outcome: str
+    reason: str
+
+
+def abort_uploads(
+    sweep: Sweep,
+    rows: Iterable[Row],
+    rules: Rules,
+    began: Began,
+    *,
+    store: MetadataStore,
+    objects: ObjectStore,
+    journal: Journal,
+    clock: Clock,
+) -> Iterator[list[Dropped]]:
+    """Drop uploads that a plan names, a batch at a time, each looked at again. Raises Paused and what the stores raise.
+
+    The journal says of each that it is about to be dropped before it is. Repeating it is harmless.
+    """
+    for some in _batches(iter(rows)):
+        control.check_not_paused(store)
+        store.sync("/")
+        known = attempts.of_ledgers(store, {row["ledger_id"] for row in some})
+        ours = began({row["ledger_id"] for row in some})
+        kept = {row["upload_id"]: _why_not(objects, row, rules, known.get(row["ledger_id"]), ours) for row in some}
+        going = [row for row in some if not kept[row["upload_id"]]]
+        _record(sweep, journal, clock, [_dropped(row, ABORTING, row["reason"]) for row in going])
+        done = [_abort(objects, row) for row in going]
+        done += [_dropped(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
+        _record(sweep, journal, clock, done)
+        yield done
+
+
+def _why_not(
+    objects: ObjectStore,
+    row: Row,
+    rules: Rules,
+    known: attempts.Attempt | BrokenAttempt | None,
+    ours: Mapping[UUID, Begun],
+) -> str:
+    """Why a planned upload is not dropped as things are now; empty if it is."""
+    if isinstance(known, BrokenAttempt):
+        return f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.reason}"
+    uuid = UUID(row["uuid"])
+    there = _find(objects, row)
+    if there is None:
+        return "it does not exist any more"
+    rules = replace(rules, open_attempts=frozenset({known.uuid} if known else ()))
+    said = plan_objects.judge_upload(
+        row["bucket"], row["key"], row["upload_id"], there, rules, named=False, begun=ours.get(uuid)
+    )
+    return "" if said["action"] == plan_objects.ABORT else said["reason"]
+
+
+def _find(objects: ObjectStore, row: Row) -> int | None:
+    """When (ms) the upload began; None if it is not there."""
+    for page in objects.list_uploads(row["bucket"], row["key"]):
+        for one in page:
+            if (one.key, one.upload_id) == (row["key"], row["upload_id"]):
+                return one.initiated
+    return None
+
+
+def _abort(objects: ObjectStore, row: Row) -> Dropped:
+    try:
+        objects.abort_upload(row["bucket"], row["key"], row["upload_id"])
+        if _find(objects, row) is None:
+            return _dropped(row, ABORTED, row["reason"])
+        return _dropped(row, RETRYING, "it is still there")
+    except Refused:
+        raise
+    except LifecycleError as error:
+        return _dropped(row, RETRYING, f"whether it was aborted is not known: {error}")
+
+
+def _dropped(row: Row, outcome: str, reason: str) -> Dropped:
+    where = (row["bucket"], row["key"], row["upload_id"], row["ledger_id"], row["topic"])
+    return Dropped(*where, outcome, reason)
+
+
+def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[Dropped]) -> None:
+    now = clock.now_ms()
+    journal.record(
+        [
+            JournalRow(
+                run_id=sweep.run_id,
+                cluster=sweep.cluster,
+                plan_id=sweep.plan_id,
+                ledger_id=one.ledger_id,
+                component=LedgerComponent.MANAGED_LEDGER.value,
+                topic=one.topic,
+                action=ABORT_UPLOAD,
+                phase=ABORT_UPLOAD,
+                outcome=one.outcome,
+                reason=one.reason,
+                bytes=0,
+                checksum="",
+                detail=json.dumps({"bucket": one.bucket, "key": one.key, "upload": one.upload_id}, sort_keys=True),
+                at=now,
+            )
+            for one in some
+        ]
+    )

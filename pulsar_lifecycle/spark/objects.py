@@ -1,0 +1,306 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""The inventory of the buckets, the plan of what nothing needs in them, and applying it.
+
+Belongs here: listing and joining spread over tasks, storing, composing one run. Not here: the rules
+(``plan/objects.py``), what one task asks (``engine/objects.py``). Keys are spread by the first digits of their UUIDs:
+what metadata names is stored sorted by UUID, so that a task reads its share alone. Making a plan writes nothing to
+cluster or bucket.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine import objects as looking
+from pulsar_lifecycle.engine.apply import Applied, Order, send_intents
+from pulsar_lifecycle.engine.decision import NamedByAny
+from pulsar_lifecycle.engine.objects import Dropped, Inventory, Sweep, abort_uploads
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal, begun_attempts, sent_copies
+from pulsar_lifecycle.io.lake import Lake, OffloadUuidsOf
+from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.prometheus import published
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.plan import artefact
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan import objects as plan_objects
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.objects import ABORT, DELETE, NAMINGS, OBJECTS, Gap, Rules
+from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.session import concurrency
+
+TABLE = "objects"
+NAMED = "offload_namings"
+"""Tables of an epoch: ``plan.objects.OBJECTS`` and ``NAMINGS``."""
+
+FEW_TASKS = 16
+"""Up to so many tasks at a time the buckets are listed by one digit of the UUIDs, above it by two."""
+
+
+def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
+    """List the buckets, judge every object by an epoch, and store the plan of what may go.
+
+    Returns the plan and its rows; all objects are table ``objects`` of the epoch. Raises Refused without
+    ``object_store``, and what the servers raise: a listing is whole or there is none.
+    """
+    settings = cluster.settings
+    declared = _declared(settings)
+    with KazooStore(settings.zookeeper, read_only=True) as store:
+        open_ones = attempts.open_attempts(store)
+    now = SystemClock().now_ms()
+    gaps = runs.gaps_of(cluster, epoch)
+    gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
+    older = runs.earlier_epochs(cluster, epoch)
+    if not older:
+        gaps.append(runs.unconfirmed(settings))
+    asked = runs.since(cluster, older[-1], epoch) if older else []
+    lake = cluster.lake
+    inventory = Inventory(
+        buckets=declared.buckets,
+        rules=_rules(cluster, epoch, now, older[-1] if older else None, open_ones),
+        now=OffloadUuidsOf(lake.location, epoch.epoch_id),
+        earlier=NamedByAny(tuple(OffloadUuidsOf(lake.location, e.epoch_id) for e in asked)),
+        referenced=lake.referenced(epoch.epoch_id),
+        ledgers_root=settings.bookkeeper.ledgers_root,
+    )
+    topics = [
+        (root, part) for root in cluster.roots() for part in cluster.parts(epoch.epoch_id, "managed_ledgers", root)
+    ]
+    cluster.store(epoch.epoch_id, NAMED, NAMINGS, _Naming(lake).rows, topics)
+    prefixes = plan_objects.prefixes(1 if concurrency(cluster.spark) <= FEW_TASKS else 2)
+    parts = [_Part(prefix=prefix) for prefix in prefixes]
+    for bucket in declared.buckets:
+        parts += [_Part(bucket=bucket, gaps=tuple(plan_objects.gaps(prefixes))), _Part(bucket=bucket)]
+    task = _Looking(settings, lake, inventory, lake.parts(epoch.epoch_id, NAMED))
+    cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
+    return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, gaps)
+
+
+def _declared(settings: Settings) -> ObjectStoreSettings:
+    if settings.object_store is None:
+        raise Refused("object_store is not set: there are no buckets to look at")
+    return settings.object_store
+
+
+def _rules(
+    cluster: Cluster,
+    epoch: Epoch,
+    now: int,
+    earlier: Epoch | None,
+    open_ones: list[attempts.Attempt | attempts.BrokenAttempt],
+) -> Rules:
+    settings = cluster.settings
+    declared = _declared(settings)
+    return Rules(
+        context=replace(
+            runs.context_of(cluster, epoch),
+            now=now,
+            grace=int(settings.orphans.grace_period * 1000),
+            holds=frozenset(settings.orphans.legal_holds),
+            gone_namespaces=frozenset(),
+            system_topics=settings.orphans.system_topics,
+        ),
+        cluster=declared.pulsar_cluster or settings.cluster,
+        exclusive=declared.exclusive,
+        confirmed_from=earlier.started_at if earlier else None,
+        open_attempts=frozenset(one.uuid for one in attempts.whole(open_ones)),
+    )
+
+
+def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: list[str]) -> tuple[PlanSummary, pa.Table]:
+    lake, parts = cluster.lake, cluster.parts(epoch.epoch_id, TABLE)
+    todo = pc.field("action") != ""
+    rows = pa.Table.from_batches(list(lake.batches(parts, OBJECTS.names, todo)), OBJECTS)
+    rows = rows.sort_by([(name, "ascending") for name in ("ledger_id", "bucket", "key", "upload_id")])
+    copies = pc.field("uuid").is_valid() & (pc.field("upload_id") == "")
+    size = int(pc.sum(rows.column("bytes")).as_py() or 0)
+    summary = PlanSummary(
+        plan_id=f"objects-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch.epoch_id,
+        confirmed_by=confirmed_by,
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        ledgers=rows.num_rows,
+        logical_bytes=size,
+        physical_bytes=size,
+        cluster_ledgers=sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies)),
+        digest="",
+    )
+    summary = replace(summary, digest=plan_objects.digest(rows, summary.to_json()))
+    lake.store_object_plan(summary, rows)
+    return summary, rows
+
+
+# ---------------------------------------------------------------------------------------------------------- in a task
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """What the topics in one file name, sorted by UUID."""
+
+    lake: Lake
+
+    def rows(self, piece: tuple[str, str]) -> Iterator[pa.RecordBatch]:
+        root, part = piece
+        columns = ["topic", "path", "ledgers", "offload_uuids"]
+        batches = self.lake.batches([part], columns, pc.field("offload_uuids").is_valid())
+        found = [plan_objects.namings(batch, root) for batch in batches]
+        if found:
+            yield from pa.concat_tables(found).sort_by("uuid").to_batches()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one task lists: keys with a prefix in all buckets, keys in the gaps of a bucket, or its uploads."""
+
+    prefix: str = ""
+    bucket: str = ""
+    gaps: tuple[Gap, ...] = ()
+
+
+AT_ONCE = 5_000
+"""Rows of a batch."""
+
+
+@dataclass(frozen=True)
+class _Looking:
+    settings: Settings
+    lake: Lake
+    inventory: Inventory
+    namings: list[str]
+
+    def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
+        """Rows of ``OBJECTS``."""
+        some: list[looking.Row] = []
+        for row in self._found(part):
+            some.append(row)
+            if len(some) == AT_ONCE:
+                yield pa.RecordBatch.from_pylist(some, OBJECTS)
+                some = []
+        yield pa.RecordBatch.from_pylist(some, OBJECTS)
+
+    def _found(self, part: _Part) -> Iterator[looking.Row]:
+        with ExitStack() as opened:
+            objects = opened.enter_context(closing(S3ObjectStore(_declared(self.settings))))
+            if part.prefix:
+                store = opened.enter_context(KazooStore(self.settings.zookeeper, read_only=True))
+                named = self._named(part.prefix)
+                yield from looking.look_below(self.inventory, store, objects, part.prefix, named)
+            elif part.gaps:
+                for gap in part.gaps:
+                    yield from looking.look_between(objects, part.bucket, gap)
+            else:
+                began = _began(self.settings)
+                yield from looking.look_at_uploads(self.inventory, objects, part.bucket, began)
+
+    def _named(self, prefix: str) -> dict[UUID, list[plan_objects.Naming]]:
+        uuid = pc.field("uuid")
+        share = (uuid >= prefix) & (uuid < plan_objects.following(prefix))
+        batches = self.lake.batches(self.namings, NAMINGS.names, share)
+        return plan_objects.by_uuid(row for batch in batches for row in batch.to_pylist())
+
+
+def _began(settings: Settings) -> looking.Began:
+    return lambda ledger_ids: begun_attempts(settings.lake.path, settings.cluster, ledger_ids)
+
+
+# ------------------------------------------------------------------------------------------------------------ applying
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep did: messages sent about copies, and what became of uploads."""
+
+    applied: Applied
+    dropped: tuple[Dropped, ...]
+
+
+def rows_to_sweep(cluster: Cluster, order: Order) -> pa.Table:
+    """What :func:`sweep` would do now; writes nothing. Raises Refused, NotFound."""
+    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
+        return _chosen(cluster, order, runs.check_store(cluster, store))[1]
+
+
+def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Swept:
+    """Send a message for each planned copy, and drop the planned uploads. Raises Refused, Paused, NotFound.
+
+    Repeated, it sends what was not sent and drops what is still there.
+    """
+    settings, clock = cluster.settings, SystemClock()
+    with ExitStack() as opened:
+        opened.enter_context(published(settings))
+        store = opened.enter_context(KazooStore(settings.zookeeper))
+        summary, rows = _chosen(cluster, order, runs.check_may_act(cluster, store))
+        journal = FileJournal(settings.lake.path)
+        admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
+        parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+        queue = opened.enter_context(closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)))
+        objects = opened.enter_context(closing(S3ObjectStore(_declared(settings))))
+        copies = rows.filter(pc.equal(rows.column("action"), DELETE))
+        sent = pa.array([str(uuid) for uuid in sent_copies(settings.lake.path, summary.plan_id)], pa.string())
+        todo = copies.filter(pc.invert(pc.is_in(copies.column("uuid"), sent)))
+        applied = send_intents(
+            run_id,
+            summary,
+            todo.append_column("logical_bytes", todo.column("bytes")),
+            frozenset(),
+            store=store,
+            queue=queue,
+            journal=journal,
+            clock=clock,
+            deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(store)),
+            progress=progress,
+            intents=plan_objects.intents,
+        )
+        dropped = abort_uploads(
+            Sweep(run_id, settings.cluster, summary.plan_id),
+            rows.filter(pc.equal(rows.column("action"), ABORT)).to_pylist(),
+            _rules(cluster, cluster.lake.epoch(summary.epoch_id), clock.now_ms(), None, []),
+            _began(settings),
+            store=store,
+            objects=objects,
+            journal=journal,
+            clock=clock,
+        )
+        done = [one for some in dropped for one in some]
+    return Swept(replace(applied, already=copies.num_rows - todo.num_rows), tuple(done))
+
+
+def _chosen(cluster: Cluster, order: Order, fingerprint: str) -> tuple[PlanSummary, pa.Table]:
+    """The rows to apply, lowest ledgers first. Raises Refused by the rules of every plan."""
+    _declared(cluster.settings)
+    summary, rows = cluster.lake.object_plan(order.plan_id)
+    now, valid = SystemClock().now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
+    found = plan_objects.digest(rows, summary.to_json())
+    artefact.check_applicable(
+        summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
+    )
+    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid)
+    some = rows.slice(0, order.limit or rows.num_rows)
+    plan_deletion.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), order.caps)
+    return summary, some
+
+
+def run_config(summary: PlanSummary, caps: Mapping[str, Any]) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``sweep_objects`` applies a plan under ``caps``."""
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": False, **caps}
+    return {"ops": {"sweep": {"config": config}}}
