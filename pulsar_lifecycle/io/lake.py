@@ -319,10 +319,6 @@ class Lake:
         ]
         return sorted((plan for plan in found if plan), key=lambda plan: (plan.created_at, plan.plan_id))
 
-    def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
-        data = self._read(relative)
-        try:
-            return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is to leave the buckets and return its location."""
         return self._store_plan(OBJECT_PLANS, summary, rows)
@@ -342,6 +338,10 @@ class Lake:
         self._write_document(f"{kind}/{plan.plan_id}/plan.json", plan.to_json())
         return f"{self.location}/{kind}/{plan.plan_id}"
 
+    def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
+        data = self._read(relative)
+        try:
+            return pq.read_table(pa.BufferReader(data)).select(schema.names).cast(schema)
         except (OSError, KeyError, pa.ArrowException) as error:
             raise CorruptFormat(f"{self.location}/{relative}", 0, f"a plan's rows: {error}") from error
 

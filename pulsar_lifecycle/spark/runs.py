@@ -88,8 +88,6 @@ def make_plan(
     return summary, rows
 
 
-def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
-    """Waiting times under their floors, which only the sandbox's marker permits."""
 def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
     """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
     settings = cluster.settings
@@ -108,6 +106,8 @@ def unconfirmed(settings: Settings) -> str:
     return f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet"
 
 
+def _below_floor(settings: Settings, sandbox: bool) -> list[str]:
+    """Waiting times under their floors, which only the sandbox's marker permits."""
     times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
     return (
         []
