@@ -9,7 +9,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check simulate ui bench bench-metastore bench-deletion clean
+.PHONY: help setup demo test check simulate ui bench bench-metastore bench-deletion bench-offload clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -45,13 +45,16 @@ ui: setup ## The Dagster UI on the sandbox, at http://127.0.0.1:3000
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@PULSAR_LIFECYCLE_CONFIG=$(PULSAR_LIFECYCLE_SANDBOX)/lifecycle.toml $(BIN)/dagster dev -w workspace.yaml -h 127.0.0.1 -p 3000
 
-bench: bench-metastore bench-deletion ## Every benchmark, side by side with its peer
+bench: bench-metastore bench-deletion bench-offload ## Every benchmark, side by side with its peer
 
 bench-metastore: setup ## Scan and plan against the BookKeeper shell
 	@$(BIN)/python bench/metastore.py
 
 bench-deletion: setup ## Deletion against the BookKeeper client and shell
 	@$(BIN)/python bench/deletion.py
+
+bench-offload: setup ## Offloading and reading back against the bare transfers
+	@$(BIN)/python bench/offload.py
 
 clean: ## Stop the sandbox and remove what was made; the cache stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox.cli stop --purge; fi

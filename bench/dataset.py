@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import socket
-import struct
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,10 +20,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-from ground import kazoo
+from ground import add_entries, kazoo
 from kazoo.client import KazooClient
 
-from pulsar_lifecycle.formats import cursor, entry, ledger_metadata, managed_ledger, schema
+from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
+from pulsar_lifecycle.formats.entry import Entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
@@ -97,7 +96,7 @@ def _load(work: tuple[str, str, int, int]) -> None:
     hosts, bookie, start, end = work
     with kazoo(hosts) as zk:
         _create_all(zk, (node for topic in range(start, end) for node in _znodes(topic, bookie)))
-    _add_entries(bookie, [e for topic in range(start, end) if _is_special(topic) for e in _entries(topic)])
+    add_entries(bookie, (e for topic in range(start, end) if _is_special(topic) for e in _entries(topic)))
 
 
 def _create_all(zk: KazooClient, nodes: Iterable[tuple[str, bytes]]) -> None:
@@ -202,31 +201,14 @@ def _version(ledger_id: int) -> schema.IndexEntry:
     return schema.IndexEntry(0, Position(ledger_id, 0 if ledger_id >= 0 else -1), hashlib.sha256(b"schema").digest())
 
 
-def _entries(topic: int) -> Iterator[tuple[int, bytes]]:
-    """(ledger id, payload) of the only entry of each real ledger."""
+def _entries(topic: int) -> Iterator[Entry]:
+    """The only entry of each real ledger."""
     schema_ledger, compaction_ledger, compacted_ledger = _extra_ids(topic)
-    yield schema_ledger, schema.encode_entry(schema.SchemaEntry(b'{"type":"string"}', (_version(-1),)))
+    yield _only(schema_ledger, schema.encode_entry(schema.SchemaEntry(b'{"type":"string"}', (_version(-1),))))
     position = Position(FIRST_ID + topic * LEDGERS_PER_TOPIC, 10)
     properties = {cursor.COMPACTED_LEDGER_PROPERTY: compacted_ledger}
-    yield compaction_ledger, cursor.encode_position(cursor.PositionInfo(position, properties=properties))
+    yield _only(compaction_ledger, cursor.encode_position(cursor.PositionInfo(position, properties=properties)))
 
 
-_ADD = struct.Struct("!Ii20s")
-_ADDED = struct.Struct("!Iiiqq")
-_ADD_HEADER = 2 << 24 | 1 << 16  # BookieProtocol: version 2, ADDENTRY
-
-
-def _add_entries(bookie: str, entries: list[tuple[int, bytes]]) -> None:
-    """Write entry 0 of each ledger to the bookie (BookieProtocol v2, ADDENTRY)."""
-    host, _, port = bookie.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answers:
-        for start in range(0, len(entries), 100):
-            some = entries[start : start + 100]
-            for ledger_id, payload in some:
-                stored = entry.encode(entry.Entry(ledger_id, 0, -1, len(payload), payload), DigestType.CRC32C)
-                header = _ADD.pack(_ADD.size - 4 + len(stored), _ADD_HEADER, entry.master_key(b""))
-                connection.sendall(header + stored)
-            for _ in some:
-                _, _, code, ledger_id, _ = _ADDED.unpack(answers.read(_ADDED.size))
-                if code:
-                    raise RuntimeError(f"bookie {bookie}: adding to ledger {ledger_id} failed with {code}")
+def _only(ledger_id: int, payload: bytes) -> Entry:
+    return Entry(ledger_id, 0, -1, len(payload), payload)

@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: our settings for a sandbox, a scan as the assets run it, a kazoo client, progress.
+"""What the benchmarks stand on: settings, a scan as the assets run it, clients, CPU time of a process, progress.
 
 Not here: what is measured, and the data it is measured on.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from assets.names import METASTORE
+from pulsar_lifecycle.formats import entry
+from pulsar_lifecycle.formats.ledger_metadata import DigestType
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.coverage import Census, Epoch
 from pulsar_lifecycle.spark import findings, scan
@@ -67,6 +71,44 @@ def kazoo(hosts: str) -> Iterator[KazooClient]:
     finally:
         client.stop()
         client.close()
+
+
+_ADD = struct.Struct("!Ii20s")
+_ADDED = struct.Struct("!Iiiqq")
+_ADD_HEADER = 2 << 24 | 1 << 16  # BookieProtocol: version 2, ADDENTRY
+_ADD_BYTES = 1 << 20
+"""Sent to the bookie before its answers are read."""
+
+
+def add_entries(bookie: str, entries: Iterable[entry.Entry]) -> None:
+    """Write entries to a bookie (BookieProtocol v2, ADDENTRY), with CRC32C digests and an empty password."""
+    host, _, port = bookie.rpartition(":")
+    key = entry.master_key(b"")
+    with socket.create_connection((host, int(port)), timeout=30) as connection, connection.makefile("rb") as answers:
+
+        def send(requests: list[bytes]) -> None:
+            connection.sendall(b"".join(requests))
+            for _ in requests:
+                _, _, code, ledger_id, _ = _ADDED.unpack(answers.read(_ADDED.size))
+                if code:
+                    raise RuntimeError(f"bookie {bookie}: adding to ledger {ledger_id} failed with {code}")
+
+        waiting: list[bytes] = []
+        size = 0
+        for one in entries:
+            stored = entry.encode(one, DigestType.CRC32C)
+            waiting.append(_ADD.pack(_ADD.size - 4 + len(stored), _ADD_HEADER, key) + stored)
+            size += len(stored)
+            if size >= _ADD_BYTES:
+                send(waiting)
+                waiting, size = [], 0
+        send(waiting)
+
+
+def cpu_seconds(pid: int | str = "self") -> float:
+    """User and system time of a process, in hundredths (proc(5))."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def expect(what: str, found: int, expected: int) -> None:
