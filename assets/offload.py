@@ -77,7 +77,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 group_name="tiered_storage",
                 description="What would be offloaded, and which copies in BookKeeper given up. Making it changes "
                 "nothing; job `offload` takes its id and digest.",
-                deps=deps,
+                deps=[key(cluster, "offload_candidates")],
                 kinds={"parquet"},
             ),
         ],
