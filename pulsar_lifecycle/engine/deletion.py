@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control, inventory, offloaded, release
-from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
 from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
@@ -373,7 +373,8 @@ def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str
     for path, node in zip(doomed, tools.store.read(list(doomed)), strict=True):
         d, said = doomed[path], outcomes.get(path, "deleted")
         if node is None and said == "deleted":
-            d.settle(DELETED, "nothing refers to it")
+            why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
+            d.settle(DELETED, why if "released" in d.extra else "nothing refers to it")
         elif node is None:
             d.settle(GONE, "someone else deleted it at the same moment")
         else:
@@ -399,6 +400,9 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
         detail["reconsume_times"] = times
     if "objects" in d.extra:
         detail["objects"] = d.extra["objects"]
+    if "released" in d.extra:
+        released: Released = d.extra["released"]
+        detail["offloaded"] = {"uuid": str(released.uuid), "bucket": released.bucket}
     if d.outcome == REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
     return JournalRow(

@@ -60,13 +60,15 @@ def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> Non
     d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
 
 
-def still_used(tools: Tools, item: LedgerInfo, released: Released, topic: Topic) -> str:
+def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
     """Why a listed ledger is in use though its copy in BookKeeper was given up; empty if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
         return "its topic's z-node lists it, and does not give up its copy in BookKeeper"
     if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
         return f"its topic's z-node names another offload, {offload.uuid}"
+    if item.ledger_id == last:
+        return "it is the last ledger of its topic: a broker that loads it forgets its offload"
     if tools.store.read([OwedUnload(topic, True, 0).path])[0] is not None:
         return "its topic is owed an unload: a broker may read it in BookKeeper"
     return ""
@@ -98,7 +100,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
         if d.info.ledger_id in listed:
             why = "its topic's z-node lists it"
             if released:
-                why = still_used(tools, listed[d.info.ledger_id], released, topic)
+                why = still_used(tools, listed[d.info.ledger_id], max(listed), released, topic)
             if why:
                 in_use(run, tools, d, why)
         elif released:

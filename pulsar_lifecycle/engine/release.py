@@ -15,16 +15,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.engine import control, standing
+from pulsar_lifecycle.engine import attempts, control, standing
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, is_whole
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.topic_write import Change, Said, TopicRun, edit_topic
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
@@ -60,27 +61,37 @@ class Outcome:
 
 
 def release_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, due: Sequence[Due], lag_ms: int
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, due: Sequence[Due], lag_ms: int | None
 ) -> list[Outcome]:
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
-    Raises Paused, LeaseLost, Refused where the topic cannot be read, and what the stores raise.
+    With a lag of None or below 0 only what its topic has given up already may go. Raises Paused, LeaseLost, Refused
+    where the topic cannot be read, and what the stores raise.
     """
     permit.check(tools.store)
     tools.store.sync("/")
-    _, info = standing.topic_node(tools.store, topic)
-    rows = standing.ledger_rows(tools.store, [one.ledger_id for one in due], run.ledgers_root)
+    node, info = standing.topic_node(tools.store, topic)
+    ids = [one.ledger_id for one in due]
+    rows = standing.ledger_rows(tools.store, ids, run.ledgers_root)
     rule = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+    ours = attempts.of_ledgers(tools.store, ids)
+    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    stays = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it" if loaded else ""
+    lag = _Lag(min(run.now, tools.clock.now_ms()), lag_ms)
     by_id = {item.ledger_id: item for item in info.ledgers}
+    last = max(by_id, default=-1)
     outcomes: dict[int, Outcome] = {}
     going: list[Due] = []
     for one in due:
-        copy = trimming.copy_of(one.ledger_id, rows[one.ledger_id], topic)
-        why = rule or copy.problem or _obstacle(by_id.get(one.ledger_id), one, tools.clock.now_ms(), lag_ms)
-        if not why and one.ledger_id == max(by_id):
-            why = "the last ledger of its topic"
+        item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
+        why = rule or trimming.copy_of(one.ledger_id, row, topic).problem or _obstacle(item, last, one, lag)
+        why = why or _not_as_proven(item, row, one.verified)
+        if not why and one.ledger_id in ours:
+            why = "its offload attempt is still open: no broker may have read it yet"
         if why:
             outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, REFUSED, why)
+        elif stays and not run.writes_loaded(topic) and not _given_up(item):
+            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
         else:
             going.append(one)
     messages = [_message(topic, one, rows, tools.clock.now_ms()) for one in going]
@@ -97,14 +108,33 @@ def release_topic(
     reason = "its copy in BookKeeper is about to be given up"
     about = [Outcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
     _record(run, tools, about, going, czxids)
-    said = edit_topic(run, tools, permit, topic, _giving_up(tools, {d.ledger_id: d for d in going}, lag_ms), POLICY)
+    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, lag), POLICY)
     done = [Outcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
     _record(run, tools, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
 
 
-def _obstacle(item: LedgerInfo | None, due: Due, now: int, lag_ms: int) -> str:
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """The deletion lag (ms; None or below 0: no copy goes by itself) and what time it is, by the clock behind."""
+
+    now: int
+    lag_ms: int | None
+
+    def unmet(self, offloaded_at: int | None) -> str:
+        """Why an offload of that time (ms) must wait; empty if it need not."""
+        if self.lag_ms is None or self.lag_ms < 0:
+            return "no deletion lag is set"
+        passed = offloaded_at and self.now - offloaded_at > self.lag_ms
+        return "" if passed else f"its deletion lag of {self.lag_ms // 1000} s has not passed"
+
+
+def _given_up(item: LedgerInfo | None) -> bool:
+    return item is not None and item.offload is not None and item.offload.bookkeeper_deleted
+
+
+def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
     """Why a topic's own metadata speaks against giving up the copy in BookKeeper; empty if it does not."""
     offload = item.offload if item else None
     if item is None:
@@ -113,8 +143,23 @@ def _obstacle(item: LedgerInfo | None, due: Due, now: int, lag_ms: int) -> str:
         return "its offload is not complete"
     if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
         return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
-    if not offload.bookkeeper_deleted and (offload.timestamp is None or now - offload.timestamp <= lag_ms):
-        return f"its deletion lag of {lag_ms // 1000} s has not passed"
+    if item.ledger_id == last:
+        return "the last ledger of its topic: a broker that loads it forgets its offload"
+    return "" if offload.bookkeeper_deleted else lag.unmet(offload.timestamp)
+
+
+def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> str:
+    """How BookKeeper or the topic differ from what was proven; empty if they do not."""
+    assert item is not None
+    assert row is not None
+    proven = verified.entries, verified.length
+    for who, found in (
+        ("BookKeeper", (row["entries"], row["length"])),
+        ("its topic", (item.entries or row["entries"], item.size or row["length"])),
+    ):
+        if found != proven:
+            said = f"{who} says {found[0]} entries of {found[1]} bytes"
+            return f"{said}, its offloaded copy has {proven[0]} of {proven[1]}"
     return ""
 
 
@@ -133,14 +178,15 @@ def _message(
     )
 
 
-def _giving_up(tools: Tools, due: Mapping[int, Due], lag_ms: int) -> Change:
+def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         said = {i: Said(LEFT, "its topic does not list it any more") for i in due}
+        last = max((item.ledger_id for item in info.ledgers), default=-1)
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             one = due.get(item.ledger_id)
             if one is not None:
-                why = _obstacle(item, one, tools.clock.now_ms(), lag_ms)
+                why = _obstacle(item, last, one, lag)
                 if why or item.offload is None:
                     said[item.ledger_id] = Said(LEFT, why)
                 elif item.offload.bookkeeper_deleted:
@@ -213,10 +259,13 @@ def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         if tools.objects is None:
             d.settle(WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
             continue
+        control.check_lease(tools.store, run.guard)
         location = Location(released.bucket, released.uuid, d.info.ledger_id)
         try:
-            control.check_lease(tools.store, run.guard)
             why = is_whole(tools.objects, location, Verified(**released.proof))
+        except (AccessDenied, NotFound, Refused) as error:
+            d.settle(WAITING, f"object_store may not look at its offloaded copy: {error}")
+            continue
         except LifecycleError as error:
             d.settle(RETRYING, f"its offloaded copy could not be looked at: {error}")
             continue

@@ -129,7 +129,7 @@ def judge(
         beyond += (item["size"] or 0) if item["timestamp"] else 0
         action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
-            action, reason = (DONE, state.rule) if state.rule else (RELEASE, "given up, and still in BookKeeper")
+            action, reason = _of_leftover(state, item, policy)
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
         found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
@@ -183,11 +183,27 @@ def _of_offloaded(state: TopicState, item: Mapping[str, Any], policy: OffloadPol
     if state.rule:
         return DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
     lag, since = policy.deletion_lag_ms, item["offloaded_at"]
+    if not item["offload_uuid"]:
+        return DONE, _NAMELESS
     if not policy.acts or lag is None or lag < 0:
         return DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
-    if since is None or now - since <= lag:
+    if not since or now - since <= lag:
         return DONE, f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
     return RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
+
+
+_NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
+
+
+def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> tuple[str, str]:
+    """Its topic gave up its copy in BookKeeper, which is there still."""
+    if state.rule:
+        return DONE, state.rule
+    if not item["offload_uuid"]:
+        return DONE, _NAMELESS
+    if not policy.acts:
+        return DONE, f"given up, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act"
+    return RELEASE, "given up, and still in BookKeeper"
 
 
 def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[str, str]:

@@ -7,9 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from pulsar_lifecycle.engine.decision import Released
+from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA, open_marks
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE
 from pulsar_lifecycle.ports import Archived, JournalRow
+
+ENDED = pa.schema([JOURNAL_SCHEMA.field("ledger_id"), JOURNAL_SCHEMA.field("at")])
 
 
 class FakeJournal:
@@ -36,6 +42,15 @@ class FakeJournal:
         rows = [r for r in self.rows if r.phase in phases and r.cluster == cluster and r.at >= since]
         found = unsettled(_table(nodes, ARCHIVE), _table(rows, SAID))
         return [n for n in nodes if (n.run_id, n.ledger_id, n.at) in found]
+
+    def released(self, cluster: str) -> dict[int, Released]:
+        """As ``io.journal.released_ledgers``."""
+        mine = [r for r in self.rows if r.cluster == cluster]
+        marked = [r for r in mine if (r.action, r.outcome) == (RELEASE, MARKED)]
+        ended = [r for r in mine if r.phase == "delete" and r.action == DELETE_LEDGER and r.outcome in (DELETED, GONE)]
+        stand = open_marks(_table(marked, JOURNAL_SCHEMA), _table(ended, ENDED)).to_pylist()
+        found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in stand}
+        return {ledger_id: one for ledger_id, one in found.items() if one}
 
     def _store(self, kept: list, rows: Sequence) -> str:
         if self.failure:

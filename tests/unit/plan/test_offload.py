@@ -38,7 +38,7 @@ def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
 
 
 def complete(ledger_id: int, **changes: Any) -> dict[str, Any]:
-    return ledger(ledger_id, **{"offload_uuid": str(THEIRS), "offload_complete": True, "offloaded_at": 0, **changes})
+    return ledger(ledger_id, **{"offload_uuid": str(THEIRS), "offload_complete": True, "offloaded_at": 1, **changes})
 
 
 LAST = ledger(99, entries=None, size=None, timestamp=0)
@@ -99,7 +99,7 @@ ledgers = st.lists(
             timestamp=age if not age else NOW - age,
             offload_complete=done,
             offload_uuid=str(THEIRS) if done else None,
-            offloaded_at=0 if done else None,
+            offloaded_at=1 if done else None,
         ),
         st.integers(0, 40),
         st.one_of(st.none(), small),
@@ -258,6 +258,7 @@ def test_a_topic_that_is_not_touched() -> None:
         (1000, NOW - 1001, RELEASE),
         (1000, NOW + 5, DONE),
         (1000, None, DONE),
+        (1000, 0, DONE),
         (0, NOW, DONE),
         (0, NOW - 1, RELEASE),
         (-1, 0, DONE),
@@ -280,6 +281,19 @@ def test_what_is_given_up_already_is_done_unless_bookkeeper_has_it_still() -> No
     assert one(gone, leftovers={1})[0] == RELEASE
     assert one(ledger(1, bookkeeper_deleted=True), leftovers={1})[0] == KEEP
     assert one(complete(1, offloaded_at=NOW), leftovers={1})[0] == DONE
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_an_offload_without_a_name_is_never_proven_so_never_released(given_up: bool) -> None:
+    nameless = complete(1, bookkeeper_deleted=given_up, offload_uuid=None)
+    action, reason = one(nameless, leftovers={1})
+    assert (action, "does not name the attempt" in reason) == (DONE, True)
+
+
+@pytest.mark.parametrize("driver", ["azureblob", ""])
+def test_what_is_given_up_stays_where_its_driver_does_not_act(driver: str) -> None:
+    gone = complete(1, bookkeeper_deleted=True)
+    assert one(gone, replace(POLICY, driver=driver), leftovers={1})[0] == DONE
 
 
 def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
