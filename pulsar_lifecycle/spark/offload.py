@@ -16,7 +16,6 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pyarrow as pa
-from pyspark import TaskContext
 
 from pulsar_lifecycle.engine import control, inventory, offloading, release, standing
 from pulsar_lifecycle.engine.attempts import Attempt
@@ -418,25 +417,19 @@ class _Task:
         verified: Verified | None = None
         if item.release:
             verified = verify(objects, item.location, source, known=item.known, reader=reader, origin=origin, pace=pace)
-        elif item.again or _is_retry():
-            offloading.drop_uploads(objects, attempt)
-            if not find_copy(objects, item.location, source, origin):
-                with suppress(CorruptFormat, NotFound, Conflict):  # no metadata names it: it is made anew, over it
-                    verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
+        elif item.again and not find_copy(objects, item.location, source, origin):
+            with suppress(CorruptFormat, NotFound, Conflict):  # no metadata names it: it is made anew, over it
+                verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
         if verified is None:
             copied = copy_ledger(reader, objects, source, target, pace=pace)
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
+        if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
+            offloading.drop_uploads(objects, attempt)
         said = replace(_said(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
         now = SystemClock().now_ms()
         row = offloading.journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
         FileJournal(self.settings.lake.path).record([row])
         return verified
-
-
-def _is_retry() -> bool:
-    """Whether Spark runs this task again: the executor that had it may have left an upload behind."""
-    context = TaskContext.get()
-    return context is not None and context.attemptNumber() > 0
 
 
 class _Pace:
