@@ -206,6 +206,10 @@ class Lake:
         document = {"until": now, "scans": [*self._set_aside(cluster).scans, *scans], "reason": reason}
         self._write_document(f"{SET_ASIDE}/{cluster}.json", document)
 
+    def set_aside_until(self, cluster: str) -> int:
+        """Until when (ms) the scans of a cluster's name are set aside; -1 if none ever was."""
+        return self._set_aside(cluster).until
+
     def _set_aside(self, cluster: str) -> _SetAside:
         found = self._document(f"{SET_ASIDE}/{cluster}.json", TypeAdapter(_SetAside).validate_python)
         return found or _SetAside(-1)

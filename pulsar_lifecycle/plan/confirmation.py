@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.plan.orphans import parent_of
 from pulsar_lifecycle.plan.references import Referenced
@@ -45,9 +46,9 @@ def unrefuted(marks: Mapping[int, tuple[T, int]], scans: Iterable[tuple[int, Ref
 
     ``scans``: when each began (ms), and what it found. The first phase's write was taken back, or never done.
     """
-    known = list(scans)
-    return {
-        ledger_id: (what, at)
-        for ledger_id, (what, at) in marks.items()
-        if not any(began > at and (ledger_id in refs.needed or ledger_id in refs.offloaded) for began, refs in known)
-    }
+    found, marked = dict(marks), BitMap64(marks)
+    for began, refs in scans:
+        for ledger_id in (refs.needed | refs.offloaded) & marked:
+            if marks[ledger_id][1] < began:
+                found.pop(ledger_id, None)
+    return found

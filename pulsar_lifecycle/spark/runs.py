@@ -8,9 +8,10 @@ Belongs here: composing lake, lease, engine and Spark for one run. Not here: the
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -40,13 +41,14 @@ from pulsar_lifecycle.plan.confirmation import confirmed_by_all, in_use_at_any, 
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, SWITCHED_OFF, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
+
+T = TypeVar("T")
 
 
 def make_plan(
@@ -306,7 +308,6 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
     earlier = older[-1]
     asked = since(cluster, earlier, epoch)
-    found = [(e.started_at, cluster.lake.referenced(e.epoch_id)) for e in asked]
     context = replace(
         context_of(cluster, epoch),
         grace=int(settings.orphans.grace_period * 1000),
@@ -333,12 +334,12 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             evidence=Evidence(
                 refs=cluster.lake.referenced(epoch.epoch_id),
                 started_at=epoch.started_at,
-                earlier=in_use_at_any(refs for _, refs in found),
+                earlier=in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked),
                 earlier_started_at=earlier.started_at,
                 earlier_czxid=earlier.max_czxid,
                 context=context,
-                marked=unrefuted(marked_ledgers(settings.lake.path, settings.cluster), found),
-                offloads=_offload_evidence(cluster, epoch, asked, found),
+                marked=standing_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
+                offloads=_offload_evidence(cluster, epoch, asked),
             ),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
@@ -351,16 +352,28 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
         )
 
 
-def _offload_evidence(
-    cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], found: Sequence[tuple[int, Referenced]]
-) -> OffloadEvidence:
+Marks = Mapping[int, tuple[T, int]]
+"""Ledger id -> what a mark of our first phase says of it, and when (ms)."""
+
+
+def standing_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
+    """Marks that no kept scan before ``epoch`` refuted, and that were not made before a restore that was accepted."""
+    until = cluster.lake.set_aside_until(cluster.settings.cluster)
+    marks = {ledger_id: mark for ledger_id, mark in marks.items() if mark[1] > until}
+    oldest = min((at for _, at in marks.values()), default=epoch.started_at)
+    kept = cluster.lake.epochs(epoch.fingerprint)
+    later = (e for e in kept if oldest < e.started_at < epoch.started_at)
+    return unrefuted(marks, ((e.started_at, cluster.lake.referenced(e.epoch_id)) for e in later))
+
+
+def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch]) -> OffloadEvidence:
     """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
     topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
     return OffloadEvidence(
         now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
         earlier=NamedByAny(tuple(OffloadUuidsOf(cluster.lake.location, e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
-        marked=unrefuted(marked_offloads(cluster.settings.lake.path, cluster.settings.cluster), found),
+        marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
     )
 

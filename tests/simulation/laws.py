@@ -19,7 +19,7 @@ from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_OFFLOADED, DELE
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
-from tests.simulation.world import HOUR, Ledger, World
+from tests.simulation.world import HOUR, Counters, Ledger, World
 
 GRACE = 7 * 24 * HOUR
 CONFIRMED_AFTER = 24 * HOUR
@@ -51,7 +51,7 @@ class Laws:
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
         self.marked_copies: set[tuple[int, str]] = set()
-        self.counters: dict[str, tuple[int, int, int]] = {}
+        self.counters: dict[str, Counters] = {}
         self.unreachable: dict[str, tuple[int, frozenset[UUID]]] = {}
         self.exclusive = False
         self.objects = self.restored = 0

@@ -51,11 +51,15 @@ class Lake:
 
     def __init__(self) -> None:
         self.scans: list[pipeline.Scan] = []
+        self.until = -1
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
 
     def epochs(self, fingerprint: str = "") -> list[Epoch]:
         found = [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
         return sorted(found, key=lambda e: e.started_at)
+
+    def set_aside_until(self, cluster: str) -> int:
+        return self.until
 
     def scan(self, epoch_id: str) -> pipeline.Scan:
         found = next((s for s in self.scans if s.epoch.epoch_id == epoch_id), None)
@@ -268,6 +272,7 @@ class Operator:
     def accept_restore(self) -> str:
         """Set every earlier scan aside, as the command of that name does."""
         self.lake.scans.clear()
+        self.lake.until = self.world.clock.now_ms()
         return "earlier scans are set aside"
 
     def redrive(self) -> str:

@@ -123,6 +123,24 @@ class Model:
     """Ledgers that another system on the same BookKeeper needs."""
 
 
+@dataclass(frozen=True)
+class Counters:
+    """What only ever grows: transactions, ledger ids that were issued, and leases that were taken.
+
+    ``lease_born`` is the transaction that created the lease's z-node, 0 if there is none.
+    """
+
+    zxid: int
+    ids: int
+    lease_born: int
+    lease: int
+
+    def can_follow(self, then: Counters) -> bool:
+        """Whether these may be of the same history, later."""
+        same_lease = not then.lease_born or self.lease_born == then.lease_born
+        return same_lease and self.zxid >= then.zxid and self.ids >= then.ids and self.lease >= then.lease
+
+
 class World(SimulatedCluster):
     """A cluster with its model; every choice is ``random``'s."""
 
@@ -156,7 +174,7 @@ class World(SimulatedCluster):
         self.roots: dict[str, SimulatedCluster] = {}
         self.backup: tuple[dict, Model, dict, int, int] | None = None
         self.backup_at = self.restored = 0
-        self.undone: list[tuple[int, int, tuple[int, int, int] | None]] = []
+        self.undone: list[tuple[int, int, Counters | None]] = []
         """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
         self.restored_at = 0
         self.wire: Callable[[SimQueue], None] = lambda queue: None
@@ -284,18 +302,20 @@ class World(SimulatedCluster):
         except CorruptFormat:
             return 0
 
-    def counters(self) -> tuple[int, int, int]:
-        """What only ever grows: transactions, ledger ids that were issued, and leases that were taken."""
+    def counters(self) -> Counters:
+        """What only ever grows, now."""
         ids, lease = (self.zookeeper.stat(path) for path in ("/ledgers/idgen", control.LEASE))
-        return self.zookeeper.zxid, ids.cversion if ids else 0, lease.version if lease else -1
+        born, version = (lease.czxid, lease.version) if lease else (0, -1)
+        return Counters(self.zookeeper.zxid, ids.cversion if ids else 0, born, version)
 
-    def happened(self, at: int, counters: tuple[int, int, int]) -> bool:
+    def happened(self, at: int, counters: Counters) -> bool:
         """Whether what was seen then (ms) is of this history: no restore took it back, as far as counters can tell.
 
-        After a new election a store looks like a later one once it has issued more ledger ids than it had lost.
+        After a new election a store looks like a later one once it has issued more ledger ids than it had lost, unless
+        a lease was taken in between: ours is another one then, or an older one.
         """
         return not any(
-            first <= at < last and any(now < then for now, then in zip(after or self.counters(), counters, strict=True))
+            first <= at < last and not (after or self.counters()).can_follow(counters)
             for first, last, after in self.undone
         )
 

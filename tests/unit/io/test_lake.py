@@ -243,7 +243,9 @@ def test_scans_set_aside_count_as_not_made(lake: Lake) -> None:
     old, other = epoch("e1", NOW), replace(epoch("e2", NOW), cluster="another")
     for one in (old, other):
         finish(lake, one)
+    assert lake.set_aside_until("c") == -1
     lake.set_scans_aside("c", NOW, "restored from last night")
+    assert lake.set_aside_until("c") == NOW
     assert lake.epochs() == [other]
     with pytest.raises(NotFound, match="accept-restore"):
         lake.epoch("e1")

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.spark import runs, sources
 
 HOUR = 3_600_000
@@ -69,3 +71,15 @@ def test_a_shadow_topic_that_is_away_counts_for_as_long_as_a_confirmation_takes(
     sources = runs.context_of(cluster_with(epochs, seen), epochs[4]).shadow_sources
     assert sources == {"a day ago", "since then", "now"}
     assert runs.context_of(cluster_with(scanned(100), seen), epochs[4]).shadow_sources == {"now"}
+
+
+def test_a_mark_stands_until_a_scan_refutes_it_however_long_ago_or_a_restore_is_accepted() -> None:
+    epochs = scanned(10, 60, 100)
+    in_use = {"e10": BitMap64([1, 2, 3, 4]), "e60": BitMap64([2]), "e100": BitMap64([3])}
+    cluster = cluster_with(epochs, {})
+    cluster.settings.cluster = "c"
+    cluster.lake.referenced = lambda epoch_id: Referenced(in_use[epoch_id])
+    cluster.lake.set_aside_until = lambda name: {"c": 5 * HOUR}[name]
+    marks = {1: ("x", 20 * HOUR), 2: ("y", 20 * HOUR), 3: ("z", 61 * HOUR), 4: ("w", 5 * HOUR)}
+    assert runs.standing_marks(cluster, epochs[-1], marks) == {1: marks[1], 3: marks[3]}
+    assert runs.standing_marks(cluster, epochs[-1], {}) == {}
