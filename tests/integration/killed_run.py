@@ -22,19 +22,26 @@ import pyarrow as pa
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.spark import deletion, phase_one
+from pulsar_lifecycle.spark import deletion, offload, phase_one
 from tests.integration.pipeline import NO_CAPS, Pipeline
 
-PORTS: dict[str, type] = {"store": KazooStore, "journal": FileJournal, "queue": PulsarDeletionQueue}
+PORTS: dict[str, type] = {
+    "store": KazooStore,
+    "journal": FileJournal,
+    "queue": PulsarDeletionQueue,
+    "objects": S3ObjectStore,
+}
 
 
 @dataclass(frozen=True)
 class Fault:
     """Strikes at call number ``call`` of a port's method, before it or ``after``; once, for ``flag`` is then there.
 
+    Only calls whose arguments, written out, contain ``about`` count.
     ``victim``: ``driver`` kills the run's whole process group, ``executor`` the JVM that this worker belongs to and
     the worker, ``nobody`` only waits, so that a test can kill a server meanwhile.
     """
@@ -46,6 +53,7 @@ class Fault:
     driver: int
     flag: str
     call: int = 1
+    about: str = ""
 
     def arm(self) -> None:
         """Put the fault into this process."""
@@ -55,8 +63,8 @@ class Fault:
 
         def struck(*args: Any, **options: Any) -> Any:
             nonlocal calls
-            calls += 1
-            if calls != self.call:
+            calls += self.about in repr(args)
+            if calls != self.call or self.about not in repr(args):
                 return original(*args, **options)
             if self.after:
                 result = original(*args, **options)
@@ -96,6 +104,18 @@ class StruckWorker:
         return self.worker(batches)
 
 
+@dataclass(frozen=True)
+class StruckTask:
+    """Spark's offload task, which arms the fault in the process it comes to."""
+
+    task: offload._Task
+    fault: Fault
+
+    def work(self, bundle: Iterable[Any]) -> Iterator[Any]:
+        self.fault.arm()
+        return self.task.work(bundle)
+
+
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
@@ -111,8 +131,12 @@ def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> N
     where = pipeline.where
     fault.arm()
     if task == "apply":
-        order = Order(arguments["plan_id"], arguments["digest"], NO_CAPS)
-        print(pipeline.apply(order, arguments["run_id"]))
+        print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
+    elif task == "offload":
+        task_of = offload._Task
+        offload._Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
+        order = offload.OffloadOrder(arguments["plan_id"], arguments["digest"])
+        print(offload.offload_now(where, arguments["run_id"], order, print))
     elif task == "trim":
         orders = [TrimOrder(Topic.parse(arguments["topic"]), up_to=arguments["up_to"])]
         print(phase_one.trim(where, arguments["run_id"], orders, dry_run=False))

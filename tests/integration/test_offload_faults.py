@@ -1,0 +1,365 @@
+"""Offload runs beside an object store that is busy, slow, cut off, forgetful or closed to us, and data that rotted.
+
+A cluster of its own with three bookies: files of its S3 server and of its bookies are changed, a bookie is killed.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.engine.offloading import FAILED
+from pulsar_lifecycle.plan.offload import OffloadPlan
+from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
+from sandbox import topics
+from sandbox.clients import Admin, pulsar_client
+from sandbox.cluster import Cluster
+from tests.fakes.http_proxy import Answer, CutAnswer, CutRequest, Fault, FaultyHttpProxy, Hang, Replace
+from tests.integration import offloads
+from tests.integration.offloads import check_ledgers, check_settled, contexts, keys, messages, planned
+from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
+
+pytestmark = pytest.mark.integration
+
+FOREVER = 1 << 30
+BLOCK = 5 << 20
+LARGE = 220_000
+"""Bytes of a message; fifty of them are a ledger of three blocks."""
+
+SLOW_DOWN = Answer(503, "<Error><Code>SlowDown</Code><Message>Reduce your request rate</Message></Error>")
+DONE = Answer(200, "<CompleteMultipartUploadResult><ETag>&quot;0-3&quot;</ETag></CompleteMultipartUploadResult>")
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A topic of three ledgers, two of which are to be offloaded."""
+
+    topic: str
+    payloads: list[bytes]
+    ledgers: list[int]
+    plan: OffloadPlan
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is wrong with the object store, and what the outcome says of it; an empty ``said``: nothing failed.
+
+    ``faults``: fault, method, part of the URL, how often.
+    """
+
+    faults: tuple[tuple[Fault, str, str, int], ...] = ()
+    said: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def everywhere(fault: Fault, times: int) -> tuple[tuple[Fault, str, str, int], ...]:
+    return tuple((fault, method, "", times) for method in ("HEAD", "POST", "PUT", "GET"))
+
+
+CASES = {
+    "busy for a while": Case(everywhere(SLOW_DOWN, 2), settings={"attempts": 5}),
+    "busy for good": Case(((SLOW_DOWN, "PUT", "", FOREVER),), "SlowDown"),
+    "silent for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "1s"}),
+    "silent for good": Case(
+        ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "1s", "attempts": 1}
+    ),
+    "cuts connections for a while": Case(
+        ((CutRequest(100_000), "PUT", "partNumber", 2), (CutAnswer(1_000), "GET", "", 2), (Replace(0), "POST", "", 2)),
+        settings={"attempts": 5},
+    ),
+    "cuts connections for good": Case(((CutAnswer(1_000), "GET", "", FOREVER),), "broke off"),
+    "cuts uploads for good": Case(((CutRequest(100_000), "PUT", "partNumber", FOREVER),), "part 1"),
+    "loses a part": Case(((Answer(200, ""), "PUT", "partNumber=2", FOREVER),), "InvalidPart"),
+    "loses a data object": Case(((DONE, "POST", "uploadId=", FOREVER),), "there is no such object"),
+    "loses an index object": Case(((Answer(200, ""), "PUT", "-index", FOREVER),), "-index"),
+}
+PERSISTENCE = {"rotten": (3, 3, 2), "lost": (3, 3, 2), "bookie": (3, 3, 2), "striped": (3, 2, 2)}
+"""Ensemble, write quorum and ack quorum where they matter."""
+THREE_BLOCKS = ("silent for good", "cuts connections for a while", "loses a part", "flipped")
+"""Where the first ledger has so many; all others have one."""
+SCENES = (*CASES, "refused", "short", "flipped", "flipped later", *PERSISTENCE)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(tmp_path_factory.mktemp("faults") / "sandbox")
+    try:
+        made.start(bookies=3)
+        drain(made)
+        yield made
+    finally:
+        made.stop(purge=True)
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("lake"))
+
+
+Operator = Callable[..., Pipeline]
+
+
+@pytest.fixture
+def operator(cluster: Cluster, spark: None, lake: str, tmp_path: Path) -> Operator:
+    """A pipeline, all with the same lake, with some settings of the object store changed."""
+
+    def make(**object_store: Any) -> Pipeline:
+        sections = offloads.with_bucket(cluster, loaded_topics=True, block_size=BLOCK)
+        sections["object_store"] |= object_store
+        return Pipeline(settings_file(cluster, tmp_path / str(len(object_store)), {"lake": {"path": lake}} | sections))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def scenes(cluster: Cluster, spark: None, lake: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scene]:
+    """A namespace with a topic for each test, and a plan for it; all by one scan."""
+    sections = offloads.with_bucket(cluster, loaded_topics=True) | {"lake": {"path": lake}}
+    pipeline = Pipeline(settings_file(cluster, tmp_path_factory.mktemp("settings"), sections))
+    written: dict[str, tuple[str, list[bytes], list[int]]] = {}
+    with pulsar_client(cluster.service_url) as client, Admin(cluster.admin_url) as admin:
+        for name in SCENES:
+            namespace = new_namespace(cluster, "offload-faults")
+            if name in PERSISTENCE:
+                ensemble, write, ack = PERSISTENCE[name]
+                policy = {"bookkeeperEnsemble": ensemble, "bookkeeperWriteQuorum": write, "bookkeeperAckQuorum": ack}
+                admin.call(
+                    "POST", f"/v2/namespaces/{namespace}/persistence", policy | {"managedLedgerMaxMarkDeleteRate": 0}
+                )
+            size = LARGE if name in THREE_BLOCKS else 100
+            payloads = [
+                text.ljust(size if number < 50 else 100) for number, text in enumerate(topics.payloads(110, name))
+            ]
+            topic = f"persistent://{namespace}/t"
+            ledgers = list(dict.fromkeys(topics.publish(client, topic, payloads)))
+            assert len(ledgers) == 3
+            written[name] = topic, payloads, ledgers[:2]
+    epoch = pipeline.scan()
+    made: dict[str, Scene] = {}
+    for name, (topic, payloads, ledgers) in written.items():
+        plan, rows = planned(pipeline, topic.removeprefix("persistent://").rpartition("/")[0], epoch=epoch)
+        assert plan.actionable, plan.gaps
+        assert [row["ledger_id"] for row in rows] == ledgers
+        made[name] = Scene(topic, payloads[:100], ledgers, plan)
+    return made
+
+
+@pytest.fixture
+def s3(cluster: Cluster) -> Iterator[Any]:
+    with offloads.s3_client(cluster) as client:
+        yield client
+
+
+@pytest.fixture
+def proxy(cluster: Cluster) -> Iterator[FaultyHttpProxy]:
+    with FaultyHttpProxy(cluster.state.as_json()["s3"]["endpoint"]) as running:
+        yield running
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A scene after a run that met a fault."""
+
+    cluster: Cluster
+    scene: Scene
+    s3: Any
+    said: dict[int, tuple[str, str]]
+
+    @property
+    def failed(self) -> list[int]:
+        return [ledger for ledger in self.scene.ledgers if self.said[ledger][0] == FAILED]
+
+    def check_kept(self, direct: Pipeline) -> None:
+        """Nothing is lost, and what failed is nowhere said to be offloaded."""
+        settings = direct.where.settings
+        assert existing(self.cluster, self.scene.ledgers) == set(self.scene.ledgers)
+        check_ledgers(settings, self.scene.topic)
+        made = contexts(self.cluster, self.scene.topic)
+        assert [made[ledger] for ledger in self.failed] == [None] * len(self.failed)
+
+    def check_finished(self, direct: Pipeline) -> None:
+        """A run without the fault goes on with the same attempts, and leaves nothing but what it should."""
+        settings = direct.where.settings
+        begun = offloads.open_attempts(settings)
+        before = {ledger: begun[ledger] for ledger in self.failed}
+        if self.failed:
+            said = offloads.offload(direct, self.scene.plan, "rerun")
+            assert {said[ledger][0] for ledger in self.failed} == {OFFLOADED}, said
+        check_settled(self.cluster, settings, self.scene.topic, self.scene.ledgers, self.s3)
+        made = contexts(self.cluster, self.scene.topic)
+        assert {ledger: made[ledger].uuid for ledger in before} == before
+
+
+def through(proxy: FaultyHttpProxy, operator: Operator, **settings: Any) -> Pipeline:
+    """A pipeline that reaches the object store through the proxy."""
+    return operator(endpoint=f"http://127.0.0.1:{proxy.port}", **{"attempts": 3} | settings)
+
+
+# ---------------------------------------------------------------------------------------------------- the object store
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_object_store_that_fails_costs_a_rerun_at_most(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, proxy: FaultyHttpProxy, s3: Any, name: str
+) -> None:
+    case, scene = CASES[name], scenes[name]
+    for fault, method, part, times in case.faults:
+        proxy.next(fault, method, part, times)
+    tried = Tried(cluster, scene, s3, offloads.offload(through(proxy, operator, **case.settings), scene.plan))
+    assert bool(tried.failed) == bool(case.said), tried.said
+    for ledger in tried.failed:
+        assert re.search(case.said, tried.said[ledger][1]), tried.said[ledger]
+        assert "run again" in tried.said[ledger][1]
+    direct = operator()
+    tried.check_kept(direct)
+    tried.check_finished(direct)
+    assert messages(direct, scene.topic) == scene.payloads
+
+
+def test_an_object_store_that_knows_us_no_more_is_said_to(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, s3: Any, tmp_path: Path
+) -> None:
+    scene = scenes["refused"]
+    (tmp_path / "wrong").write_text("wrong")
+    tried = Tried(
+        cluster, scene, s3, offloads.offload(operator(secret_key={"file": str(tmp_path / "wrong")}), scene.plan)
+    )
+    assert tried.failed == scene.ledgers
+    assert all("403" in reason or "SignatureDoesNotMatch" in reason for _, reason in tried.said.values()), tried.said
+    direct = operator()
+    tried.check_kept(direct)
+    assert [keys(s3, ledger) for ledger in scene.ledgers] == [[], []]
+    tried.check_finished(direct)
+
+
+# ------------------------------------------------------------------------------------------------------- data that rots
+
+
+def damaged(proxy: FaultyHttpProxy, damage: Callable[[str], None]) -> None:
+    """Damage every data object before its index object is written."""
+    usual = proxy.fault
+
+    def fault(method: str, url: str) -> Fault | None:
+        if method == "PUT" and url.endswith("-index"):
+            damage(url.rpartition("/")[2].removesuffix("-index"))
+        return usual(method, url)
+
+    proxy.fault = fault
+
+
+@pytest.mark.parametrize("name", ["short", "flipped"])
+def test_an_object_that_is_not_what_was_sent_is_never_committed(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, proxy: FaultyHttpProxy, s3: Any, name: str
+) -> None:
+    scene = scenes[name]
+
+    def damage(key: str) -> None:
+        file = offloads.object_file(cluster, key)
+        if name == "short":
+            with file.open("r+b") as stream:
+                stream.truncate(file.stat().st_size - 1)
+        else:
+            offloads.flip(file, file.stat().st_size // 2)
+
+    damaged(proxy, damage)
+    tried = Tried(cluster, scene, s3, offloads.offload(through(proxy, operator), scene.plan))
+    assert tried.failed == scene.ledgers
+    for ledger in tried.failed:
+        assert re.search(rf"s3://\S+-ledger-{ledger}", tried.said[ledger][1]), tried.said
+        assert "run again" in tried.said[ledger][1]
+    direct = operator()
+    tried.check_kept(direct)
+    tried.check_finished(direct)
+    assert messages(direct, scene.topic) == scene.payloads
+
+
+def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, s3: Any
+) -> None:
+    scene, pipeline = scenes["flipped later"], operator()
+    said = offloads.offload(pipeline, scene.plan)
+    assert {said[ledger][0] for ledger in scene.ledgers} == {OFFLOADED}
+    bad, good = scene.ledgers
+    file = offloads.object_file(cluster, keys(s3, bad)[0])
+    offloads.flip(file, file.stat().st_size // 2)
+    drain(cluster)
+    plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
+    assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
+    said = offloads.offload(pipeline, plan, "release")
+    assert said[bad][0] == FAILED
+    assert "its copy in BookKeeper stays" in said[bad][1]
+    assert keys(s3, bad)[0] in said[bad][1]
+    assert said[good][0] == RELEASED
+    made = contexts(cluster, scene.topic)
+    assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
+    pipeline.scan()
+    pipeline.scan_and_delete()
+    assert existing(cluster, scene.ledgers) == {bad}
+
+
+def entry_logs(cluster: Cluster, bookie: str) -> list[Path]:
+    folder = cluster.data / bookie
+    return [*folder.glob("ledgers/current/*.log"), *folder.glob("journal/current/*.txn")]
+
+
+def rot(cluster: Cluster, bookie: str, marks: list[bytes]) -> set[bytes]:
+    """Change a bit of every copy that a bookie has of entries that contain ``marks``; returns those it had."""
+    cluster.kill(bookie, signal.SIGTERM)
+    found: set[bytes] = set()
+    for file in entry_logs(cluster, bookie):
+        data = file.read_bytes()
+        for mark in marks:
+            at = data.find(mark)
+            while at >= 0:
+                found.add(mark)
+                offloads.flip(file, at)
+                at = data.find(mark, at + 1)
+    cluster.start_server(bookie)
+    return found
+
+
+def test_an_entry_that_rotted_is_read_from_another_bookie_and_what_none_has_is_not_offloaded(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, s3: Any
+) -> None:
+    rotten, lost = scenes["rotten"], scenes["lost"]
+    at = 20
+    one, every = rotten.payloads[at], lost.payloads[at]
+    assert rot(cluster, "bookie-1", [one, every]) == {one, every}
+    for bookie in ("bookie-2", "bookie-3"):
+        assert rot(cluster, bookie, [every]) == {every}
+    pipeline = operator()
+    said = offloads.offload(pipeline, rotten.plan)
+    assert {said[ledger][0] for ledger in rotten.ledgers} == {OFFLOADED}, said
+    check_settled(cluster, pipeline.where.settings, rotten.topic, rotten.ledgers, s3)
+    assert messages(pipeline, rotten.topic) == rotten.payloads
+    said = offloads.offload(pipeline, lost.plan)
+    bad, good = lost.ledgers
+    assert said[good][0] == OFFLOADED
+    assert said[bad][0] == FAILED
+    assert f"{bad}:{at}" in said[bad][1]
+    assert contexts(cluster, lost.topic)[bad] is None
+    assert existing(cluster, lost.ledgers) == set(lost.ledgers)
+    assert keys(s3, bad) == []
+    assert offloads.uploads(s3) == []
+
+
+def test_a_bookie_that_is_gone_is_not_needed(
+    cluster: Cluster, scenes: dict[str, Scene], operator: Operator, s3: Any
+) -> None:
+    cluster.kill("bookie-2")
+    try:
+        for name in ("bookie", "striped"):
+            scene = scenes[name]
+            said = offloads.offload(operator(), scene.plan)
+            assert {said[ledger][0] for ledger in scene.ledgers} == {OFFLOADED}, said
+            assert messages(operator(), scene.topic) == scene.payloads
+    finally:
+        cluster.start_server("bookie-2")
+    for name in ("bookie", "striped"):
+        check_settled(cluster, operator().where.settings, scenes[name].topic, scenes[name].ledgers, s3)
