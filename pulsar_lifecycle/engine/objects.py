@@ -105,8 +105,7 @@ def look_below(
 
 def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
     """Every object whose key lies in a gap between the prefixes of UUIDs."""
-    after = f"{gap.behind}~" if gap.behind else ""
-    for page in objects.list_objects(bucket, after=after):
+    for page in objects.list_objects(bucket, after=gap.after):
         for one in page:
             if gap.before and one.key >= gap.before:
                 return

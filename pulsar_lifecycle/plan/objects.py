@@ -437,8 +437,15 @@ class Gap:
     behind: str
     before: str
 
+    @property
+    def after(self) -> str:
+        """Where a listing of it begins: behind every UUID with prefix ``behind``, perhaps not behind every key."""
+        return f"{self.behind}~" if self.behind else ""
+
     def __contains__(self, key: str) -> bool:
-        return not (self.behind and key.startswith(self.behind)) and (not self.before or key < self.before)
+        if self.behind and (key < self.behind or key.startswith(self.behind)):
+            return False
+        return not self.before or key < self.before
 
 
 HEX = "0123456789abcdef"

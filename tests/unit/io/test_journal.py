@@ -17,6 +17,7 @@ from pulsar_lifecycle.io.journal import (
     JOURNAL_SCHEMA,
     FileJournal,
     archived_nodes,
+    begun_attempts,
     deleted_since,
     journal_rows,
     last_archived,
@@ -24,11 +25,13 @@ from pulsar_lifecycle.io.journal import (
     marked_offloads,
     released_ledgers,
     rows_of_phase,
+    sent_copies,
     tallied,
     unsettled_nodes,
     verified_copies,
 )
 from pulsar_lifecycle.plan.metrics import count
+from pulsar_lifecycle.plan.objects import Begun
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, MARKED, OFFLOAD, RELEASE, VERIFIED
 from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
@@ -357,3 +360,28 @@ def test_a_released_ledger_is_one_until_it_is_deleted(tmp_path: Path) -> None:
     journal.record([replace(ROW, ledger_id=3, action=DELETE_LEDGER, phase="delete", outcome=DELETED, at=ROW.at + 1)])
     assert set(released_ledgers(str(tmp_path), "sandbox")) == {ROW.ledger_id}
     assert released_ledgers(str(tmp_path), "another") == {}
+
+
+def test_attempts_that_our_own_runs_began_and_when_they_were_last_spoken_of(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    ours, verified_only, cut = (UUID(int=n) for n in (1, 2, 3))
+    row = replace(ROW, action="offload", phase="offload", outcome="prepared", ledger_id=7)
+
+    def of(uuid, **others):
+        return replace(row, detail=json.dumps({"uuid": str(uuid)}), **others)
+
+    journal.record([of(ours, at=NOON + 5, outcome="abandoned"), of(ours), of(verified_only, outcome="verified")])
+    journal.record([of(cut, cluster="neighbour"), replace(row, detail="{"), of(UUID(int=4), ledger_id=8)])
+    assert begun_attempts(lake, row.cluster, [7, 9]) == {ours: Begun(row.topic, NOON + 5)}
+    assert begun_attempts(lake, row.cluster, []) == {}
+
+
+def test_copies_of_a_plan_that_were_sent(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    row = replace(ROW, action="delete-offload-ledger", phase="send", outcome="sent", plan_id="p")
+
+    def of(number, **others):
+        return replace(row, detail=json.dumps({"message": "00", "uuid": str(UUID(int=number))}), **others)
+
+    journal.record([of(1), of(2, outcome="send-failed"), of(3, plan_id="other"), of(4, action="delete-ledger")])
+    assert sent_copies(lake, "p") == {UUID(int=1)}
