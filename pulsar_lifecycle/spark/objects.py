@@ -50,7 +50,9 @@ NAMED = "offload_namings"
 """Tables of an epoch: ``plan.objects.OBJECTS`` and ``NAMINGS``."""
 
 FEW_TASKS = 16
-"""Up to so many tasks at a time the buckets are listed by one digit of the UUIDs, above it by two."""
+FEW_COPIES = 1_000_000
+"""Up to so many tasks at a time, and offloads, keys are spread by one digit of the UUIDs, above it by two: a task holds
+what metadata names of its share in memory."""
 
 
 def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
@@ -83,7 +85,8 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         (root, part) for root in cluster.roots() for part in cluster.parts(epoch.epoch_id, "managed_ledgers", root)
     ]
     cluster.store(epoch.epoch_id, NAMED, NAMINGS, _Naming(lake).rows, topics)
-    prefixes = plan_objects.prefixes(1 if concurrency(cluster.spark) <= FEW_TASKS else 2)
+    few = concurrency(cluster.spark) <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
+    prefixes = plan_objects.prefixes(1 if few else 2)
     parts = [_Part(prefix=prefix) for prefix in prefixes]
     for bucket in declared.buckets:
         parts += [_Part(bucket=bucket, gaps=tuple(plan_objects.gaps(prefixes))), _Part(bucket=bucket)]

@@ -100,11 +100,11 @@ class Scene(Offloading):
             row for batch in topics for row in plan_objects.namings(batch, "").to_pylist()
         )
 
-    def look(self) -> dict[str, dict[str, Any]]:
+    def look(self, digits: int = 1) -> dict[str, dict[str, Any]]:
         """Rows by key, of what the newest scan saw and the buckets have now."""
         store = self.cluster.open_store(read_only=True)
         rows: list[dict[str, Any]] = []
-        prefixes = plan_objects.prefixes(1)
+        prefixes = plan_objects.prefixes(digits)
         for prefix in prefixes:
             named = {uuid: some for uuid, some in self.named.items() if str(uuid).startswith(prefix)}
             rows += look_below(self.inventory, store, self.store, prefix, named)
@@ -330,7 +330,8 @@ def test_a_listing_that_fails_is_no_inventory(scene: Scene) -> None:
         scene.look()
 
 
-def test_keys_of_no_offload_are_unknown_wherever_they_lie(scene: Scene) -> None:
+@pytest.mark.parametrize("digits", [1, 2])
+def test_keys_of_no_offload_are_unknown_wherever_they_lie(scene: Scene, digits: int) -> None:
     keys = {
         "README",
         "0",
@@ -349,7 +350,7 @@ def test_keys_of_no_offload_are_unknown_wherever_they_lie(scene: Scene) -> None:
     for key in keys:
         scene.buckets.put(BUCKET, key, b"x", metadata(TOPIC))
     scene.scan()
-    found = scene.look()
+    found = scene.look(digits)
     assert {key for key, row in found.items() if row["kind"] == Kind.UNKNOWN} == keys
     assert {found[key]["action"] for key in keys} == {""}
     assert found[data_key(scene.gone_uuid, scene.gone)]["objects"] == 2
