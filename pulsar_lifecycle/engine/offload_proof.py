@@ -16,17 +16,23 @@ from dataclasses import dataclass, fields, replace
 from typing import cast
 
 from pulsar_lifecycle.engine.offload_copy import Copied, Pace, Source, digest
-from pulsar_lifecycle.engine.offloaded_ledger import Location, OffloadedLedger, naming, open_offloaded
+from pulsar_lifecycle.engine.offloaded_ledger import (
+    STREAM_SIZE,
+    Location,
+    OffloadedLedger,
+    cut,
+    naming,
+    open_offloaded,
+)
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, UsageError
 from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.formats.offload_block import ReadBlock
-from pulsar_lifecycle.formats.offload_data import DataObjectReader
-from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH
+from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
+from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore
 
-BLOCKS_AHEAD = 1
-"""Blocks that are being read while another one is compared."""
+PIECES_AHEAD = 2
+"""Pieces of ``offloaded_ledger.STREAM_SIZE`` bytes that are being read while another one is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +68,14 @@ def verify(
     known: Verified | None = None,
     reader: LedgerReader | None = None,
     origin: Origin = Origin(),
-    blocks_ahead: int = BLOCKS_AHEAD,
+    pieces_ahead: int = PIECES_AHEAD,
     pace: Pace = lambda size: None,
 ) -> Verified:
     """Read both objects whole and compare them with the ledger; whoever wrote them.
 
     The entries are compared with those of ``copied``, a copy made just now, or with what was ``known`` of them when
     they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. In memory:
-    ``blocks_ahead`` + 1 blocks. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
+    ``pieces_ahead`` + 1 pieces. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
     is not there, Conflict where one was replaced since it was copied or while it was read; what ``pace`` raises; as
     ``LedgerReader.stream`` and ``ObjectStore.get`` do.
     """
@@ -86,17 +92,17 @@ def verify(
     else:
         raise UsageError("nothing to compare the entries with: give what was copied or is known, or a reader")
     back = DataObjectReader(ledger.index, ledger.data_head.size)
-    ranges = [ledger.range_of(block) for block in ledger.index.blocks]
+    pieces = [piece for block in ledger.index.blocks for piece in cut(ledger.range_of(block), STREAM_SIZE)]
     with contextlib.ExitStack() as opened:
         if originals is not None:
             opened.enter_context(contextlib.closing(originals))
-        fetched = opened.enter_context(contextlib.closing(ledger.fetch(ranges, blocks_ahead)))
+        fetched = opened.enter_context(contextlib.closing(ledger.fetch(pieces, pieces_ahead)))
         for data in fetched:
             pace(len(data))
             with naming(location.data_url):
-                block = back.feed(data)
+                some = back.feed(data)
             if originals is not None:
-                _compare(location, block, back.checksums, originals.next(len(block.payloads)))
+                _compare(location, some, back.checksums, originals.next(len(some.payloads)))
     with naming(location.data_url):
         checksums = back.finish()
     if known is not None and digest(checksums) != known.checksum:
@@ -221,17 +227,17 @@ def _streamed(reader: LedgerReader, location: Location, source: Source) -> Gener
     return cast(Generator[EntryBatch, None, None], stream)
 
 
-def _compare(location: Location, block: ReadBlock, back: array[int], originals: array[int]) -> None:
-    """The entries of a block, the last of those that were read ``back``, with the ledger's."""
-    found = back[block.first_entry_id :]
+def _compare(location: Location, some: ReadEntries, back: array[int], originals: array[int]) -> None:
+    """Some entries, the last of those that were read ``back``, with the ledger's."""
+    found = back[some.first_entry_id :]
     if found == originals:
         return
     same = next((i for i, (f, o) in enumerate(zip(found, originals, strict=False)) if f != o), len(originals))
-    entry_id = block.first_entry_id + same
-    before = sum(map(len, block.payloads[:same])) + ENTRY_HEADER_LENGTH * same
+    entry_id = some.first_entry_id + same
+    before = sum(map(len, some.payloads[:same])) + ENTRY_HEADER_LENGTH * same
     expected = f"CRC32C {originals[same]:#010x}" if same < len(originals) else "no entry"
     raise CorruptFormat(
         location.data_url,
-        block.offset + DATA_HEADER_LENGTH + before,
+        some.offset + before,
         f"{expected} of entry {location.ledger_id}:{entry_id}, found {found[same]:#010x}",
     )

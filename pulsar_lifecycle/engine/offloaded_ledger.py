@@ -178,7 +178,7 @@ class OffloadedLedger:
             return
         begin, end = self.index.block_of(first).part_id - 1, self.index.block_of(last).part_id
         readers = [self._reader(block, first) for block in self.index.blocks[begin:end]]
-        pieces = [(reader, piece) for reader in readers for piece in _pieces(reader, size)]
+        pieces = [(reader, piece) for reader in readers for piece in cut(reader.next_range or range(0), size)]
         with closing(self.fetch((piece for _, piece in pieces), ahead)) as fetched:
             for (reader, _), data in zip(pieces, fetched, strict=True):
                 entry_id = reader.next_entry_id
@@ -209,9 +209,8 @@ class OffloadedLedger:
             del self._places[::2]
 
 
-def _pieces(reader: BlockReader, size: int) -> Iterator[range]:
-    """What a reader has to be fed, ``size`` bytes at a time."""
-    left = reader.next_range
-    while left:
-        yield left[:size]
-        left = left[size:]
+def cut(whole: range, size: int) -> Iterator[range]:
+    """A range, ``size`` bytes at a time."""
+    while whole:
+        yield whole[:size]
+        whole = whole[size:]

@@ -80,18 +80,39 @@ class BlockReader:
         begin = self.at + len(self._rest)
         return range(begin, self._end) if begin < self._end else None
 
-    def feed(self, data: bytes) -> list[memoryview]:
+    def feed(self, data: bytes | memoryview) -> list[memoryview]:
         """Take bytes from the start of :attr:`next_range`; returns the payloads from :attr:`next_entry_id` on.
 
         The entries that became whole, that is; none may have. Raises CorruptFormat for what is not the block of the
         index, up to its last byte of padding.
         """
-        if self._rest:
-            data = self._rest + data
-        view, begin = memoryview(data), 0
+        view = memoryview(data)
+        if not self._rest:
+            return self._take(view)
+        missing = self._missing
+        if not 0 < missing < len(view):
+            return self._take(memoryview(self._rest + data))
+        # Only what was cut through is put together; the rest is not copied.
+        payloads = self._take(memoryview(self._rest + view[:missing]))
+        return payloads + self.feed(view[missing:])
+
+    @property
+    def _missing(self) -> int:
+        """Bytes that make what is left over a whole header or entry, or show how long that is; 0: it is padding."""
+        left = len(self._rest)
+        if self._in_header:
+            return DATA_HEADER_LENGTH - left
+        if self.next_entry_id > self._last:
+            return 0
+        if left < ENTRY_HEADER_LENGTH:
+            return ENTRY_HEADER_LENGTH - left
+        return ENTRY_HEADER_LENGTH + FRAME.unpack_from(self._rest)[0] - left
+
+    def _take(self, view: memoryview) -> list[memoryview]:
+        begin = 0
         if self._in_header:
             if len(view) < DATA_HEADER_LENGTH:
-                self._rest = data
+                self._rest = bytes(view)
                 return []
             _check_header(self._index, self._block, *_header(view, self._block.offset, self._end - self._block.offset))
             self._in_header, begin = False, DATA_HEADER_LENGTH
@@ -126,20 +147,14 @@ def read_block(data: bytes | bytearray | memoryview, offset: int = 0) -> ReadBlo
     return ReadBlock(first_entry_id, offset, length, tuple(payloads))
 
 
-def write_header(block: bytearray, first_entry_id: int) -> None:
-    """Begin a block: ``block`` has its whole length already."""
-    _HEADER.pack_into(block, 0, _MAGIC, DATA_HEADER_LENGTH, len(block), first_entry_id)
+def header(length: int, first_entry_id: int) -> bytes:
+    """What a block of ``length`` bytes begins with."""
+    return _HEADER.pack(_MAGIC, DATA_HEADER_LENGTH, length, first_entry_id) + _ZEROS
 
 
 def padding(length: int) -> bytes:
     """So many bytes of the padding of a block, which is cut where the block ends (BLOCK_END_PADDING)."""
     return (_PADDING * (length // len(_PADDING) + 1))[:length]
-
-
-def check_indexed(index: OffloadIndex, block: IndexEntry, found: ReadBlock) -> None:
-    """Raise CorruptFormat unless a block is the one that its index describes."""
-    _check_header(index, block, found.length, found.first_entry_id)
-    _check_last(index, block, found.last_entry_id)
 
 
 def _header(view: memoryview, offset: int, longest: int) -> tuple[int, int]:

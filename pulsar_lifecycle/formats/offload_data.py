@@ -22,7 +22,7 @@ import google_crc32c
 from pulsar_lifecycle.errors import CorruptFormat, Refused
 from pulsar_lifecycle.formats import offload_block, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, ReadBlock, check_indexed, read_block
+from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, BlockReader, ReadBlock, read_block
 from pulsar_lifecycle.formats.offload_index import (
     DATA_HEADER_LENGTH,
     ENTRY_HEADER_LENGTH,
@@ -100,7 +100,7 @@ class DataObjectBuilder:
         self._written = 0
         self._positions: list[IndexEntry] = []
         self._block = bytearray()
-        self._filled: int = 0
+        self._length = 0
         self._object_length = 0
 
     @property
@@ -131,10 +131,8 @@ class DataObjectBuilder:
         while at < count:
             if not self._block:
                 self._begin(first_entry_id + at)
-            fit = bisect_right(framed, framed[at] + len(self._block) - self._filled, at) - 1
-            length = framed[fit] - framed[at]
-            self._block[self._filled : self._filled + length] = b"".join(parts[2 * at : 2 * fit])
-            self._filled += length
+            fit = bisect_right(framed, framed[at] + self._length - len(self._block), at) - 1
+            self._block += b"".join(parts[2 * at : 2 * fit])
             self._written += ends[fit] - ends[at]
             at = fit
             if at < count:
@@ -156,7 +154,7 @@ class DataObjectBuilder:
 
     @property
     def _at(self) -> int:
-        return self._object_length + self._filled
+        return self._object_length + len(self._block)
 
     def _check(self, first_entry_id: int, count: int, ends: Sequence[int]) -> None:
         last, length = self._metadata.last_entry_id, self._metadata.length
@@ -180,24 +178,31 @@ class DataObjectBuilder:
                 )
 
     def _begin(self, entry_id: int) -> None:
-        length = block_length(
+        self._length = block_length(
             self._max_block_size, entry_id, self._metadata.last_entry_id, self._metadata.length, self._written
         )
-        self._block = bytearray(length)
-        offload_block.write_header(self._block, entry_id)
-        self._filled = DATA_HEADER_LENGTH
+        self._block += offload_block.header(self._length, entry_id)
         self._positions.append(IndexEntry(entry_id, len(self._positions) + 1, self._object_length))
 
     def _finished(self, last_entry_id: int) -> Block:
         data = self._block
-        data[self._filled :] = offload_block.padding(len(data) - self._filled)
+        data += offload_block.padding(self._length - len(data))
         self._object_length += len(data)
-        self._block, self._filled = bytearray(), 0
+        self._block = bytearray()
         return Block(self._positions[-1], last_entry_id, data)
 
 
+@dataclass(frozen=True, slots=True)
+class ReadEntries:
+    """Entries that became whole; ``offset`` (bytes) is where in the object the frame of the first begins."""
+
+    first_entry_id: int
+    offset: int
+    payloads: list[memoryview]
+
+
 class DataObjectReader:
-    """Reads a data object back whole, block by block in the order of its index, and says what is in it.
+    """Reads a data object back whole, in the order of its bytes, and says what is in it. Not for reuse after an error.
 
     ``checksums`` equal to those of :class:`DataObject` prove that every entry arrived as it was read.
     """
@@ -210,7 +215,8 @@ class DataObjectReader:
         self._index = index
         self._checksums: array[int] = array("I")
         self._read = 0
-        self._blocks = 0
+        self._blocks = iter(index.blocks)
+        self._reader = BlockReader(index, next(self._blocks))
 
     @property
     def checksums(self) -> array[int]:
@@ -219,26 +225,26 @@ class DataObjectReader:
 
     @property
     def next_range(self) -> range | None:
-        """The bytes of the object to feed next; None when all of it was."""
-        if self._blocks == len(self._index.blocks):
-            return None
-        block = self._index.blocks[self._blocks]
-        return range(block.offset, self._index.end_of(block))
+        """The bytes of the object to feed next, to the end of a block; None when all were."""
+        return self._reader.next_range
 
-    def feed(self, data: bytes | bytearray | memoryview) -> ReadBlock:
-        """Take the bytes of :attr:`next_range`; raises CorruptFormat for what is not the block of the index."""
-        position = self._index.blocks[self._blocks]
-        block = read_block(data, position.offset)
-        check_indexed(self._index, position, block)
-        if block.length != len(data):
-            raise CorruptFormat(WHAT, position.offset + block.length, f"the block's end, found {len(data)} bytes")
-        self._checksums.extend(checksums(block.payloads))
-        self._read += block.payload_length
-        self._blocks += 1
-        return block
+    def feed(self, data: bytes | memoryview) -> ReadEntries:
+        """Take bytes from the start of :attr:`next_range`; raises CorruptFormat for what is not that of the index."""
+        wanted = self.next_range or range(self._index.data_object_length, self._index.data_object_length)
+        if len(data) > len(wanted):
+            raise CorruptFormat(WHAT, wanted.stop, f"the block's end, found {len(data) - len(wanted)} bytes more")
+        first = self._reader.next_entry_id
+        payloads = self._reader.feed(data)
+        length = sum(map(len, payloads))
+        found = ReadEntries(first, self._reader.at - length - ENTRY_HEADER_LENGTH * len(payloads), payloads)
+        self._checksums.extend(checksums(payloads))
+        self._read += length
+        if self.next_range is None and (block := next(self._blocks, None)) is not None:
+            self._reader = BlockReader(self._index, block)
+        return found
 
     def finish(self) -> array[int]:
-        """CRC32C of every entry's payload; raises CorruptFormat unless all blocks were fed and have all bytes."""
+        """CRC32C of every entry's payload; raises CorruptFormat unless all was fed and has all bytes."""
         missing = self.next_range
         if missing is not None:
             raise CorruptFormat(WHAT, missing.start, f"{len(missing)} bytes more")

@@ -317,7 +317,7 @@ def test_blocks_that_are_not_those_of_the_index():
     reader = DataObjectReader(index, 580)
     with pytest.raises(CorruptFormat, match="at byte 12: expected blockLen 200, found 180"):
         reader.feed(data[400:])
-    with pytest.raises(CorruptFormat, match="at byte 200: expected the block's end, found 380 bytes"):
+    with pytest.raises(CorruptFormat, match="at byte 200: expected the block's end, found 180 bytes more"):
         reader.feed(data[:380])
     with pytest.raises(CorruptFormat, match="at byte 20: expected firstEntryId 0, found 2"):
         reader.feed(data[200:400])
