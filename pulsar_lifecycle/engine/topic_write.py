@@ -8,6 +8,7 @@ the owed unloads (``unloads.py``).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -82,12 +83,12 @@ class TopicWrite:
             self._unknown = None
 
     def owe(self, loaded: bool) -> None:
-        """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it."""
-        if self._owed is not None and self._owed.loaded == loaded:
-            return
+        """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it.
+
+        Anew for each try: a run of another lease may have settled it meanwhile.
+        """
         owed = OwedUnload(self._topic, loaded, self._clock.now_ms())
-        created = control.owe_unload(self._store, owed)
-        self._newly_owed = created if self._owed is None else self._newly_owed
+        self._newly_owed = control.owe_unload(self._store, owed) or self._newly_owed
         self._owed = owed
 
     def write(self, node: Node, data: bytes) -> bool:
@@ -119,6 +120,9 @@ class TopicWrite:
         failure = self._permit.unloads.unload(self._admin, owed.topic)
         if sure and not failure:
             control.settle_unload(self._store, owed)
+        elif failure:
+            with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has settled it
+                control.owe_unload(self._store, owed)
         return failure
 
 

@@ -592,6 +592,25 @@ def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
     assert scene.left == []
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_same(when: str) -> None:
+    """A deletion run has another lease, and settles what is owed first."""
+    scene = Scene(loaded=True)
+
+    def settle() -> None:
+        scene.broker.unload(TOPIC)
+        control.settle_unload(scene.cluster._store, OwedUnload(TOPIC, True, 0))
+        if when == "before":
+            scene.broker.load()
+
+    on_write(scene, settle, when)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert (scene.given_up, scene.owed) == (scene.due, [True])
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {RETRYING}
+
+
 # ---------------------------------------------------------------------------- what happens between release and deletion
 
 
