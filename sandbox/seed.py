@@ -145,7 +145,7 @@ def _live_topics(cluster: Cluster, admin: Admin, client: pulsar.Client, progress
         _with_schemas(client, "persistent://iot/devices/readings"),
         _delayed(cluster, client, "persistent://iot/devices/alarms"),
         *_shadowed(admin, client, "persistent://bank/ledger/entries", "persistent://bank/ledger/entries-shadow"),
-        *_transactional(
+        *transactional(
             cluster, client, progress, "persistent://bank/ledger/incoming", "persistent://bank/ledger/booked"
         ),
         *(_small(client, f"persistent://iot/devices/sensor-{number}") for number in range(20)),
@@ -228,7 +228,7 @@ def _shadowed(admin: Admin, client: pulsar.Client, source: str, shadow: str) -> 
     return [_holding(source, contents), _holding(shadow, contents)]
 
 
-def _transactional(
+def transactional(
     cluster: Cluster, client: pulsar.Client, progress: Progress, source: str, destination: str
 ) -> list[Live]:
     """Messages moved in transactions, some aborted: transaction log, pending acknowledgements, snapshots."""

@@ -5,26 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from typing import Any
 
-import boto3
 import pulsar
 import pytest
-from botocore.config import Config
 
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.offloading import CanaryFailed
-from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_plan import make_offload_plan
-from sandbox import topics, znodes
+from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
-from sandbox.cluster import BUCKET, Cluster
+from sandbox.cluster import Cluster
+from sandbox.seed import transactional
+from tests.integration.offloads import contexts, keys, messages, offload, planned, s3_client, with_bucket
 from tests.integration.pipeline import (
     Pipeline,
     drain,
@@ -40,40 +35,12 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def operator(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Callable[..., Pipeline]:
     """Pipelines with an object store, and what brokers with an offloader would say of themselves."""
-    store = {
-        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
-        "access_key": {"file": str(sandbox.data / "s3-access-key")},
-        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
-        "buckets": [BUCKET],
-        "addressing": "path",
-        "sign_payload": False,
-        "exclusive": True,
-    }
-    brokers = {
-        "managedLedgerOffloadDriver": "aws-s3",
-        "s3ManagedLedgerOffloadBucket": BUCKET,
-        "s3ManagedLedgerOffloadRegion": "us-east-1",
-        "managedLedgerOffloadDeletionLagMs": "0",
-    }
-
-    def make(lake: str = "", **offload: Any) -> Pipeline:
-        settings = {"brokers": brokers, "release": "ours", "waive_canary": True, **offload}
-        return pipelines({"object_store": store, "offload": settings}, lake)
-
-    return make
+    return lambda lake="", **offload: pipelines(with_bucket(sandbox, **offload), lake)
 
 
 @pytest.fixture
 def bucket(sandbox: Cluster) -> Iterator[Any]:
-    client = boto3.client(
-        "s3",
-        endpoint_url=sandbox.state.as_json()["s3"]["endpoint"],
-        aws_access_key_id=(sandbox.data / "s3-access-key").read_text(),
-        aws_secret_access_key=(sandbox.data / "s3-secret-key").read_text(),
-        region_name="us-east-1",
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    with closing(client):
+    with s3_client(sandbox) as client:
         yield client
 
 
@@ -93,37 +60,6 @@ def unloaded(sandbox: Cluster, *names: str) -> None:
     wait_until_unloaded_counts(since)
 
 
-def planned(pipeline: Pipeline, *namespaces: str) -> tuple[OffloadPlan, list[dict[str, Any]]]:
-    epoch = pipeline.scan()
-    plan, rows = make_offload_plan(pipeline.where, epoch, namespaces, everything=True)
-    return plan, rows.to_pylist()
-
-
-def offload(pipeline: Pipeline, plan: OffloadPlan, run_id: str = "offload") -> dict[int, tuple[str, str]]:
-    outcomes = offload_now(pipeline.where, run_id, OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
-    return {one.ledger_id: (one.outcome, one.reason) for one in outcomes}
-
-
-def contexts(sandbox: Cluster, topic: str) -> dict[int, Any]:
-    with sandbox.metadata() as zk:
-        data, _ = zk.get(znodes.topic_znode(topic))
-    return {item.ledger_id: item.offload for item in managed_ledger.decode(data).ledgers}
-
-
-def messages(pipeline: Pipeline, topic: str) -> list[bytes]:
-    """What Spark reads of a topic from the bucket."""
-    spark = pipeline.where.spark
-    options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
-    rows = spark.read.format("pulsar_offload").options(**options).load()
-    found = rows.select("ledger_id", "entry_id", "batch_index", "payload").collect()
-    return [bytes(row["payload"]) for row in sorted(found, key=lambda r: (r["ledger_id"], r["entry_id"]))]
-
-
-def keys(bucket: Any, context: Any) -> int:
-    found = bucket.list_objects_v2(Bucket=BUCKET, Prefix=str(context.uuid))
-    return len(found.get("Contents", []))
-
-
 def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     sandbox: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
@@ -140,7 +76,7 @@ def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     assert {ledger: said[ledger][0] for ledger in going} == dict.fromkeys(going, OFFLOADED)
     made = contexts(sandbox, topic)
     assert {ledger for ledger, context in made.items() if context and context.complete} == set(going)
-    assert all(keys(bucket, made[ledger]) == 2 for ledger in going)
+    assert all(len(keys(bucket, ledger)) == 2 for ledger in going)
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
         assert attempts.open_attempts(store) == []
     offloaded = [
@@ -162,12 +98,58 @@ def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     assert {ledger: outcomes[ledger][0] for ledger in going} == dict.fromkeys(going, "deleted"), outcomes
     assert existing(sandbox, going) == set()
     assert messages(pipeline, topic) == offloaded
-    assert all(keys(bucket, made[ledger]) == 2 for ledger in going)
+    assert all(len(keys(bucket, ledger)) == 2 for ledger in going)
 
 
 def _ledger_of(payloads: list[bytes], ledgers: list[int]) -> list[int]:
     """A ledger of the sandbox rolls over at 50 entries."""
     return [ledgers[number // 50] for number in range(len(payloads))]
+
+
+def test_batches_chunks_and_transactions_come_back_as_bookkeeper_has_them(
+    sandbox: Cluster, operator: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "kinds")
+    batches, chunks, moved, source = (
+        f"persistent://{namespace}/{name}" for name in ("batches", "chunks", "to", "from")
+    )
+    with pulsar_client(sandbox.service_url) as client:
+        batching = client.create_producer(
+            batches,
+            batching_enabled=True,
+            batching_max_messages=3,
+            batching_max_publish_delay_ms=1_000,
+            compression_type=pulsar.CompressionType.LZ4,
+        )
+        texts = topics.payloads(180, "batched")
+        for text in texts:
+            batching.send_async(text, lambda *_: None)
+        batching.flush()
+        client.create_producer(chunks, chunking_enabled=True).send(b"x" * (11 << 20))
+        transactional(sandbox, client, print, source, moved)
+        for topic in (chunks, moved):
+            topics.publish(client, topic, topics.payloads(60))
+    pipeline = operator(loaded_topics=True)
+    plan, rows = planned(pipeline, namespace)
+    going = {row["ledger_id"] for row in rows}
+    assert {row["topic"] for row in rows} >= {batches, chunks, moved}
+    said = offload(pipeline, plan)
+    assert {said[ledger][0] for ledger in going} == {OFFLOADED}, said
+
+    def read(table: str, topic: str) -> list[Any]:
+        options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
+        found = pipeline.where.spark.read.format(table).options(**options).load().collect()
+        return sorted(
+            (row for row in found if row["ledger_id"] in going),
+            key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"] or 0),
+        )
+
+    found = {topic: read("pulsar_offload", topic) for topic in (batches, chunks, moved)}
+    assert found == {topic: read("bookkeeper_entries", topic) for topic in found}
+    assert {row["batch_size"] for row in found[batches]} == {3}
+    assert [row["payload"] for row in found[batches]] == texts[: len(found[batches])]
+    assert [row["chunks"] for row in found[chunks][:3]] == [3, 3, 3]
+    assert any(row["marker_type"] is not None for row in found[moved])
 
 
 def test_a_broker_that_cannot_read_gets_its_ledger_back(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:
