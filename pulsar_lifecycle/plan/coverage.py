@@ -200,10 +200,26 @@ def prove(
     broken = broken_history(epoch, previous)
     if broken:
         gaps.append(broken)
+    gaps.extend(_wrong_clock(epoch, previous))
     comparable = [e for e in previous if e.covered and e.fingerprint == epoch.fingerprint]
     if comparable:
         gaps.extend(_shrinkage(epoch, max(comparable, key=lambda e: e.started_at), deleted_since, max_shrinkage))
     return tuple(gaps)
+
+
+CLOCKS_DIFFER = 60_000
+"""How far apart (ms) the clocks of two scans may be."""
+
+
+def _wrong_clock(epoch: Epoch, previous: Sequence[Epoch]) -> list[str]:
+    """Scans that ended before this one, and say that they ended after it: how far apart they are cannot be known."""
+    later = [e for e in previous if e.finished_at > epoch.finished_at + CLOCKS_DIFFER]
+    return [
+        f"scan {e.epoch_id} was finished before this one, and is dated {(e.finished_at - epoch.finished_at) // 60_000} "
+        "minutes later: a clock was wrong. Set it right; if it was ahead, scans are covered again once the time is "
+        "reached, or after `pulsar-lifecycle accept-restore --anyway REASON`"
+        for e in later[:1]
+    ]
 
 
 def broken_history(epoch: Epoch, previous: Sequence[Epoch]) -> str:

@@ -263,6 +263,18 @@ def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
         )
 
 
+def refuse_scans_from_the_future(epoch: Epoch, store_now: int) -> None:
+    """Raise Refused if a scan is dated after ``store_now``, the metadata store's own time (ms): our clock is ahead.
+
+    Then it may be much closer to the scan that confirms it than their dates say.
+    """
+    if epoch.started_at > store_now:
+        raise Refused(
+            f"the newest scan {epoch.epoch_id} is dated {(epoch.started_at - store_now) / 1000:.0f} s after the "
+            "metadata store's time: set the clocks right, then run the job scan again"
+        )
+
+
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
     settings = cluster.settings
@@ -317,6 +329,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     )
     clock = SystemClock()
     with held_lease(settings, store, f"run {run_id}") as lease:
+        refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
             # What fails is tried by every run and reported by those that trim; no deletion depends on it.

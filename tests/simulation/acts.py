@@ -140,7 +140,7 @@ def store_memory(world: World) -> str | None:
     if world.model.ledgers[ledger].kind == "data" and world.random.random() < 0.7:
         topic.ledgers.insert(max(0, len(topic.ledgers) - 1), ledger)
         topic.ledgers.sort()
-        topic.moved = True  # what no scan has seen named must stay where the next one sees it
+        topic.moved = topic.pinned = True  # what no scan has seen named must stay where the next one sees it
         world.store(topic)
         return f"{topic.name} lists {ledger} at last"
     return f"the broker of {topic.name} forgets {ledger}"
@@ -326,7 +326,7 @@ def shadow(world: World) -> str | None:
     name = Topic(topic.name.namespace, f"shadow of {topic.name.local}")
     if name in world.model.topics:
         return None
-    made = ModelTopic(name, list(topic.ledgers), dict(topic.offloaded), shadow_of=str(topic.name))
+    made = ModelTopic(name, list(topic.ledgers), dict(topic.offloaded), shadow_of=str(topic.name), moved=topic.pinned)
     world.model.topics[name] = made
     world.store(made)
     return f"{name} shadows {topic.name}"
@@ -479,7 +479,7 @@ def revive(world: World) -> str | None:
         world.schema(schema_id, world.model.schemas[schema_id])
         return f"schema {schema_id} names {ledger} again"
     assert topic is not None
-    topic.moved = True  # what two scans found free is not taken away again before the next one
+    topic.moved = topic.pinned = True  # what two scans found free is not taken away again before the next one
     if made.topic not in world.model.topics:
         world.model.topics[made.topic] = topic
         world.store(topic)

@@ -91,7 +91,7 @@ class Cursor:
 @dataclass
 class ModelTopic:
     """A topic as its broker has it. ``away``: its z-nodes are gone for some hours and will be restored. ``moved``: they
-    are not taken away, or given another name, any more.
+    are not taken away, or given another name, any more. ``pinned``: nor are those of topics that shadow it.
     """
 
     name: Topic
@@ -105,6 +105,7 @@ class ModelTopic:
     terminated: bool = False
     away: bool = False
     moved: bool = False
+    pinned: bool = False
 
 
 @dataclass

@@ -158,6 +158,14 @@ def test_a_break_stays_one_however_far_the_store_has_caught_up() -> None:
     assert gaps(replace(later, broken="")) == ()
 
 
+def test_a_scan_dated_before_one_that_was_finished_first_is_not_covered() -> None:
+    """It might confirm one that was made a minute later."""
+    ahead = replace(BEFORE, epoch_id="ahead", finished_at=EPOCH.finished_at + 60_001)
+    (gap,) = gaps(EPOCH, BEFORE, ahead)
+    assert gap.startswith("scan ahead was finished before this one, and is dated 1 minutes later")
+    assert gaps(EPOCH, BEFORE, replace(ahead, finished_at=EPOCH.finished_at + 60_000)) == ()
+
+
 @pytest.mark.parametrize("clock", [-40 * 86_400_000, 40 * 86_400_000])
 def test_every_scan_tells_the_time_whatever_its_clock_said(clock: int) -> None:
     """The scan that saw the most may be dated before or after one that saw less."""

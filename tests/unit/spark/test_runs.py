@@ -25,6 +25,12 @@ def test_a_scan_from_the_future_or_of_long_ago_is_no_evidence(now: int) -> None:
         runs.refuse_old_evidence(EPOCH, now, 24 * HOUR)
 
 
+def test_a_scan_dated_after_the_stores_own_time_is_no_evidence() -> None:
+    runs.refuse_scans_from_the_future(EPOCH, EPOCH.started_at)
+    with pytest.raises(Refused, match="dated 1 s after the metadata store's time"):
+        runs.refuse_scans_from_the_future(EPOCH, EPOCH.started_at - 1000)
+
+
 def test_a_scan_of_today_is_evidence() -> None:
     runs.refuse_old_evidence(EPOCH, 124 * HOUR, 24 * HOUR)
 
