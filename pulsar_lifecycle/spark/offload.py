@@ -51,7 +51,7 @@ from pulsar_lifecycle.plan import artefact, offload
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
 from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
 from pulsar_lifecycle.plan.outcomes import VERIFIED
-from pulsar_lifecycle.ports import MetadataStore, Node, ObjectStore
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
@@ -401,7 +401,7 @@ class _Task:
                     yield _Answer(item, None, str(error))
 
     def _one(
-        self, item: _Item, store: MetadataStore, reader: BookieReader, objects: ObjectStore, pace: Callable[[int], None]
+        self, item: _Item, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, pace: Callable[[int], None]
     ) -> Verified:
         attempt, declared = item.attempt, self.settings.object_store
         assert declared is not None
