@@ -187,7 +187,7 @@ class OffloadedLedger:
                 self._remember(reader.next_entry_id, reader.at)
                 wanted = payloads[max(0, first - entry_id) : max(0, last + 1 - entry_id)]
                 if wanted:
-                    yield EntryBatch(max(first, entry_id), list(map(bytes, wanted)))
+                    yield EntryBatch(max(first, entry_id), wanted)
                 if last < reader.next_entry_id <= self.index.ledger.last_entry_id:
                     return  # a ledger's very end is read up to the last byte of padding
 

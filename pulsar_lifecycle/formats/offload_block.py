@@ -42,7 +42,7 @@ class ReadBlock:
     first_entry_id: int
     offset: int
     length: int
-    payloads: tuple[memoryview, ...]
+    payloads: tuple[bytes, ...]
 
     @property
     def last_entry_id(self) -> int:
@@ -80,7 +80,7 @@ class BlockReader:
         begin = self.at + len(self._rest)
         return range(begin, self._end) if begin < self._end else None
 
-    def feed(self, data: bytes | memoryview) -> list[memoryview]:
+    def feed(self, data: bytes | memoryview) -> list[bytes]:
         """Take bytes from the start of :attr:`next_range`; returns the payloads from :attr:`next_entry_id` on.
 
         The entries that became whole, that is; none may have. Raises CorruptFormat for what is not the block of the
@@ -108,7 +108,7 @@ class BlockReader:
             return ENTRY_HEADER_LENGTH - left
         return ENTRY_HEADER_LENGTH + FRAME.unpack_from(self._rest)[0] - left
 
-    def _take(self, view: memoryview) -> list[memoryview]:
+    def _take(self, view: memoryview) -> list[bytes]:
         begin = 0
         if self._in_header:
             if len(view) < DATA_HEADER_LENGTH:
@@ -116,7 +116,7 @@ class BlockReader:
                 return []
             _check_header(self._index, self._block, *_header(view, self._block.offset, self._end - self._block.offset))
             self._in_header, begin = False, DATA_HEADER_LENGTH
-        payloads: list[memoryview] = []
+        payloads: list[bytes] = []
         offset = self.at
         if self.next_entry_id <= self._last:
             payloads, begin = _entries(view, begin, self.next_entry_id, offset, self._end)
@@ -175,12 +175,13 @@ def _header(view: memoryview, offset: int, longest: int) -> tuple[int, int]:
     return length, first_entry_id
 
 
-def _entries(data: memoryview, at: int, entry_id: int, offset: int, block_end: int) -> tuple[list[memoryview], int]:
+def _entries(data: memoryview, at: int, entry_id: int, offset: int, block_end: int) -> tuple[list[bytes], int]:
     """The payloads that are whole in ``data``, from the frame at ``at`` on, and where in it they end.
 
-    ``data`` is at ``offset`` of the object, its block goes to ``block_end``.
+    ``data`` is at ``offset`` of the object, its block goes to ``block_end``. The payloads are copies: the garbage
+    collector goes through views, again and again, and takes longer than copying.
     """
-    payloads: list[memoryview] = []
+    payloads: list[bytes] = []
     unpack = FRAME.unpack_from
     length = len(data)
     begin = at + ENTRY_HEADER_LENGTH
@@ -196,7 +197,7 @@ def _entries(data: memoryview, at: int, entry_id: int, offset: int, block_end: i
                 left = block_end - offset - begin
                 raise CorruptFormat(WHAT, offset + at, f"at most {left} bytes of entry {entry_id}, found {size}")
             break
-        payloads.append(data[begin:end])
+        payloads.append(data[begin:end].tobytes())
         entry_id += 1
         at = end
         begin = at + ENTRY_HEADER_LENGTH

@@ -198,7 +198,7 @@ class ReadEntries:
 
     first_entry_id: int
     offset: int
-    payloads: list[memoryview]
+    payloads: list[bytes]
 
 
 class DataObjectReader:
