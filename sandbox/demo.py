@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
+from assets.names import key
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.journal import journal_rows
@@ -33,6 +34,7 @@ from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import DELETED
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
+from pulsar_lifecycle.spark import objects
 from resources.lifecycle import LifecycleResource
 from sandbox import tiered, znodes
 from sandbox.cluster import Cluster
@@ -75,7 +77,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
     os.environ[CONFIG_VARIABLE] = config
     settings = load_settings(config)
     archive = tiered.seed(cluster, settings)
-    say(f"{len(archive)} topics for tiered storage, and an attempt to offload one that was cut off")
+    say(f"{len(archive)} topics for tiered storage, an attempt to offload one that was cut off, a leaked copy")
     jobs = _Jobs(settings, config, say)
     _wait_for_grace(cluster, seeded, settings, say)
     before = _there(cluster)
@@ -129,9 +131,20 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     jobs.run("plan_offload", "offload plan: which copies in BookKeeper are due to go", ops)
     plan = lake.offload_plans()[-1]
     if plan.released:
-        jobs.offload(plan, "giving up the copies in BookKeeper: their objects are looked at again")
+        jobs.offload(plan, "giving up the copies in BookKeeper: their objects are read back whole once more")
+    found = jobs.run("inventory_objects", "inventory of the bucket: what nothing names any more")
+    (made,) = (
+        event.materialization
+        for event in found.get_asset_materialization_events()
+        if event.materialization.asset_key == key(settings.cluster, "orphan_objects")
+    )
+    leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
+    if leaked.ledgers:
+        ops = objects.run_config(leaked, settings.apply.model_dump())["ops"]
+        jobs.run("sweep_objects", "applying it: one message per leaked copy", ops)
+    if plan.released or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)
-        jobs.run("delete_pending", "deletion run: the copies in BookKeeper go")
+        jobs.run("delete_pending", "deletion run: the copies in BookKeeper go, and the leaked one in the bucket")
 
 
 def _tiered_verdicts(
@@ -145,7 +158,7 @@ def _tiered_verdicts(
         Verdict(
             "every sealed ledger of the archive is offloaded, and nothing else is in the bucket",
             not wrong,
-            "; ".join(wrong[:3]) or f"{count} ledgers, the attempt that was cut off among them",
+            "; ".join(wrong[:3]) or f"{count} ledgers; what was cut off is finished, what was leaked is gone",
         ),
         Verdict("their copies in BookKeeper are gone", not left, f"{count - len(left)} of {count}"),
         Verdict(
@@ -192,7 +205,7 @@ class _Jobs:
         self._say = say
         self.run_ids: list[str] = []
 
-    def run(self, name: str, what: str, ops: dict[str, Any] | None = None) -> None:
+    def run(self, name: str, what: str, ops: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
         """Run a job to its end. Raises LifecycleError when it fails."""
         self._say(what)
         quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
@@ -204,6 +217,7 @@ class _Jobs:
         if not result.success:
             failures = [e.message or "" for e in result.all_events if e.is_failure]
             raise LifecycleError(f"job {name} failed: {failures[-1] if failures else 'no message'}")
+        return result
 
     @property
     def spark(self) -> SparkSession:

@@ -8,6 +8,7 @@ read through them once it is offloaded.
 from __future__ import annotations
 
 import json
+import os
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -20,9 +21,10 @@ from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.formats.offload_object import Role, data_key, index_key, user_metadata
 from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import Settings
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
@@ -49,7 +51,7 @@ class Tiered:
 
 
 def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
-    """Make the topics, unloaded, and an attempt on one of their ledgers that was cut off; once."""
+    """Make the topics, unloaded, an attempt on one of their ledgers that was cut off, and a leaked copy; once."""
     record = Path(cluster.data, "tiered.json")
     if record.exists():
         return [Tiered(**entry) for entry in json.loads(record.read_text())]
@@ -65,6 +67,7 @@ def seed(cluster: Cluster, settings: Settings) -> list[Tiered]:
             counts = {str(ledger): sealed.count(ledger) for ledger in dict.fromkeys(sealed)}
             made.append(Tiered(topic, counts, digest(payloads[: len(sealed)])))
     _cut_off(settings, made[0])
+    _leak(cluster, settings, made[1])
     record.write_text(json.dumps([asdict(one) for one in made]))
     return made
 
@@ -92,6 +95,24 @@ def _cut_off(settings: Settings, tiered: Tiered) -> None:
         attempts.begin(store, attempt)
         upload = objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
         objects.upload_part(BUCKET, data_key(attempt.uuid, attempt.ledger_id), upload, 1, b"cut off")
+
+
+def _leak(cluster: Cluster, settings: Settings, tiered: Tiered) -> None:
+    """As a broker leaves it that forgot an attempt long ago: both objects of a copy that no metadata names."""
+    assert settings.object_store is not None
+    uuid, ledger = uuid4(), tiered.ids[0]
+    with closing(S3ObjectStore(settings.object_store)) as objects:
+        for role, leaked in ((Role.DATA, data_key(uuid, ledger)), (Role.INDEX, index_key(uuid, ledger))):
+            says = user_metadata(
+                role,
+                cluster=settings.object_store.pulsar_cluster or settings.cluster,
+                managed_ledger=Topic.parse(tiered.topic).managed_ledger,
+                software_version="4.0.7",
+                software_git_sha="unknown",
+            )
+            objects.put(BUCKET, leaked, b"leaked", says)
+            then = time.time() - 86_400
+            os.utime(cluster.data / "s3proxy" / BUCKET / leaked, (then, then))
 
 
 def offloaded(cluster: Cluster, settings: Settings, tiered: list[Tiered]) -> list[str]:
