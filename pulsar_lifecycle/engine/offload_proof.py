@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
@@ -75,7 +75,7 @@ def verify(
 
     The entries are compared with those of ``copied``, a copy made just now, or with what was ``known`` of them when
     they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. In memory:
-    ``pieces_ahead`` + 1 pieces. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
+    ``pieces_ahead`` + 3 pieces. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
     is not there, Conflict where one was replaced since it was copied or while it was read; what ``pace`` raises; as
     ``LedgerReader.stream`` and ``ObjectStore.get`` do.
     """
@@ -132,16 +132,36 @@ def find_copy(objects: ObjectStore, location: Location, source: Source, origin: 
     return ""
 
 
-def is_whole(objects: ObjectStore, location: Location, verified: Verified) -> str:
-    """Why the objects are not those that were verified; empty when both have the same size and ETag still.
+def are_whole(objects: ObjectStore, copies: Sequence[tuple[Location, Verified]]) -> list[str | LifecycleError]:
+    """Of each copy why its objects are not those that were verified; empty when both have the same size and ETag still.
 
-    Raises what ``ObjectStore.head`` does.
+    All heads of a bucket are asked for at once. A LifecycleError where one could not be asked for.
     """
-    found = objects.head_many(location.bucket, [location.data_key, location.index_key])
-    expected = ((verified.data_size, verified.data_etag), (verified.index_size, verified.index_etag))
-    for head, url, (size, etag) in zip(found, (location.data_url, location.index_url), expected, strict=True):
+    found: dict[Location, str | LifecycleError] = {}
+    for bucket in dict.fromkeys(location.bucket for location, _ in copies):
+        some = [(location, verified) for location, verified in copies if location.bucket == bucket]
+        keys = [key for location, _ in some for key in (location.data_key, location.index_key)]
+        try:
+            heads = objects.head_many(bucket, keys)
+        except LifecycleError as error:
+            heads = [error] * len(keys)
+        for (location, verified), data, index in zip(some, heads[::2], heads[1::2], strict=True):
+            found[location] = _changed(location, verified, data, index)
+    return [found[location] for location, _ in copies]
+
+
+def _changed(
+    location: Location,
+    verified: Verified,
+    data: ObjectHead | LifecycleError | None,
+    index: ObjectHead | LifecycleError | None,
+) -> str | LifecycleError:
+    for head, url, size, etag in (
+        (data, location.data_url, verified.data_size, verified.data_etag),
+        (index, location.index_url, verified.index_size, verified.index_etag),
+    ):
         if isinstance(head, LifecycleError):
-            raise head
+            return head
         if head is None:
             return f"{url} is not there any more"
         if (head.size, head.etag) != (size, etag):

@@ -21,7 +21,7 @@ from uuid import UUID
 from pulsar_lifecycle.engine import attempts, control, standing
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
-from pulsar_lifecycle.engine.offload_proof import Verified, is_whole
+from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
@@ -252,22 +252,23 @@ def released_of(topic: str, detail: str) -> Released | None:
 
 def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     """The last look before a released ledger is deleted: its objects are there, and are those that were proven."""
-    for d in live:
-        released: Released | None = d.extra.get("released")
-        if released is None:
-            continue
-        if tools.objects is None:
+    live = [d for d in live if "released" in d.extra]
+    if not live:
+        return
+    if tools.objects is None:
+        for d in live:
             d.settle(WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
-            continue
-        control.check_lease(tools.store, run.guard)
-        location = Location(released.bucket, released.uuid, d.info.ledger_id)
-        try:
-            why = is_whole(tools.objects, location, Verified(**released.proof))
-        except (AccessDenied, NotFound, Refused) as error:
-            d.settle(WAITING, f"object_store may not look at its offloaded copy: {error}")
-            continue
-        except LifecycleError as error:
-            d.settle(RETRYING, f"its offloaded copy could not be looked at: {error}")
-            continue
-        if why:
-            d.settle(KEPT, f"its offloaded copy is not what was proven: {why}")
+        return
+    control.check_lease(tools.store, run.guard)
+    for d, found in zip(live, are_whole(tools.objects, [_proven(d) for d in live]), strict=True):
+        if isinstance(found, AccessDenied | NotFound | Refused):
+            d.settle(WAITING, f"object_store may not look at its offloaded copy: {found}")
+        elif isinstance(found, LifecycleError):
+            d.settle(RETRYING, f"its offloaded copy could not be looked at: {found}")
+        elif found:
+            d.settle(KEPT, f"its offloaded copy is not what was proven: {found}")
+
+
+def _proven(d: Decision) -> tuple[Location, Verified]:
+    released: Released = d.extra["released"]
+    return Location(released.bucket, released.uuid, d.info.ledger_id), Verified(**released.proof)

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.engine import closed_ledgers, offload_copy
 from pulsar_lifecycle.engine.offload_copy import Copied, Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, is_whole, verify
+from pulsar_lifecycle.engine.offload_proof import Origin, Verified, are_whole, find_copy, verify
 from pulsar_lifecycle.engine.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_data
@@ -132,7 +132,7 @@ def test_a_topic_comes_back_from_its_bucket_message_by_message(
         verified = offloading.verify(metadata, target, copied)
         assert offloading.verify(metadata, target) == verified
         assert verified.checksum == offload_copy.digest(copied.checksums)
-        assert is_whole(offloading.objects, target.location, verified) == ""
+        assert are_whole(offloading.objects, [(target.location, verified)])[0] == ""
         assert find_copy(offloading.objects, target.location, Source(metadata, 1)) == ""
         context = OffloadContext(target.location.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
         contexts.append(LedgerInfo(ledger_id, metadata.last_entry_id + 1, metadata.length, 1, context))
@@ -188,7 +188,7 @@ def test_memory_is_that_of_the_blocks_in_flight(
     copying = traced(lambda: copies.append(offloading.copy(metadata, target, blocks_in_flight=2)))
     assert copying < READ_AHEAD + 3 * BLOCK + 8 * MIB < metadata.length
     proving = traced(lambda: offloading.verify(metadata, target, copies[0]))
-    assert proving < 4 * BLOCK
+    assert proving < 6 * BLOCK
     streaming = traced(
         lambda: sum(1 for _ in open_offloaded(offloading.objects, target.location).stream(0, metadata.last_entry_id))
     )
@@ -262,7 +262,7 @@ def test_a_flipped_bit_and_a_replaced_object_are_found(
     ledger = open_offloaded(offloading.objects, where)
     offloading.objects.put(BUCKET, where.data_key, data, head.metadata)
 
-    assert "is another one" in is_whole(offloading.objects, where, verified)
+    assert "is another one" in str(are_whole(offloading.objects, [(where, verified)])[0])
     with pytest.raises(Conflict):
         ledger.read(0, 0)
     with pytest.raises(Conflict):
