@@ -146,7 +146,7 @@ def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
         .collect()
     )
     reasons = (
-        rows.withColumn("why", f.regexp_replace("reason", r"[0-9a-f-]{36}|\d+", "…"))
+        rows.withColumn("why", f.regexp_replace("reason", r"\b[0-9a-f]{8}-[0-9a-f-]{27}\b|\b\d+\b", "…"))
         .groupBy("action", "why")
         .agg(f.count("*").alias("ledgers"), f.sum("bytes").alias("bytes"))
         .orderBy(f.desc("bytes"))

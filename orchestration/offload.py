@@ -2,6 +2,7 @@
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from pydantic import Field
 
 from assets.names import key
 from assets.offload import check_done, outcomes_shown
@@ -26,7 +27,7 @@ class OffloadRunConfig(dg.Config):
 
     plan_id: str
     digest: str
-    limit: int = 0
+    limit: int = Field(default=0, ge=0)
 
 
 @dg.op(

@@ -23,7 +23,7 @@ from uuid import UUID
 from pulsar_lifecycle.engine import attempts, control, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
 from pulsar_lifecycle.engine.control import OwedUnload
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import NamedUuids, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
@@ -33,7 +33,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan import trimming
-from pulsar_lifecycle.plan.outcomes import ABANDONED, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
 from pulsar_lifecycle.ports import JournalRow, MetadataStore, Node, ObjectStore, Unread
 
 POLICY = "offload.loaded_topics"
@@ -69,6 +69,14 @@ class Wanted:
     block_size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """How to tell our own objects: the cluster's name that they carry, and what the newest scan found named."""
+
+    cluster: str
+    named: NamedUuids
+
+
 class CanaryFailed(Refused):
     """The brokers of a namespace cannot read what was offloaded: nothing more may be committed."""
 
@@ -91,10 +99,12 @@ def begin_topic(
         why = obstacle(node, info, one.ledger_id, None)
         if not why and not dict(one.metadata).get("bucket"):
             why = "no bucket is named for it"
-        if not why and loaded and not run.writes_loaded(topic):
-            why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
         if why:
             outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, why))
+            continue
+        if loaded and not run.writes_loaded(topic):
+            why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+            outcomes.append(Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
             continue
         attempt = Attempt(
             one.ledger_id,
@@ -352,14 +362,20 @@ def _without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: in
 
 
 def settle_attempts(
-    run: TopicRun, tools: Tools, permit: Permit, wanted: Collection[int], canary: Canary
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    wanted: Mapping[int, Wanted],
+    canary: Canary,
+    ownership: Ownership,
 ) -> tuple[list[Attempt], list[Offloaded]]:
     """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
 
     An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its canary;
-    what brokers cannot read is taken back. One that no plan wants, or that its topic's metadata has no place for, is
-    abandoned: no metadata names it, and its objects and uploads are removed. Comes after ``unloads.settle_unloads``.
-    An error that concerns one attempt is its outcome. Raises Paused, LeaseLost, Overloaded.
+    what brokers cannot read is taken back. One that its topic's metadata has no place for, that the plan wants
+    somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
+    if they are proven its own. Comes after ``unloads.settle_unloads``. An error that concerns one attempt is its
+    outcome. Raises Paused, LeaseLost, Overloaded.
     """
     resumed: list[Attempt] = []
     outcomes: list[Offloaded] = []
@@ -369,7 +385,7 @@ def settle_attempts(
             outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
             continue
         try:
-            found = _settle(run, tools, permit, attempt, wanted, canary)
+            found = _settle(run, tools, permit, attempt, wanted, canary, ownership)
         except _STOPPING:
             raise
         except LifecycleError as error:
@@ -382,7 +398,13 @@ def settle_attempts(
 
 
 def _settle(
-    run: TopicRun, tools: Tools, permit: Permit, attempt: Attempt, wanted: Collection[int], canary: Canary
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    attempt: Attempt,
+    wanted: Mapping[int, Wanted],
+    canary: Canary,
+    ownership: Ownership,
 ) -> Offloaded | None:
     """What became of an open attempt; None if it is to be finished."""
     topic = Topic.parse(attempt.topic)
@@ -390,17 +412,24 @@ def _settle(
     if item and _is_ours(item, attempt):
         return _settle_committed(run, tools, permit, topic, attempt, item, canary)
     if why:
-        return _abandon(run, tools, attempt, why)
-    if attempt.ledger_id in wanted:
+        return _abandon(run, tools, attempt, why, ownership)
+    asked = wanted.get(attempt.ledger_id)
+    if asked and (asked.driver, asked.metadata, asked.block_size) == (
+        attempt.driver,
+        attempt.metadata,
+        attempt.block_size,
+    ):
         return None
-    why = "no plan wants it any more"
+    if not asked and tools.clock.now_ms() - attempt.since < run.context.grace:
+        return _of(attempt, LEFT, "this plan does not name it: its attempt stays open for one that does")
+    why = "the plan names another place or block size for it" if asked else "no plan has named it for the grace period"
     if item and item.offload and item.offload.bookkeeper_deleted:
         problem = _of_context(item)
     else:
         problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
     if problem:
         return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
-    return _abandon(run, tools, attempt, why)
+    return _abandon(run, tools, attempt, why, ownership)
 
 
 def _settle_committed(
@@ -454,9 +483,11 @@ def _place_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tu
     return item, ""
 
 
-def _abandon(run: TopicRun, tools: Tools, attempt: Attempt, why: str) -> Offloaded:
-    """Remove what an attempt has uploaded; it stays open if that fails."""
+def _abandon(run: TopicRun, tools: Tools, attempt: Attempt, why: str, ownership: Ownership) -> Offloaded:
+    """Remove what an attempt has uploaded; it stays open if that fails, or where that might be another's."""
     try:
+        if doubt := _not_its_own(_objects(tools), attempt, ownership):
+            return _of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
         remove_objects(_objects(tools), attempt)
     except LifecycleError as error:
         return _of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
@@ -464,6 +495,22 @@ def _abandon(run: TopicRun, tools: Tools, attempt: Attempt, why: str) -> Offload
     record(run, tools, [done])
     attempts.end(tools.store, attempt)
     return done
+
+
+def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:
+    """Why what lies under an attempt's keys may not be what it uploaded; empty if it is, or nothing is there."""
+    if ownership.named.named([attempt.uuid]):
+        return "the newest scan found its UUID in a topic's metadata; scan again"
+    keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
+    keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
+    topic = Topic.parse(attempt.topic).managed_ledger
+    for head in objects.head_many(attempt.bucket, keys):
+        if isinstance(head, LifecycleError):
+            raise head
+        said = head and tuple(map(head.metadata.get, (offload_object.CLUSTER_NAME, offload_object.MANAGED_LEDGER_NAME)))
+        if head and said != (ownership.cluster, topic):
+            return f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
+    return ""
 
 
 def remove_objects(objects: ObjectStore, attempt: Attempt) -> None:

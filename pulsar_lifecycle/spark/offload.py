@@ -24,7 +24,7 @@ from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import FAILED, Canary, Offloaded, Proven, Wanted
+from pulsar_lifecycle.engine.offloading import FAILED, Canary, Offloaded, Ownership, Proven, Wanted
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
@@ -37,12 +37,14 @@ from pulsar_lifecycle.errors import (
     Overloaded,
     Paused,
     Refused,
+    UsageError,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, verified_copies
+from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
@@ -50,7 +52,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
 from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
-from pulsar_lifecycle.plan.outcomes import VERIFIED
+from pulsar_lifecycle.plan.outcomes import REFUSED, VERIFIED
+from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.spark import runs
@@ -109,8 +112,8 @@ def offload_now(
 ) -> list[Offloaded | release.Outcome]:
     """Offload and release what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on."""
     with _begun(cluster, run_id, order) as (work, rows):
-        work.settle({row["ledger_id"] for row in rows if row["action"] == OFFLOAD})
         going = [row for row in rows if row["action"] == OFFLOAD]
+        work.settle(going)
         for wave in waves(going):
             work.offload(wave, progress)
         leaving = [row for row in rows if row["action"] == RELEASE]
@@ -141,6 +144,8 @@ def waves(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]
 def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[dict[str, Any]]]]:
     """Check that we may act on this plan, and hold the offload lease for as long as the work lasts."""
     settings = cluster.settings
+    if order.limit < 0:
+        raise UsageError(f"limit: expected 0 (all) or a number of ledgers, found {order.limit}")
     if settings.object_store is None:
         raise Refused("object_store is not set: there is nowhere to offload to")
     with KazooStore(settings.zookeeper) as store:
@@ -148,6 +153,8 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         fingerprint = runs.check_store(cluster, store)
         now = SystemClock().now_ms()
         plan, rows = cluster.lake.offload_plan(order.plan_id)
+        if plan.cluster != settings.cluster:
+            raise Refused(f"plan {plan.plan_id} is for cluster {plan.cluster}, the settings say {settings.cluster}")
         found = offload.digest(rows, plan.to_json())
         valid = int(settings.orphans.plan_valid_for * 1000)
         artefact.check_applicable(
@@ -182,7 +189,10 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             )
             permit = Permit(lease.guard, runs.unloads_of(settings))
             some = chosen(rows, order.limit, settings.offload.max_ledgers, settings.offload.max_bytes)
-            yield _Work(cluster, run, tools, permit, lease, Canary(settings.offload.waive_canary)), some
+            named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
+            ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
+            canary = Canary(settings.offload.waive_canary)
+            yield _Work(cluster, run, tools, permit, lease, canary, ownership), some
 
 
 def chosen(rows: pa.Table, limit: int, max_ledgers: int, max_bytes: int) -> list[dict[str, Any]]:
@@ -213,17 +223,27 @@ class _Work:
     """The driver's side of a run; ``outcomes`` has what became of every ledger so far."""
 
     def __init__(
-        self, cluster: Cluster, run: TopicRun, tools: Tools, permit: Permit, lease: Lease, canary: Canary
+        self,
+        cluster: Cluster,
+        run: TopicRun,
+        tools: Tools,
+        permit: Permit,
+        lease: Lease,
+        canary: Canary,
+        ownership: Ownership,
     ) -> None:
         self.outcomes: list[Offloaded | release.Outcome] = []
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
-        self._lease, self._canary = lease, canary
+        self._lease, self._canary, self._ownership = lease, canary, ownership
         self._resumed: dict[int, Attempt] = {}
 
-    def settle(self, wanted: set[int]) -> None:
+    def settle(self, going: Sequence[Mapping[str, Any]]) -> None:
         """What earlier runs owe: unloads, and attempts that were cut off."""
+        wanted = {row["ledger_id"]: wanted_of(row, self._cluster.settings) for row in going}
         settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
-        resumed, outcomes = offloading.settle_attempts(self._run, self._tools, self._permit, wanted, self._canary)
+        resumed, outcomes = offloading.settle_attempts(
+            self._run, self._tools, self._permit, wanted, self._canary, self._ownership
+        )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
 
@@ -234,7 +254,6 @@ class _Work:
             new = [wanted_of(row, self._cluster.settings) for row in rows if row["ledger_id"] not in self._resumed]
             again = [self._resumed[row["ledger_id"]] for row in rows if row["ledger_id"] in self._resumed]
             items += [_Item(attempt, True, False) for attempt in again]
-
             items += self._begin(topic, new)
         answers = self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress)
         proven: dict[str, list[Proven]] = {}
@@ -242,7 +261,9 @@ class _Work:
             attempt, verified = answer.item.attempt, answer.verified
             if verified is None:
                 reason = f"{answer.reason}; nothing says that it is offloaded: run again, which goes on with it"
-                self.outcomes.append(_said(attempt, FAILED, reason))
+                failed = _said(attempt, FAILED, reason)
+                offloading.record(self._run, self._tools, [failed])
+                self.outcomes.append(failed)
             else:
                 one = Proven(attempt, verified.entries, verified.length, asdict(verified))
                 proven.setdefault(attempt.topic, []).append(one)
@@ -278,6 +299,10 @@ class _Work:
             if answer.verified is None:
                 reason = f"its offloaded copy is not proven, and its copy in BookKeeper stays: {answer.reason}"
                 self.outcomes.append(release.Outcome(attempt.topic, attempt.ledger_id, FAILED, reason))
+                row = offloading.journal_row(
+                    self._run.run_id, self._run.cluster, _said(attempt, FAILED, reason), {}, tools.clock.now_ms()
+                )
+                tools.journal.record([replace(row, action=RELEASE_ACTION, phase=release.PHASE)])
             else:
                 due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
                 whole.setdefault(attempt.topic, []).append(due)
@@ -302,6 +327,8 @@ class _Work:
             self.outcomes += work()
         except (*_STOPPING, offloading.CanaryFailed):
             raise
+        except Refused as refusal:
+            self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))
         except LifecycleError as error:
             self.outcomes.append(Offloaded(str(topic), -1, FAILED, str(error)))
 

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, history, inventory
-from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.lake import Lake
@@ -194,7 +195,7 @@ def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandb
         with KazooStore(configuration_settings(settings), read_only=True) as configuration:
             documents = inventory.namespace_policies(configuration)
         if strange := sorted(set(namespaces) - documents.keys()):
-            raise Refused(f"namespaces: {', '.join(strange)}: no such namespace")
+            raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
         found = {
             name: (in_force(None, documents[name], broker), retention_in_force(None, documents[name], broker))
             for name in (namespaces or documents)
@@ -205,7 +206,7 @@ def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandb
             by_topic = dict[str, tuple[OffloadPolicy, Retention]]()
         else:
             by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found), documents, broker)
-    in_use = [policy for policy, _ in (*found.values(), *by_topic.values()) if policy.acts]
+    in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     problems += object_store_problems(in_use, settings.object_store)
     return Policies(found, by_topic, tuple(dict.fromkeys(problems)))
 
@@ -269,15 +270,15 @@ def _of_topics(
     return found
 
 
-def object_store_problems(policies: Collection[OffloadPolicy], store: ObjectStoreSettings | None) -> list[str]:
-    """Where what the brokers read from is not what we would write to."""
+def object_store_problems(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> list[str]:
+    """Where what the brokers read from is not what we would write to; ``policies`` by namespace or topic."""
     if not policies:
         return []
     if store is None:
         return ["object_store is not set: there is nowhere to offload to"]
     problems: list[str] = []
-    for policy in policies:
-        where = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}"
+    for name, policy in policies.items():
+        where = f"{name}: driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}"
         if not policy.bucket:
             problems.append(f"{where}: no API shows its bucket; say in offload.brokers what broker.conf says of it")
         elif policy.bucket not in store.buckets:
@@ -286,4 +287,8 @@ def object_store_problems(policies: Collection[OffloadPolicy], store: ObjectStor
             problems.append(f"{where}: its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}")
         if policy.region and not policy.endpoint and policy.region != store.region:
             problems.append(f"{where}: its region is {policy.region}, object_store.region {store.region!r}")
+        if policy.block_size is not None and policy.block_size < MIN_BLOCK_SIZE:
+            problems.append(
+                f"{where}: its MaxBlockSizeInBytes is {policy.block_size}, S3 needs {MIN_BLOCK_SIZE} or more"
+            )
     return problems

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid4
 
+import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.engine import attempts, control, offloading, standing
@@ -17,7 +18,7 @@ from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.offloading import FAILED, Canary, CanaryFailed, Offloaded, Proven, Wanted
+from pulsar_lifecycle.engine.offloading import FAILED, Canary, CanaryFailed, Offloaded, Ownership, Proven, Wanted
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
@@ -34,10 +35,11 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
-from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.formats.offload_object import CLUSTER_NAME, MANAGED_LEDGER_NAME, data_key, index_key
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.outcomes import ABANDONED, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
 from tests.fakes.metadata_store import Operation
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
@@ -119,6 +121,9 @@ class Broker:
             raise NotFound(f"no ledger {item.ledger_id}")
 
 
+SAYS = {CLUSTER_NAME: "simulated", MANAGED_LEDGER_NAME: TOPIC.managed_ledger}
+
+
 class Scene:
     """A topic of four ledgers that was left alone for an hour, a bucket, and a broker that can read it."""
 
@@ -143,6 +148,8 @@ class Scene:
         self.tick: Callable[[str], None] = lambda name: None
         self.limit = 500
         self.waived = False
+        self.named = OffloadUuids()
+        self.grace = 0
         self.silence = ""
 
     @property
@@ -224,7 +231,8 @@ class Scene:
         heard = Brokers({}, 60_000, self.silence) if self.silence else Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = standing.Shadows(lambda: standing.shadow_sources(tools.store, tools.store), cluster.clock)
         now = cluster.clock.now_ms()
-        return TopicRun(run_id, "simulated", "/ledgers", now, heard, CONTEXT, 600_000, self.loaded_topics, shadows)
+        context = replace(CONTEXT, grace=self.grace)
+        return TopicRun(run_id, "simulated", "/ledgers", now, heard, context, 600_000, self.loaded_topics, shadows)
 
     def session(self) -> Session:
         """A run of its own, with its lease."""
@@ -288,7 +296,7 @@ class Session:
         return outcomes + refused + (self.commit(todo) if todo else [])
 
     def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[Offloaded]]:
-        wanted = [replace(Wanted(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
+        wanted = self.asked(ledger_ids, **changes)
 
         def new_uuid() -> UUID:
             self.uuids.append(uuid4())
@@ -296,12 +304,17 @@ class Session:
 
         return offloading.begin_topic(self.run, self.tools, self.permit, TOPIC, wanted, new_uuid)
 
+    @staticmethod
+    def asked(ledger_ids: Collection[int], **changes: Any) -> list[Wanted]:
+        """Rows of a plan."""
+        return [replace(Wanted(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
+
     def copy(self, attempt: Attempt) -> Proven:
         """What ``offload_copy`` and ``offload_proof`` do, in short."""
         objects = self.tools.objects
         assert objects
-        objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", {})
-        objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", {})
+        objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", SAYS)
+        objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", SAYS)
         return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
 
     def commit(self, proven: Sequence[Proven]) -> list[Offloaded]:
@@ -312,7 +325,9 @@ class Session:
         return refused + self.commit([self.copy(one) for one in begun])
 
     def settle(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[Offloaded]]:
-        return offloading.settle_attempts(self.run, self.tools, self.permit, wanted, self.canary)
+        asked = {one.ledger_id: one for one in self.asked(wanted)}
+        ownership = Ownership("simulated", self.scene.named)
+        return offloading.settle_attempts(self.run, self.tools, self.permit, asked, self.canary, ownership)
 
 
 @pytest.fixture
@@ -522,12 +537,20 @@ def test_an_attempt_of_its_brokers(loaded: bool) -> None:
 def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
-    assert "offload.loaded_topics does not name it" in refused(scene, scene.ids[0])
+    begun, (found,) = scene.session().begin(scene.ids[:1])
+    assert (begun, found.outcome, "offload.loaded_topics does not name it" in found.reason) == (
+        [],
+        LEFT_TO_BROKER,
+        True,
+    )
+    assert scene.open_attempts == []
 
 
 def test_brokers_that_were_not_heard(scene: Scene) -> None:
     scene.silence = "timed out"
-    assert "the brokers were not heard: timed out" in refused(scene, scene.ids[0])
+    begun, (found,) = scene.session().begin(scene.ids[:1])
+    assert (begun, found.outcome) == ([], LEFT_TO_BROKER)
+    assert "the brokers were not heard: timed out" in found.reason
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -1082,6 +1105,58 @@ def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
     resumed, found = scene.session_again().settle(scene.ids[:2])
     assert resumed == [one.attempt for one in proven[:2]]
     assert outcomes(found) == {scene.ids[2]: ABANDONED}
+
+
+def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene) -> None:
+    scene.grace = 2 * 3_600_000
+    begun(scene)
+    keys = scene.keys
+    _, found = scene.session_again().settle()
+    assert {one.outcome for one in found} == {LEFT}
+    assert (scene.keys, scene.open_attempts) == (keys, scene.wanted)
+    scene.cluster.wait(3)
+    _, found = scene.session_again().settle()
+    assert {one.outcome for one in found} == {ABANDONED}
+    assert (scene.keys, scene.open_attempts) == (set(), [])
+
+
+@pytest.mark.parametrize(
+    "changes", [{"block_size": 6 << 20}, {"driver": "S3"}, {"metadata": (("bucket", BUCKET), ("region", "other"))}]
+)
+def test_a_plan_that_wants_it_elsewhere_begins_anew(scene: Scene, changes: dict[str, Any]) -> None:
+    session, _ = begun(scene)
+    session = scene.session_again()
+    asked = {one.ledger_id: one for one in session.asked(scene.wanted, **changes)}
+    ownership = Ownership("simulated", scene.named)
+    resumed, found = offloading.settle_attempts(
+        session.run, session.tools, session.permit, asked, session.canary, ownership
+    )
+    assert (resumed, {one.outcome for one in found}) == ([], {ABANDONED})
+    assert (scene.keys, scene.open_attempts) == (set(), [])
+    begun_anew, _ = session.begin(scene.wanted, **changes)
+    assert len(begun_anew) == 3
+
+
+@pytest.mark.parametrize(
+    "says", [{}, {**SAYS, CLUSTER_NAME: "other"}, {**SAYS, MANAGED_LEDGER_NAME: "a/b/persistent/c"}]
+)
+def test_objects_that_are_not_an_attempts_own_are_left_alone(scene: Scene, says: dict[str, str]) -> None:
+    """As after somebody wrote the attempt's z-node by hand."""
+    _, (one,) = begun(scene, scene.ids[:1])
+    scene.buckets.put(BUCKET, index_key(one.attempt.uuid, one.attempt.ledger_id), b"i", says)
+    keys = scene.keys
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, one.attempt.path in found.reason) == (FAILED, True)
+    assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
+
+
+def test_objects_that_a_scan_found_named_are_left_alone(scene: Scene) -> None:
+    _, (one,) = begun(scene, scene.ids[:1])
+    scene.named = OffloadUuids.collect([pa.array([[str(one.attempt.uuid)]])])
+    keys = scene.keys
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, "newest scan found its UUID" in found.reason) == (FAILED, True)
+    assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
 def test_attempts_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
