@@ -7,7 +7,10 @@ from pydantic import Field
 from assets.names import key
 from assets.offload import check_done, outcomes_shown
 from orchestration.failures import wrong_configuration_fails
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from pulsar_lifecycle.engine.marking import GOES
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import ROLLED_BACK
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now, take_back
 from resources.lifecycle import LifecycleResource
 
 
@@ -43,6 +46,45 @@ def offload_ledgers_op(context: dg.OpExecutionContext, config: OffloadRunConfig,
     outcomes = offload_now(lifecycle.cluster(), context.run_id, order, context.log.info)
     check_done(outcomes)
     context.add_output_metadata(outcomes_shown(outcomes))
+
+
+class TakeBackConfig(dg.Config):
+    """Which offloaded ledgers of a topic; without ``dry_run = false``, it only says what would be taken back."""
+
+    topic: str
+    ledger_ids: list[int] = Field(min_length=1)
+    dry_run: bool = True
+
+
+@dg.op(
+    name="take_back",
+    description="Let a topic read offloaded ledgers from BookKeeper again, where its bookies have them whole: for "
+    "objects that are damaged or gone. The objects stay, named by nothing.",
+    pool="offload",
+)
+@wrong_configuration_fails()
+def take_back_op(context: dg.OpExecutionContext, config: TakeBackConfig, lifecycle: LifecycleResource) -> None:
+    """Refused for what BookKeeper does not have whole, or was given up there."""
+    topic = Topic.parse(config.topic)
+    outcomes = take_back(lifecycle.cluster(), context.run_id, topic, config.ledger_ids, dry_run=config.dry_run)
+    metadata = outcomes_shown(outcomes)
+    wrong = [one for one in outcomes if one.outcome not in (GOES, ROLLED_BACK)]
+    if wrong:
+        raise dg.Failure(
+            f"{len(wrong)} ledgers were not taken back, the first: {wrong[0].ledger_id}: {wrong[0].reason}",
+            metadata=metadata,
+        )
+    context.add_output_metadata(metadata)
+
+
+@dg.job(
+    name="take_back_offloads",
+    executor_def=dg.in_process_executor,
+    description="Undo the offload of some ledgers while BookKeeper has them whole. Dry run by default.",
+)
+def take_back_job() -> None:
+    """One op."""
+    take_back_op()
 
 
 @dg.job(

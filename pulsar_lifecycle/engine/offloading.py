@@ -25,10 +25,11 @@ from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import NamedUuids, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.marking import GOES
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import Conflict, LeaseLost, LifecycleError, Overloaded, Paused, Refused
-from pulsar_lifecycle.formats import managed_ledger, offload_object
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
@@ -313,9 +314,9 @@ def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic,
             f"driver {attempt.driver} and this bucket)"
         )
         try:
-            said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, attempt), "")[
-                attempt.ledger_id
-            ]
+            said = edit_topic(
+                run, tools, permit, topic, _taking_back(run, tools, topic, {attempt.ledger_id: attempt.uuid}), ""
+            )[attempt.ledger_id]
         except _STOPPING:
             raise
         except LifecycleError as failure:
@@ -333,21 +334,86 @@ def _owed_unload(store: MetadataStore, topic: Topic) -> str:
     return "" if watched else "its topic is owed an unload"
 
 
-def _taking_back(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> Change:
+def take_back_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
+) -> list[Offloaded]:
+    """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
+
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. Raises as ``edit_topic``.
+    """
+    permit.check(tools.store)
+    tools.store.sync("/")
+    _, info = standing.topic_node(tools.store, topic)
+    items = {item.ledger_id: item for item in info.ledgers}
+    opened = attempts.of_ledgers(tools.store, ledger_ids)
+    outcomes: list[Offloaded] = []
+    going: dict[int, UUID] = {}
+    for ledger_id in sorted(set(ledger_ids)):
+        item = items.get(ledger_id)
+        uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
+        if item is None:
+            why = "its topic does not list it"
+        elif uuid is None:
+            why = "it is not offloaded"
+        elif ledger_id in opened:
+            why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
+        elif item.offload and item.offload.bookkeeper_deleted:
+            why = "its copy in BookKeeper was given up"
+        else:
+            why = _not_whole_in_bookkeeper(run, tools, topic, ledger_id)
+            going |= {} if why else {ledger_id: uuid}
+        outcomes += [Offloaded(str(topic), ledger_id, REFUSED, why)] if why else []
+    if dry_run:
+        goes = [Offloaded(str(topic), i, GOES, _TAKEN_BACK, uuid=str(uuid)) for i, uuid in going.items()]
+        return outcomes + goes
+    if going:
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going), POLICY)
+        done = [
+            Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
+        ]
+        record(run, tools, done)
+        outcomes += done
+    return outcomes
+
+
+_TAKEN_BACK = "its topic reads it from BookKeeper again"
+
+
+def _not_whole_in_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
+    """Why BookKeeper's copy cannot stand for the offloaded one; empty if its bookies have it."""
+    if problem := _without_bookkeeper(run, tools, topic, ledger_id):
+        return problem
+    node = tools.store.read([ledger_path.ledger_path(ledger_id, run.ledgers_root)])[0]
+    if not isinstance(node, Node):
+        return "its z-node in BookKeeper cannot be read"
+    (check,) = tools.reader.check_replicas([(ledger_id, ledger_metadata.decode(node.data))])
+    if check.lost or check.unproven:
+        silent = "; ".join(check.silent[bookie] for bookie in sorted(check.silent))
+        return (
+            f"of {check.asked} entries asked for, {check.lost} are on no bookie, {check.unproven} not shown: {silent}"
+        )
+    return ""
+
+
+def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID]) -> Change:
+    """Offloads by ledger id that its topic's metadata is to forget."""
+
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
-        said = Said(ROLLED_BACK, "its topic reads it from BookKeeper again")
-        problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
+        said = dict.fromkeys(uuids, Said(ROLLED_BACK, _TAKEN_BACK))
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
-            if item.ledger_id == attempt.ledger_id and _is_ours(item, attempt):
-                if item.offload and item.offload.bookkeeper_deleted:
-                    said = Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
+            offload = item.offload
+            if offload and offload.complete and offload.uuid == uuids.get(item.ledger_id):
+                problem = _without_bookkeeper(run, tools, topic, item.ledger_id)
+                if offload.bookkeeper_deleted:
+                    said[item.ledger_id] = Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
                 elif problem:
-                    said = Said(FAILED, f"it stays offloaded: {problem}")
+                    said[item.ledger_id] = Said(FAILED, f"it stays offloaded: {problem}")
                 else:
-                    item, said = replace(item, offload=None), replace(said, changes=True)
+                    said[item.ledger_id] = Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
+                    item = replace(item, offload=None)
             ledgers.append(item)
-        return replace(info, ledgers=tuple(ledgers)), {attempt.ledger_id: said}
+        return replace(info, ledgers=tuple(ledgers)), said
 
     return change
 

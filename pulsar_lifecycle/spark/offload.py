@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -50,6 +50,7 @@ from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
+from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
 from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
 from pulsar_lifecycle.plan.outcomes import REFUSED, VERIFIED
@@ -162,37 +163,62 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         )
         epoch = runs.newest_epoch(cluster, fingerprint)
         runs.refuse_old_evidence(epoch, now, valid)
-        sandbox = control.is_sandbox(store)
-        if settings.offload.waive_canary and not sandbox:
-            raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
-        with (
-            runs.held_lease(settings, store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease,
-            _tools(settings, store, settings.object_store) as tools,
-        ):
-            context = replace(
-                runs.context_of(cluster, epoch),
-                holds=frozenset(settings.orphans.legal_holds),
-                gone_namespaces=frozenset(),
-                system_topics=settings.trimming.system_topics,
-            )
-            loaded_topics = settings.offload.loaded_topics
-            run = TopicRun(
-                run_id=run_id,
-                cluster=settings.cluster,
-                ledgers_root=settings.bookkeeper.ledgers_root,
-                now=min(lease.taken_at, tools.clock.now_ms()),
-                brokers=inventory.hear(store, tools.admin),
-                context=context,
-                deliver_after_ms=runs.deliver_after_ms_of(settings, sandbox),
-                loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
-                shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, store), tools.clock),
-            )
-            permit = Permit(lease.guard, runs.unloads_of(settings))
+        with _acting(cluster, run_id, store, epoch) as (run, tools, permit, lease):
             some = chosen(rows, order.limit, settings.offload.max_ledgers, settings.offload.max_bytes)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
             canary = Canary(settings.offload.waive_canary)
             yield _Work(cluster, run, tools, permit, lease, canary, ownership), some
+
+
+@contextmanager
+def _acting(
+    cluster: Cluster, run_id: str, store: KazooStore, epoch: Epoch
+) -> Iterator[tuple[TopicRun, Tools, Permit, Lease]]:
+    """The offload lease and the ports, for as long as the work lasts. Raises Refused."""
+    settings = cluster.settings
+    if settings.object_store is None:
+        raise Refused("object_store is not set: there is nowhere to offload to")
+    sandbox = control.is_sandbox(store)
+    if settings.offload.waive_canary and not sandbox:
+        raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
+    with (
+        runs.held_lease(settings, store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease,
+        _tools(settings, store, settings.object_store) as tools,
+    ):
+        context = replace(
+            runs.context_of(cluster, epoch),
+            holds=frozenset(settings.orphans.legal_holds),
+            gone_namespaces=frozenset(),
+            system_topics=settings.trimming.system_topics,
+        )
+        loaded_topics = settings.offload.loaded_topics
+        run = TopicRun(
+            run_id=run_id,
+            cluster=settings.cluster,
+            ledgers_root=settings.bookkeeper.ledgers_root,
+            now=min(lease.taken_at, tools.clock.now_ms()),
+            brokers=inventory.hear(store, tools.admin),
+            context=context,
+            deliver_after_ms=runs.deliver_after_ms_of(settings, sandbox),
+            loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
+            shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, store), tools.clock),
+        )
+        yield run, tools, Permit(lease.guard, runs.unloads_of(settings)), lease
+
+
+def take_back(
+    cluster: Cluster, run_id: str, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
+) -> list[Offloaded]:
+    """``offloading.take_back_topic`` under the offload lease. Raises Refused, NotFound, Paused, LeaseLost."""
+    with KazooStore(cluster.settings.zookeeper) as store:
+        control.check_not_paused(store)
+        epoch = runs.newest_epoch(cluster, runs.check_store(cluster, store))
+        with _acting(cluster, run_id, store, epoch) as (run, tools, permit, _):
+            settle_unloads(store, tools.admin, tools.clock, permit, wait=False)
+            outcomes = offloading.take_back_topic(run, tools, permit, topic, ledger_ids, dry_run=dry_run)
+            owing = settle_unloads(store, tools.admin, tools.clock, permit, wait=not dry_run)
+    return outcomes + [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
 
 def chosen(rows: pa.Table, limit: int, max_ledgers: int, max_bytes: int) -> list[dict[str, Any]]:

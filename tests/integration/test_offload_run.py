@@ -14,10 +14,12 @@ from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.offloading import CanaryFailed
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
+from pulsar_lifecycle.spark.offload import take_back
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
-from sandbox.cluster import Cluster
+from sandbox.cluster import BUCKET, Cluster
 from sandbox.seed import transactional
 from tests.integration.offloads import contexts, keys, messages, offload, planned, s3_client, with_bucket
 from tests.integration.pipeline import (
@@ -222,3 +224,32 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
     assert all(made[ledger].complete for ledger in going)
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
         assert control.owed_unloads(store) == []
+
+
+def test_a_copy_that_is_gone_is_taken_back_and_made_anew(
+    sandbox: Cluster, operator: Callable[..., Pipeline], bucket: Any
+) -> None:
+    """Its topic would be read from the bucket alone, though BookKeeper has it."""
+    namespace = new_namespace(sandbox, "damaged")
+    topic, payloads, _ = published(sandbox, namespace, "t", 60)
+    unloaded(sandbox, topic)
+    pipeline = operator(release="brokers")
+    plan, rows = planned(pipeline, namespace)
+    (ledger,) = [row["ledger_id"] for row in rows if row["topic"] == topic]
+    offload(pipeline, plan)
+    for key in keys(bucket, ledger):
+        bucket.delete_object(Bucket=BUCKET, Key=key)
+    asked = (pipeline.where, "back", Topic.parse(topic), [ledger])
+    assert [one.outcome for one in take_back(*asked, dry_run=True)] == ["goes"]
+    assert contexts(sandbox, topic)[ledger].complete
+    unloaded(sandbox, topic)
+    assert [one.outcome for one in take_back(*asked, dry_run=False)] == ["rolled-back"]
+    with pulsar_client(sandbox.service_url) as client:
+        reader = client.create_reader(topic, pulsar.MessageId.earliest)
+        assert [reader.read_next(10_000).data() for _ in payloads] == payloads
+    with Admin(sandbox.admin_url) as admin:
+        admin.unload(topic)
+    unloaded(sandbox, topic)
+    plan, _ = planned(pipeline, namespace)
+    assert offload(pipeline, plan)[ledger][0] == OFFLOADED
+    assert len(keys(bucket, ledger)) == 2

@@ -1107,6 +1107,45 @@ def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
     assert outcomes(found) == {scene.ids[2]: ABANDONED}
 
 
+def taken_back(scene: Scene, *, dry_run: bool = False) -> list[Offloaded]:
+    session = scene.session_again()
+    return offloading.take_back_topic(session.run, session.tools, session.permit, TOPIC, scene.wanted, dry_run=dry_run)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_damaged_offload_is_taken_back_while_bookkeeper_has_it(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    scene.waived = True
+    scene.proceed()
+    scene.cluster.wait(1)
+    before = scene.info
+    assert outcomes(taken_back(scene, dry_run=True)) == dict.fromkeys(scene.wanted, "goes")
+    assert scene.info == before
+    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, ROLLED_BACK)
+    assert scene.complete == []
+    assert len(scene.keys) == 6
+    assert scene.rows[-3:] == [(ledger_id, ROLLED_BACK) for ledger_id in scene.wanted]
+    assert {one.reason for one in taken_back(scene)} == {"it is not offloaded"}
+    scene.cluster.wait(1)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+
+
+def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed()
+    scene.cluster.wait(1)
+    first, second, third = scene.wanted
+    offloads = {item.ledger_id: item.offload for item in scene.info.ledgers}
+    scene.offload(first, replace(offloads[first], bookkeeper_deleted=True))  # type: ignore[type-var]
+    scene.cluster.remove(scene.cluster.path(second))
+    before = scene.info
+    found = {one.ledger_id: (one.outcome, one.reason) for one in taken_back(scene, dry_run=True)}
+    assert found[first] == (REFUSED, "its copy in BookKeeper was given up")
+    assert found[second] == (REFUSED, "BookKeeper does not have it: a dangling reference")
+    assert found[third][0] == "goes"
+    assert scene.info == before
+
+
 def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene) -> None:
     scene.grace = 2 * 3_600_000
     begun(scene)
