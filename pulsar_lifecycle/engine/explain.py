@@ -9,7 +9,7 @@ brokers hold in memory is not seen: an answer never deletes anything, and the de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -17,7 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import inventory, references
+from pulsar_lifecycle.engine import attempts, inventory, references
+from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.engine.undo import LOST
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
@@ -82,11 +83,15 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable."""
+    """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
+
+    ``offloads``: its copies in tiered storage, in words.
+    """
 
     references: pa.Table
     asked: tuple[str, ...]
     trouble: tuple[str, ...]
+    offloads: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ def explain(
         verdict, answer = _absent(found, history)
     else:
         verdict, answer = _present(ledger_id, rows, found, history, now)
-    notes = (*_notes(verdict, ledger, history), *found.trouble)
+    notes = (*_notes(verdict, ledger, history), *found.offloads, *found.trouble)
     return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
 
 
@@ -174,7 +179,22 @@ def look(
     ]
     trouble += [error for error in words.column("error").to_pylist() if error]
     mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
-    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble))
+    offloads = _offloads(store, ledger_id, read[0].to_pylist())
+    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads))
+
+
+def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> Iterator[str]:
+    """What topics' metadata, and our own open attempts, say of a ledger in tiered storage."""
+    for row in topics:
+        for item in row["ledgers"]:
+            if item["ledger_id"] == ledger_id and item["offload_uuid"]:
+                copy = f"{item['offload_uuid']}-ledger-{ledger_id}, as {row['path']} says"
+                given_up = "; its copy in BookKeeper is given up" if item["bookkeeper_deleted"] else ""
+                complete = item["offload_complete"]
+                yield f"offloaded as {copy}{given_up}" if complete else f"offload under way, or broken off: {copy}"
+    for attempt in attempts.of_ledgers(store, [ledger_id]).values():
+        said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.reason}"
+        yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
 
 
 def _unit(path: str) -> Unit:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 
+from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
@@ -245,6 +247,23 @@ def test_the_rules_of_the_plan_are_the_rules_here(
 def test_an_empty_znode_is_named(world: World) -> None:
     world.node(ledger_path(7, ROOT), b"")
     assert world.explain(7).answer == "empty znode: the z-node has no data"
+
+
+@pytest.mark.parametrize(("given_up", "word"), [(False, "says"), (True, "its copy in BookKeeper is given up")])
+def test_where_the_offloaded_copy_of_a_ledger_is(world: World, given_up: bool, word: str) -> None:
+    uuid = UUID(int=5)
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, given_up, 1, "aws-s3", {"bucket": "b"})))
+    (note,) = [note for note in world.explain(7).notes if str(uuid) in note]
+    assert note.startswith(f"offloaded as {uuid}-ledger-7, as {TOPIC_PATH} says")
+    assert word in note
+
+
+def test_an_open_offload_attempt_is_named(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7))
+    world.node(attempts.path_of(7), b"{}")
+    assert any(attempts.path_of(7) in note for note in world.explain(7).notes)
 
 
 def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) -> None:
