@@ -87,6 +87,7 @@ def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     assert messages(pipeline, topic) == offloaded
     # what is offloaded is never repeated; its copy in BookKeeper is due at once
     drain(sandbox)
+    unloaded(sandbox, topic)
     plan, rows = planned(pipeline, namespace)
     assert {row["action"] for row in rows} == {"release"}
     said = offload(pipeline, plan, "release")
