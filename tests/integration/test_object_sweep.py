@@ -94,6 +94,9 @@ class Place:
             zk.create(znodes.topic_znode(str(self.topic)), data, makepath=True)
 
     def clean(self) -> None:
+        with self.sandbox.metadata() as zk:
+            if zk.exists(znodes.topic_znode(str(self.topic))):
+                zk.delete(znodes.topic_znode(str(self.topic)), recursive=True)
         for key in self.keys:
             self.s3.delete_object(Bucket=BUCKET, Key=key)
         for found in self.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads", []):
