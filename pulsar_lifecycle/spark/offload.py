@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine import control, inventory, offloading, release, standing
+from pulsar_lifecycle.engine import control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import Tools
@@ -40,13 +40,11 @@ from pulsar_lifecycle.errors import (
     UsageError,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, verified_copies
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
@@ -56,10 +54,11 @@ from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
 from pulsar_lifecycle.plan.outcomes import REFUSED, VERIFIED
 from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
-from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.topic_runs import owners_rules, topic_run, topic_tools
 
 WAVE_BYTES = 64 << 30
 WAVE_LEDGERS = 2_000
@@ -179,31 +178,14 @@ def _acting(
     settings = cluster.settings
     if settings.object_store is None:
         raise Refused("object_store is not set: there is nowhere to offload to")
-    sandbox = control.is_sandbox(store)
-    if settings.offload.waive_canary and not sandbox:
+    if settings.offload.waive_canary and not control.is_sandbox(store):
         raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
     with (
         runs.held_lease(settings, store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease,
-        _tools(settings, store, settings.object_store) as tools,
+        topic_tools(cluster, store, settings.object_store) as tools,
     ):
-        context = replace(
-            runs.context_of(cluster, epoch),
-            holds=frozenset(settings.orphans.legal_holds),
-            gone_namespaces=frozenset(),
-            system_topics=settings.trimming.system_topics,
-        )
-        loaded_topics = settings.offload.loaded_topics
-        run = TopicRun(
-            run_id=run_id,
-            cluster=settings.cluster,
-            ledgers_root=settings.bookkeeper.ledgers_root,
-            now=min(lease.taken_at, tools.clock.now_ms()),
-            brokers=inventory.hear(store, tools.admin),
-            context=context,
-            deliver_after_ms=runs.deliver_after_ms_of(settings, sandbox),
-            loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
-            shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, store), tools.clock),
-        )
+        now = min(lease.taken_at, tools.clock.now_ms())
+        run = topic_run(cluster, run_id, tools, owners_rules(cluster, epoch), now, settings.offload.loaded_topics)
         yield run, tools, Permit(lease.guard, runs.unloads_of(settings)), lease
 
 
@@ -231,18 +213,6 @@ def chosen(rows: pa.Table, limit: int, max_ledgers: int, max_bytes: int) -> list
         found.append(row)
         size += row["bytes"] or 0
     return found
-
-
-@contextmanager
-def _tools(settings: Settings, store: KazooStore, objects: ObjectStoreSettings) -> Iterator[Tools]:
-    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-    with (
-        closing(BookieReader(store, settings.bookkeeper)) as reader,
-        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-        closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue,
-        closing(S3ObjectStore(objects)) as bucket,
-    ):
-        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), bucket)
 
 
 class _Work:

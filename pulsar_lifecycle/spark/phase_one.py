@@ -7,25 +7,21 @@ Belongs here: composing settings, the newest scan, lease and ports for one run. 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from contextlib import contextmanager
 
-from pulsar_lifecycle.engine import control, inventory, marking, standing, topic_deletion
+from pulsar_lifecycle.engine import marking, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder, unheard
 from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.prometheus import published
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.spark.topic_runs import owners_rules, topic_run, topic_tools
 
 
 def trim(
@@ -66,19 +62,23 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report
 @contextmanager
 def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
-    with KazooStore(cluster.settings.zookeeper, read_only=True) as store, _tools(cluster, store) as tools:
+    with KazooStore(cluster.settings.zookeeper, read_only=True) as store, topic_tools(cluster, store) as tools:
         context = _context(cluster, runs.check_store(cluster, store))
-        yield _marking(cluster, run_id, tools, context, tools.clock.now_ms()), tools
+        yield (
+            topic_run(cluster, run_id, tools, context, tools.clock.now_ms(), cluster.settings.trimming.loaded_topics),
+            tools,
+        )
 
 
 @contextmanager
 def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Permit]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
-    with published(settings), KazooStore(settings.zookeeper) as store, _tools(cluster, store) as tools:
+    with published(settings), KazooStore(settings.zookeeper) as store, topic_tools(cluster, store) as tools:
         context = _context(cluster, runs.check_may_act(cluster, store))
         with runs.held_lease(settings, store, f"run {run_id}") as lease:
-            run = _marking(cluster, run_id, tools, context, min(lease.taken_at, tools.clock.now_ms()))
+            now = min(lease.taken_at, tools.clock.now_ms())
+            run = topic_run(cluster, run_id, tools, context, now, settings.trimming.loaded_topics)
             yield run, tools, Permit(lease.guard, runs.unloads_of(settings))
 
 
@@ -87,38 +87,4 @@ def _context(cluster: Cluster, fingerprint: str) -> Context:
     settings = cluster.settings
     epoch = runs.newest_epoch(cluster, fingerprint)
     runs.refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
-    return replace(
-        runs.context_of(cluster, epoch),
-        holds=frozenset(settings.orphans.legal_holds),
-        gone_namespaces=frozenset(),
-        system_topics=settings.trimming.system_topics,
-    )
-
-
-def _marking(cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int) -> TopicRun:
-    """``now`` must be from before the brokers are asked, which is done here."""
-    settings = cluster.settings
-    loaded_topics = settings.trimming.loaded_topics
-    return TopicRun(
-        run_id=run_id,
-        cluster=settings.cluster,
-        ledgers_root=settings.bookkeeper.ledgers_root,
-        now=now,
-        brokers=inventory.hear(tools.store, tools.admin),
-        context=context,
-        deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
-        loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
-        shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, tools.store), tools.clock),
-    )
-
-
-@contextmanager
-def _tools(cluster: Cluster, store: KazooStore) -> Iterator[Tools]:
-    settings = cluster.settings
-    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-    with (
-        closing(BookieReader(store, settings.bookkeeper)) as reader,
-        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-        closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue,
-    ):
-        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock())
+    return owners_rules(cluster, epoch)

@@ -1,0 +1,69 @@
+"""What every run that writes topics' z-nodes is composed of: its ports, the owners' rules, what its brokers say.
+
+Belongs here: from settings and a scan to ``TopicRun`` and ``Tools``. Not here: leases, plans and what is done
+(``phase_one.py``, ``offload.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+
+from pulsar_lifecycle.engine import control, inventory, standing
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.topic_write import TopicRun
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.settings import ObjectStoreSettings
+from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.scan import Cluster
+
+
+def owners_rules(cluster: Cluster, epoch: Epoch) -> Context:
+    """The owners' rules, as the scans found them and the settings say now."""
+    settings = cluster.settings
+    return replace(
+        runs.context_of(cluster, epoch),
+        holds=frozenset(settings.orphans.legal_holds),
+        gone_namespaces=frozenset(),
+        system_topics=settings.trimming.system_topics,
+    )
+
+
+def topic_run(
+    cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
+) -> TopicRun:
+    """``now`` (ms) must be from before the brokers are asked, which is done here."""
+    settings = cluster.settings
+    return TopicRun(
+        run_id=run_id,
+        cluster=settings.cluster,
+        ledgers_root=settings.bookkeeper.ledgers_root,
+        now=now,
+        brokers=inventory.hear(tools.store, tools.admin),
+        context=context,
+        deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
+        loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
+        shadows=standing.Shadows(lambda: runs.shadow_sources(cluster, tools.store), tools.clock),
+    )
+
+
+@contextmanager
+def topic_tools(cluster: Cluster, store: KazooStore, objects: ObjectStoreSettings | None = None) -> Iterator[Tools]:
+    """The ports of one run on the driver, with an object store where one is given."""
+    settings = cluster.settings
+    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+    with ExitStack() as opened:
+        reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper)))
+        admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
+        queue = opened.enter_context(closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)))
+        buckets = opened.enter_context(closing(S3ObjectStore(objects))) if objects else None
+        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), buckets)
