@@ -335,19 +335,33 @@ def _owed_unload(store: MetadataStore, topic: Topic) -> str:
 
 
 def take_back_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_ids: Collection[int]
 ) -> list[Offloaded]:
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
     The objects stay; nothing names them any more. A ledger may then be offloaded anew. Raises as ``edit_topic``.
     """
     permit.check(tools.store)
+    planned = plan_take_back(run, tools, topic, ledger_ids)
+    outcomes = [one for one in planned if one.outcome != GOES]
+    going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
+    if going:
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going), POLICY)
+        done = [
+            Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
+        ]
+        record(run, tools, done)
+        outcomes += done
+    return outcomes
+
+
+def plan_take_back(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> list[Offloaded]:
+    """What :func:`take_back_topic` would do; writes nothing."""
     tools.store.sync("/")
     _, info = standing.topic_node(tools.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
     opened = attempts.of_ledgers(tools.store, ledger_ids)
-    outcomes: list[Offloaded] = []
-    going: dict[int, UUID] = {}
+    found: list[Offloaded] = []
     for ledger_id in sorted(set(ledger_ids)):
         item = items.get(ledger_id)
         uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
@@ -361,19 +375,9 @@ def take_back_topic(
             why = "its copy in BookKeeper was given up"
         else:
             why = _not_whole_in_bookkeeper(run, tools, topic, ledger_id)
-            going |= {} if why else {ledger_id: uuid}
-        outcomes += [Offloaded(str(topic), ledger_id, REFUSED, why)] if why else []
-    if dry_run:
-        goes = [Offloaded(str(topic), i, GOES, _TAKEN_BACK, uuid=str(uuid)) for i, uuid in going.items()]
-        return outcomes + goes
-    if going:
-        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going), POLICY)
-        done = [
-            Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
-        ]
-        record(run, tools, done)
-        outcomes += done
-    return outcomes
+        outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
+        found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
+    return found
 
 
 _TAKEN_BACK = "its topic reads it from BookKeeper again"

@@ -192,14 +192,24 @@ def _acting(
 def take_back(
     cluster: Cluster, run_id: str, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
 ) -> list[Offloaded]:
-    """``offloading.take_back_topic`` under the offload lease. Raises Refused, NotFound, Paused, LeaseLost."""
-    with KazooStore(cluster.settings.zookeeper) as store:
+    """``offloading.take_back_topic`` under the offload lease; a dry run writes nothing, and needs none.
+
+    Raises Refused, NotFound, Paused, LeaseLost.
+    """
+    settings = cluster.settings
+    if dry_run:
+        with KazooStore(settings.zookeeper, read_only=True) as store, topic_tools(cluster, store) as tools:
+            context = owners_rules(cluster, runs.newest_epoch(cluster, runs.check_store(cluster, store)))
+            now = tools.clock.now_ms()
+            run = topic_run(cluster, run_id, tools, context, now, settings.offload.loaded_topics)
+            return offloading.plan_take_back(run, tools, topic, ledger_ids)
+    with KazooStore(settings.zookeeper) as store:
         control.check_not_paused(store)
         epoch = runs.newest_epoch(cluster, runs.check_store(cluster, store))
         with _acting(cluster, run_id, store, epoch) as (run, tools, permit, _):
             settle_unloads(store, tools.admin, tools.clock, permit, wait=False)
-            outcomes = offloading.take_back_topic(run, tools, permit, topic, ledger_ids, dry_run=dry_run)
-            owing = settle_unloads(store, tools.admin, tools.clock, permit, wait=not dry_run)
+            outcomes = offloading.take_back_topic(run, tools, permit, topic, ledger_ids)
+            owing = settle_unloads(store, tools.admin, tools.clock, permit, wait=True)
     return outcomes + [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
 

@@ -1109,7 +1109,9 @@ def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
 
 def taken_back(scene: Scene, *, dry_run: bool = False) -> list[Offloaded]:
     session = scene.session_again()
-    return offloading.take_back_topic(session.run, session.tools, session.permit, TOPIC, scene.wanted, dry_run=dry_run)
+    if dry_run:
+        return offloading.plan_take_back(session.run, session.tools, TOPIC, scene.wanted)
+    return offloading.take_back_topic(session.run, session.tools, session.permit, TOPIC, scene.wanted)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
