@@ -22,7 +22,8 @@ from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.engine import release
-from pulsar_lifecycle.engine.offloading import FAILED, Offloaded
+from pulsar_lifecycle.engine.offloading import Offloaded
+from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED, ROLLED_BACK

@@ -9,7 +9,8 @@ from pydantic import Field
 
 from assets import show
 from orchestration.failures import wrong_configuration_fails
-from pulsar_lifecycle.engine.marking import FAILED, Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED

@@ -20,13 +20,19 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.topic_write import ATTEMPTS, LEFT_TO_BROKER, TopicRun, TopicWrite, why_loaded
+from pulsar_lifecycle.engine.topic_write import (
+    ATTEMPTS,
+    FAILED,
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    STOPPING,
+    TopicRun,
+    TopicWrite,
+    why_loaded,
+)
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
-    LeaseLost,
     LifecycleError,
-    Overloaded,
-    Paused,
     Refused,
 )
 from pulsar_lifecycle.formats import managed_ledger
@@ -40,15 +46,8 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 
 REMOVED = "removed"
 """Its topic lists it no more."""
-FAILED = "failed"
-"""A server did not do its part; run again."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
-
-SHADOWS_SEEN_FOR = 60_000
-"""How long (ms) a look at all shadow topics serves for trimming, which by itself deletes no data."""
-
-_STOPPING = (Paused, LeaseLost, Overloaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,7 @@ def guarded(topic: Topic, work: Callable[[], list[Marked]]) -> list[Marked]:
     """``work`` about one topic; an error that concerns it alone becomes its outcome."""
     try:
         return work()
-    except _STOPPING:
+    except STOPPING:
         raise
     except Refused as refusal:
         return [Marked(str(topic), -1, REFUSED, str(refusal))]
@@ -223,7 +222,7 @@ class _Trim:
                 self._leave_rest(why)
         except LifecycleError as error:
             self._write.settle(sure=False)
-            judged = isinstance(error, Refused) and not isinstance(error, _STOPPING)
+            judged = isinstance(error, Refused) and not isinstance(error, STOPPING)
             if not self._marked or not judged or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise

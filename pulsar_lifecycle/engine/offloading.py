@@ -26,9 +26,19 @@ from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import NamedUuids, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.marking import GOES
-from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
+from pulsar_lifecycle.engine.topic_write import (
+    FAILED,
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    STOPPING,
+    Change,
+    Said,
+    TopicRun,
+    edit_topic,
+    why_loaded,
+)
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LeaseLost, LifecycleError, Overloaded, Paused, Refused
+from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -38,14 +48,6 @@ from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, 
 from pulsar_lifecycle.ports import JournalRow, MetadataStore, Node, ObjectStore, Unread
 
 POLICY = "offload.loaded_topics"
-
-SHADOWS_SEEN_FOR = 60_000
-"""How long (ms) a look at all shadow topics serves for offloading, which by itself deletes no data."""
-
-FAILED = "failed"
-"""Outcome: something did not do its part; run again."""
-
-_STOPPING = (Paused, LeaseLost, Overloaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +319,7 @@ def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic,
             said = edit_topic(
                 run, tools, permit, topic, _taking_back(run, tools, topic, {attempt.ledger_id: attempt.uuid}), ""
             )[attempt.ledger_id]
-        except _STOPPING:
+        except STOPPING:
             raise
         except LifecycleError as failure:
             said = Said(FAILED, f"whether it was taken back is not known, run again: {failure}")
@@ -456,7 +458,7 @@ def settle_attempts(
             continue
         try:
             found = _settle(run, tools, permit, attempt, wanted, canary, ownership)
-        except _STOPPING:
+        except STOPPING:
             raise
         except LifecycleError as error:
             found = _of(attempt, FAILED, f"it cannot be settled now: {error}")

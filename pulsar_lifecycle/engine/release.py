@@ -23,7 +23,16 @@ from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Change, Said, TopicRun, edit_topic, why_loaded
+from pulsar_lifecycle.engine.offloading import POLICY
+from pulsar_lifecycle.engine.topic_write import (
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    Change,
+    Said,
+    TopicRun,
+    edit_topic,
+    why_loaded,
+)
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -33,11 +42,7 @@ from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import KEPT, LEFT, MARKED, REFUSED, RELEASE, RELEASED, RETRYING, WAITING
 from pulsar_lifecycle.ports import JournalRow, Node
 
-POLICY = "offload.loaded_topics"
 PHASE = "release"
-
-SHADOWS_SEEN_FOR = 60_000
-"""How long (ms) a look at all shadow topics serves: the deletion run looks at the newest scan's again."""
 
 
 @dataclass(frozen=True, slots=True)

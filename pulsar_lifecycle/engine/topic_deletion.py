@@ -13,8 +13,8 @@ from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import FAILED, GOES, REMOVED, Marked, guarded, journal_row, send_messages
-from pulsar_lifecycle.engine.topic_write import TopicRun
+from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, journal_row, send_messages
+from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo

@@ -18,12 +18,30 @@ from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.standing import Shadows
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, OutcomeUnknown, Refused
+from pulsar_lifecycle.errors import (
+    Conflict,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Paused,
+    Refused,
+)
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, trimming
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+
+FAILED = "failed"
+"""Outcome: something did not do its part; run again."""
+
+STOPPING = (Paused, LeaseLost, Overloaded)
+"""Errors that end a run, whatever topic it is at."""
+
+SHADOWS_SEEN_FOR = 60_000
+"""How long (ms) a look at all shadow topics serves what by itself deletes no data."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,15 @@ from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import FAILED, Canary, Offloaded, Ownership, Proven, Wanted
+from pulsar_lifecycle.engine.offloading import Canary, Offloaded, Ownership, Proven, Wanted
 from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.engine.topic_write import TopicRun
+from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
 from pulsar_lifecycle.errors import (
     Conflict,
     CorruptFormat,
-    LeaseLost,
     LifecycleError,
     NotFound,
-    Overloaded,
-    Paused,
     Refused,
     UsageError,
 )
@@ -67,8 +64,6 @@ TASK_BYTES = 128 << 20
 """Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
 LOOK_EVERY = 2.0
 """Seconds between two looks of a task at the pause z-node and the lease."""
-
-_STOPPING = (Paused, LeaseLost, Overloaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +326,7 @@ class _Work:
         """``work`` about one topic; an error that concerns it alone becomes its outcome. A failed canary stops all."""
         try:
             self.outcomes += work()
-        except (*_STOPPING, offloading.CanaryFailed):
+        except (*STOPPING, offloading.CanaryFailed):
             raise
         except Refused as refusal:
             self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))

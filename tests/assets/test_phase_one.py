@@ -6,7 +6,8 @@ import dagster as dg
 import pytest
 
 from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
-from pulsar_lifecycle.engine.marking import FAILED, REMOVED, Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.marking import REMOVED, Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import REFUSED

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.engine.offloading import FAILED
+from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
 from sandbox import topics

@@ -13,7 +13,8 @@ import pytest
 
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Topic

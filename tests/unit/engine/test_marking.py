@@ -14,8 +14,8 @@ import pytest
 from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
-from pulsar_lifecycle.engine.marking import FAILED, GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
-from pulsar_lifecycle.engine.topic_write import ATTEMPTS, TopicRun
+from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.topic_write import ATTEMPTS, FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,

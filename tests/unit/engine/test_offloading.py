@@ -18,8 +18,8 @@ from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.offloading import FAILED, Canary, CanaryFailed, Offloaded, Ownership, Proven, Wanted
-from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
+from pulsar_lifecycle.engine.offloading import Canary, CanaryFailed, Offloaded, Ownership, Proven, Wanted
+from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
