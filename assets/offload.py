@@ -21,7 +21,6 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.engine import release
 from pulsar_lifecycle.engine.offloading import Offloaded
 from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.model import Topic
@@ -42,7 +41,7 @@ COLUMNS = {
     "reason": "string",
 }
 
-Outcomes = Sequence[Offloaded | release.Outcome]
+Outcomes = Sequence[Offloaded]
 
 
 class OffloadPlanConfig(dg.Config):

@@ -625,8 +625,17 @@ def record(
     )
 
 
-def journal_row(run_id: str, cluster: str, one: Offloaded, detail: Mapping[str, Any], now: int) -> JournalRow:
-    """The journal's row of an offload's step."""
+def journal_row(
+    run_id: str,
+    cluster: str,
+    one: Offloaded,
+    detail: Mapping[str, Any],
+    now: int,
+    *,
+    action: str = OFFLOAD,
+    phase: str = OFFLOAD,
+) -> JournalRow:
+    """The journal's row of a step of offloading a ledger, or of another ``action`` about its offload."""
     return JournalRow(
         run_id=run_id,
         cluster=cluster,
@@ -634,8 +643,8 @@ def journal_row(run_id: str, cluster: str, one: Offloaded, detail: Mapping[str, 
         ledger_id=one.ledger_id,
         component=LedgerComponent.MANAGED_LEDGER.value,
         topic=one.topic,
-        action=OFFLOAD,
-        phase=OFFLOAD,
+        action=action,
+        phase=phase,
         outcome=one.outcome,
         reason=one.reason,
         bytes=one.bytes,

@@ -23,7 +23,7 @@ from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import POLICY
+from pulsar_lifecycle.engine.offloading import POLICY, Offloaded, journal_row
 from pulsar_lifecycle.engine.topic_write import (
     LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
@@ -40,7 +40,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import KEPT, LEFT, MARKED, REFUSED, RELEASE, RELEASED, RETRYING, WAITING
-from pulsar_lifecycle.ports import JournalRow, Node
+from pulsar_lifecycle.ports import Node
 
 PHASE = "release"
 
@@ -54,20 +54,9 @@ class Due:
     verified: Verified
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one ledger."""
-
-    topic: str
-    ledger_id: int
-    outcome: str
-    reason: str
-    bytes: int = 0
-
-
 def release_topic(
     run: TopicRun, tools: Tools, permit: Permit, topic: Topic, due: Sequence[Due], lag_ms: int | None
-) -> list[Outcome]:
+) -> list[Offloaded]:
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
     With a lag of None or below 0 only what its topic has given up already may go. Raises Paused, LeaseLost, Refused
@@ -85,7 +74,7 @@ def release_topic(
     lag = _Lag(min(run.now, tools.clock.now_ms()), lag_ms)
     by_id = {item.ledger_id: item for item in info.ledgers}
     last = max(by_id, default=-1)
-    outcomes: dict[int, Outcome] = {}
+    outcomes: dict[int, Offloaded] = {}
     going: list[Due] = []
     for one in due:
         item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
@@ -94,9 +83,9 @@ def release_topic(
         if not why and one.ledger_id in ours:
             why = "its offload attempt is still open: no broker may have read it yet"
         if why:
-            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, REFUSED, why)
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, REFUSED, why)
         elif stays and not run.writes_loaded(topic) and not _given_up(item):
-            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
         else:
             going.append(one)
     messages = [_message(topic, one, rows, tools.clock.now_ms()) for one in going]
@@ -105,16 +94,16 @@ def release_topic(
     for one in going:
         if sent[one.ledger_id].error:
             why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
-            outcomes[one.ledger_id] = Outcome(str(topic), one.ledger_id, LEFT, why)
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT, why)
     going = [one for one in going if not sent[one.ledger_id].error]
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in rows.items() if row}
     reason = "its copy in BookKeeper is about to be given up"
-    about = [Outcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
     _record(run, tools, about, going, czxids)
     said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, lag), POLICY)
-    done = [Outcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
     _record(run, tools, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
@@ -206,12 +195,12 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
 
 
 def _record(
-    run: TopicRun, tools: Tools, outcomes: Sequence[Outcome], due: Sequence[Due], czxids: Mapping[int, int]
+    run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
     now = tools.clock.now_ms()
+    uuids = {one.ledger_id: str(one.location.uuid) for one in due}
     proof = {
         one.ledger_id: {
-            "uuid": str(one.location.uuid),
             "bucket": one.location.bucket,
             "czxid": czxids[one.ledger_id],
             **asdict(one.verified),
@@ -220,21 +209,14 @@ def _record(
     }
     tools.journal.record(
         [
-            JournalRow(
-                run_id=run.run_id,
-                cluster=run.cluster,
-                plan_id="",
-                ledger_id=one.ledger_id,
-                component=LedgerComponent.MANAGED_LEDGER.value,
-                topic=one.topic,
+            journal_row(
+                run.run_id,
+                run.cluster,
+                replace(one, uuid=uuids[one.ledger_id]),
+                proof[one.ledger_id],
+                now,
                 action=RELEASE,
                 phase=PHASE,
-                outcome=one.outcome,
-                reason=one.reason,
-                bytes=one.bytes,
-                checksum=proof[one.ledger_id]["checksum"],
-                detail=json.dumps(proof[one.ledger_id], sort_keys=True),
-                at=now,
             )
             for one in outcomes
         ]

@@ -102,9 +102,7 @@ class _Answer:
     reason: str
 
 
-def offload_now(
-    cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]
-) -> list[Offloaded | release.Outcome]:
+def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]) -> list[Offloaded]:
     """Offload and release what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on."""
     with _begun(cluster, run_id, order) as (work, rows):
         going = [row for row in rows if row["action"] == OFFLOAD]
@@ -233,7 +231,7 @@ class _Work:
         canary: Canary,
         ownership: Ownership,
     ) -> None:
-        self.outcomes: list[Offloaded | release.Outcome] = []
+        self.outcomes: list[Offloaded] = []
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
         self._lease, self._canary, self._ownership = lease, canary, ownership
         self._resumed: dict[int, Attempt] = {}
@@ -299,11 +297,18 @@ class _Work:
             attempt = answer.item.attempt
             if answer.verified is None:
                 reason = f"its offloaded copy is not proven, and its copy in BookKeeper stays: {answer.reason}"
-                self.outcomes.append(release.Outcome(attempt.topic, attempt.ledger_id, FAILED, reason))
+                failed = _said(attempt, FAILED, reason)
+                self.outcomes.append(failed)
                 row = offloading.journal_row(
-                    self._run.run_id, self._run.cluster, _said(attempt, FAILED, reason), {}, tools.clock.now_ms()
+                    self._run.run_id,
+                    self._run.cluster,
+                    failed,
+                    {},
+                    tools.clock.now_ms(),
+                    action=RELEASE_ACTION,
+                    phase=release.PHASE,
                 )
-                tools.journal.record([replace(row, action=RELEASE_ACTION, phase=release.PHASE)])
+                tools.journal.record([row])
             else:
                 due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
                 whole.setdefault(attempt.topic, []).append(due)
@@ -322,7 +327,7 @@ class _Work:
         owing = settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=True)
         self.outcomes += [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
-    def _guarded(self, topic: Topic, work: Callable[[], Sequence[Offloaded | release.Outcome]]) -> None:
+    def _guarded(self, topic: Topic, work: Callable[[], Sequence[Offloaded]]) -> None:
         """``work`` about one topic; an error that concerns it alone becomes its outcome. A failed canary stops all."""
         try:
             self.outcomes += work()

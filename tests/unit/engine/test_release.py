@@ -19,7 +19,8 @@ from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.offload_proof import Verified
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.release import Due, Outcome
+from pulsar_lifecycle.engine.offloading import Offloaded
+from pulsar_lifecycle.engine.release import Due
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
@@ -216,7 +217,7 @@ class Scene:
         run = TopicRun("run", "simulated", "/ledgers", clock.now_ms(), heard, CONTEXT, 0, self.loaded_topics, shadows)
         return run, tools, Permit(lease.guard, Unloads(5, self.limit, clock))
 
-    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, Outcome]:
+    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, Offloaded]:
         """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
         try:
             run, tools, permit = self.begin()
@@ -252,7 +253,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(said: dict[int, Outcome]) -> dict[int, str]:
+def outcomes(said: dict[int, Offloaded]) -> dict[int, str]:
     return {i: one.outcome for i, one in said.items()}
 
 
