@@ -7,6 +7,7 @@ does. Not here: the scan's joins (``pipeline.py``), what goes wrong (``faults.py
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
@@ -42,6 +43,9 @@ from tests.simulation.ports import Crash, Interceptor, SimDeadLetters, Trace
 from tests.simulation.world import World
 
 IDLE_MS = 1_000
+
+_COMPOSING = [module for name, module in sorted(sys.modules.items()) if name.startswith("pulsar_lifecycle.spark.")]
+"""Every module that may open a port: all that the operator's runs import."""
 
 
 class Lake:
@@ -301,7 +305,7 @@ class Operator:
 
     @contextmanager
     def _adapters(self) -> Iterator[None]:
-        """The simulator's ports wherever ``spark/runs.py`` opens one of ours."""
+        """The simulator's ports wherever a module of ``spark/`` opens one of ours."""
         world = self.world
         admin = world.admin
         stand_ins: dict[str, Any] = {
@@ -327,7 +331,7 @@ class Operator:
         }
         kept = [
             (module, name, vars(module)[name])
-            for module in (runs, phase_one, redriving, undoing)
+            for module in _COMPOSING
             for name in stand_ins.keys() & vars(module).keys()
         ]
         for module, name, _ in kept:

@@ -270,6 +270,7 @@ class _Schedule:
                 operator.between = lambda run, trace: interceptor.injections.append(lost)
         try:
             said = work()
+            self.result.facts[f"{what} ended"] += 1
         except Crash as crash:
             _unhide(crash)
             said = f"killed at {crash}"

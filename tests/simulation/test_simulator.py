@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.faults import NAMES
 from tests.simulation.many import report, run_many
-from tests.simulation.simulator import shrink, simulate
+from tests.simulation.simulator import EXTRAS, ROUTINE, shrink, simulate
 
 SCHEDULES = 2_000
 
@@ -27,7 +27,11 @@ def test_every_invariant_holds_in_every_schedule() -> None:
     assert len(results) == SCHEDULES
     missing = [f"{code}: {name}" for code, name in NAMES.items() if not any(r.faults[code] for r in results)]
     assert not missing, said
-    assert sum(r.facts["deleted"] for r in results) > SCHEDULES / 2, "next to nothing was deleted"
+    for what in ("deleted", "trimmed", "brought back", "objects deleted"):
+        assert sum(r.facts[what] for r in results) > SCHEDULES / 4, f"next to nothing was {what}"
+    for what in {*ROUTINE, *EXTRAS} & {what for r in results for what in r.facts}:
+        tried, ended = (sum(r.facts[fact] for r in results) for fact in (what, f"{what} ended"))
+        assert ended > tried / 10, f"{what}: {ended} of {tried} ended without an error"
 
 
 def test_a_seed_always_makes_the_same_schedule() -> None:
