@@ -79,12 +79,16 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """Both objects, written and not yet read back; ``checksums`` has the CRC32C of each entry as it was read."""
+    """Both objects, written and not yet read back.
+
+    ``checksums`` has the CRC32C of each entry as it was read, ``block_checksums`` what each block's must be for that.
+    """
 
     index: OffloadIndex
     data_etag: str
     index_etag: str
     checksums: array[int]
+    block_checksums: array[int]
 
 
 def digest(checksums: array[int]) -> str:
@@ -122,7 +126,8 @@ def copy_ledger(
     except BaseException as error:
         upload.abort(error)
         raise
-    return Copied(built.index, data_etag, _put_index(objects, target, built.index), built.checksums)
+    index_etag = _put_index(objects, target, built.index)
+    return Copied(built.index, data_etag, index_etag, built.checksums, built.block_checksums)
 
 
 def _builder(source: Source, target: Target) -> DataObjectBuilder:

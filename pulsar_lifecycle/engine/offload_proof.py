@@ -25,10 +25,10 @@ from pulsar_lifecycle.engine.offloaded_ledger import (
     open_offloaded,
 )
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, UsageError
-from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_object
+from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
-from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH
+from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH, IndexEntry
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore
 
 PIECES_AHEAD = 2
@@ -74,16 +74,19 @@ def verify(
     """Read both objects whole and compare them with the ledger; whoever wrote them.
 
     The entries are compared with those of ``copied``, a copy made just now, or with what was ``known`` of them when
-    they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. In memory:
-    ``pieces_ahead`` + 3 pieces. Raises CorruptFormat (UnsupportedFormat) for any difference, NotFound where an object
-    is not there, Conflict where one was replaced since it was copied or while it was read; what ``pace`` raises; as
-    ``LedgerReader.stream`` and ``ObjectStore.get`` do.
+    they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. Those of a copy are
+    compared by block: the checksums of its entries say what the block's must be, and only if a block has another one
+    all is read again and taken apart, to find the entry. In memory: ``pieces_ahead`` + 3 pieces. Raises CorruptFormat
+    (UnsupportedFormat) for any difference, NotFound where an object is not there, Conflict where one was replaced since
+    it was copied or while it was read; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore.get`` do.
     """
     ledger = open_offloaded(objects, location)
     _check_origin(ledger, origin)
     _check_metadata(ledger, source, whole=copied is not None)
     if copied is not None:
         _check_same(ledger, copied)
+        if _has_checksums(ledger, copied.block_checksums, pieces_ahead, pace):
+            return _verified(ledger, source, copied.checksums)
         originals = _Originals(copied.checksums)
     elif known is not None:
         originals = None
@@ -92,7 +95,7 @@ def verify(
     else:
         raise UsageError("nothing to compare the entries with: give what was copied or is known, or a reader")
     back = DataObjectReader(ledger.index, ledger.data_head.size)
-    pieces = [piece for block in ledger.index.blocks for piece in cut(ledger.range_of(block), STREAM_SIZE)]
+    pieces = [piece for block in ledger.index.blocks for piece in _pieces(ledger, block)]
     with contextlib.ExitStack() as opened:
         if originals is not None:
             opened.enter_context(contextlib.closing(originals))
@@ -107,6 +110,29 @@ def verify(
         checksums = back.finish()
     if known is not None and digest(checksums) != known.checksum:
         raise CorruptFormat(location.data_url, 0, "the entries that were proven: one of them is another now")
+    return _verified(ledger, source, checksums)
+
+
+def _pieces(ledger: OffloadedLedger, block: IndexEntry) -> list[range]:
+    return list(cut(ledger.range_of(block), STREAM_SIZE))
+
+
+def _has_checksums(ledger: OffloadedLedger, expected: array[int], pieces_ahead: int, pace: Pace) -> bool:
+    """Whether every block, read whole, has its CRC32C."""
+    blocks = [_pieces(ledger, block) for block in ledger.index.blocks]
+    with contextlib.closing(ledger.fetch((piece for pieces in blocks for piece in pieces), pieces_ahead)) as fetched:
+        for pieces, checksum in zip(blocks, expected, strict=True):
+            found = 0
+            for _ in pieces:
+                data = next(fetched)
+                pace(len(data))
+                found = crc32c.extend(found, data)
+            if found != checksum:
+                return False
+    return True
+
+
+def _verified(ledger: OffloadedLedger, source: Source, checksums: array[int]) -> Verified:
     return Verified(
         ledger.data_head.size,
         ledger.data_head.etag,
@@ -232,7 +258,7 @@ class _Originals:
             self._at += count
             return self._known[self._at - count : self._at]
         while len(self._known) < count and (batch := next(self._stream, None)) is not None:
-            self._known += offload_data.checksums(batch.payloads)
+            self._known += crc32c.checksums(batch.payloads)
         taken, self._known = self._known[:count], self._known[count:]
         return taken
 

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, cast
-
-import google_crc32c
 
 from pulsar_lifecycle.errors import CorruptFormat, Refused
-from pulsar_lifecycle.formats import offload_block, offload_index
+from pulsar_lifecycle.formats import crc32c, offload_block, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.offload_block import FIRST_ENTRY_AT, FRAME, WHAT, BlockReader, ReadBlock, read_block
 from pulsar_lifecycle.formats.offload_index import (
@@ -37,7 +34,6 @@ DEFAULT_BLOCK_SIZE = 64 << 20
 
 _OVERHEAD = DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH
 _MAX_INT = (1 << 31) - 1
-_crc32c = cast(Any, google_crc32c)  # ships without complete types
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +47,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class DataObject:
-    """A data object of which every block was built. ``checksums``: CRC32C of each entry's payload, by entry id."""
+    """A data object of which every block was built.
+
+    ``checksums``: CRC32C of each entry's payload, by entry id. ``block_checksums``: CRC32C of each block, made of
+    those, not of the block's bytes, so that bytes which agree with it have every entry in its place.
+    """
 
     index: OffloadIndex
     checksums: array[int]
+    block_checksums: array[int]
 
 
 def block_length(max_block_size: int, first_entry_id: int, last_entry_id: int, length: int, written: int) -> int:
@@ -100,6 +101,8 @@ class DataObjectBuilder:
         self._written = 0
         self._positions: list[IndexEntry] = []
         self._block = bytearray()
+        self._block_checksum = 0
+        self._block_checksums: array[int] = array("I")
         self._length = 0
         self._object_length = 0
 
@@ -124,7 +127,8 @@ class DataObjectBuilder:
         sizes = map(len, payloads)
         parts[::2] = map(FRAME.pack, sizes, range(first_entry_id, first_entry_id + count))
         parts[1::2] = payloads
-        self._checksums.extend(checksums(payloads))
+        part_checksums, part_lengths = crc32c.checksums(parts), array("I", map(len, parts))
+        self._checksums += part_checksums[1::2]
         framed = [end + ENTRY_HEADER_LENGTH * number for number, end in enumerate(ends)]
         finished: list[Block] = []
         at = 0
@@ -132,7 +136,9 @@ class DataObjectBuilder:
             if not self._block:
                 self._begin(first_entry_id + at)
             fit = bisect_right(framed, framed[at] + self._length - len(self._block), at) - 1
-            self._block += b"".join(parts[2 * at : 2 * fit])
+            added = slice(2 * at, 2 * fit)
+            self._block += b"".join(parts[added])
+            self._block_checksum = crc32c.combined(self._block_checksum, part_checksums[added], part_lengths[added])
             self._written += ends[fit] - ends[at]
             at = fit
             if at < count:
@@ -147,7 +153,9 @@ class DataObjectBuilder:
             last = self._metadata.last_entry_id
             raise CorruptFormat(WHAT, self._at, f"entries {self.next_entry_id}..{last}, found no more")
         return DataObject(
-            offload_index.of_ledger(self._metadata, self._positions, self._object_length), self._checksums
+            offload_index.of_ledger(self._metadata, self._positions, self._object_length),
+            self._checksums,
+            self._block_checksums,
         )
 
     # -------------------------------------------------------------------------------------------------------- private
@@ -181,12 +189,16 @@ class DataObjectBuilder:
         self._length = block_length(
             self._max_block_size, entry_id, self._metadata.last_entry_id, self._metadata.length, self._written
         )
-        self._block += offload_block.header(self._length, entry_id)
+        header = offload_block.header(self._length, entry_id)
+        self._block += header
+        self._block_checksum = crc32c.extend(0, header)
         self._positions.append(IndexEntry(entry_id, len(self._positions) + 1, self._object_length))
 
     def _finished(self, last_entry_id: int) -> Block:
         data = self._block
-        data += offload_block.padding(self._length - len(data))
+        padding = offload_block.padding(self._length - len(data))
+        data += padding
+        self._block_checksums.append(crc32c.extend(self._block_checksum, padding))
         self._object_length += len(data)
         self._block = bytearray()
         return Block(self._positions[-1], last_entry_id, data)
@@ -237,7 +249,7 @@ class DataObjectReader:
         payloads = self._reader.feed(data)
         length = sum(map(len, payloads))
         found = ReadEntries(first, self._reader.at - length - ENTRY_HEADER_LENGTH * len(payloads), payloads)
-        self._checksums.extend(checksums(payloads))
+        self._checksums.extend(crc32c.checksums(payloads))
         self._read += length
         if self.next_range is None and (block := next(self._blocks, None)) is not None:
             self._reader = BlockReader(self._index, block)
@@ -266,8 +278,3 @@ def read_blocks(data: bytes | bytearray | memoryview) -> Iterator[ReadBlock]:
         yield block
         entry_id = block.last_entry_id + 1
         offset += block.length
-
-
-def checksums(payloads: Iterable[bytes | memoryview]) -> array[int]:
-    """CRC32C of each payload."""
-    return array("I", map(_crc32c.value, map(bytes, payloads)))

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_index
+from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.offload_block import BlockReader
@@ -87,7 +87,8 @@ def test_what_goes_in_comes_out_in_the_brokers_bytes(sizes, slack, cuts, rng):
     assert index.data_object_length == len(data)
     checksums, found = read_back(index, data)
     assert found == payloads
-    assert checksums == written.checksums == offload_data.checksums(payloads)
+    assert checksums == written.checksums == crc32c.checksums(payloads)
+    assert written.block_checksums == crc32c.checksums(block.data for block in blocks)
     for block in blocks:
         assert index.end_of(block.position) - block.position.offset == len(block.data)
         assert index.last_entry_of(block.position) == block.last_entry_id

@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_index
+from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from tests.fakes.clock import FakeClock
@@ -90,7 +90,7 @@ def test_both_objects_are_what_the_broker_would_have_written():
     assert index == copied.index
     assert len(index.blocks) > 3
     assert index.ledger.ctime == 1234
-    assert copied.checksums == offload_data.checksums(PAYLOADS)
+    assert copied.checksums == crc32c.checksums(PAYLOADS)
     assert copied.data_etag == scene.objects.head(BUCKET, DATA).etag
     assert copied.index_etag == scene.objects.head(BUCKET, INDEX).etag
     for key, role in ((DATA, names.Role.DATA), (INDEX, names.Role.INDEX)):

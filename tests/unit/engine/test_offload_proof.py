@@ -22,7 +22,7 @@ from pulsar_lifecycle.errors import (
     UnsupportedFormat,
     UsageError,
 )
-from pulsar_lifecycle.formats import ledger_metadata, offload_data, offload_index
+from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offload_index
 from pulsar_lifecycle.formats.ledger_metadata import Segment
 from pulsar_lifecycle.formats.offload_object import FORMAT_VERSION
 from tests.golden.files import matching
@@ -59,7 +59,7 @@ def test_a_copy_is_proven(with_copy):
     assert (verified.data_size, verified.data_etag) == (data.size, data.etag)
     assert (verified.index_size, verified.index_etag) == (index.size, index.etag)
     assert (verified.entries, verified.length) == (100, sum(map(len, PAYLOADS)))
-    assert verified.checksum == offload_copy.digest(offload_data.checksums(PAYLOADS))
+    assert verified.checksum == offload_copy.digest(crc32c.checksums(PAYLOADS))
     assert sum(told) == data.size
     assert are_whole(copy.objects, [(LOCATION, verified)])[0] == ""
     assert find_copy(copy.objects, LOCATION, copy.source, ORIGIN) == ""
@@ -102,6 +102,23 @@ def test_any_flipped_bit_of_either_object_is_found(with_copy):
     assert copy.verify(with_copy).entries == 100
     # Auto-recovery replaces bookies, and a broker's handle may have a ctime of its own: neither says anything.
     assert unnoticed == (set() if with_copy else {INDEX, "bookies", "ctime"})
+
+
+def test_a_byte_that_only_one_reading_got_wrong_is_read_again():
+    copy = Copy()
+    good = copy.data()
+    copy.store(DATA, good[:5000] + bytes([good[5000] ^ 1]) + good[5001:])
+    read = []
+
+    def mended(size):
+        read.append(size)
+        if sum(read) > 5000:
+            copy.store(DATA, good)
+
+    with pytest.raises(CorruptFormat):
+        copy.verify()
+    assert copy.verify(pieces_ahead=0, pace=mended).entries == 100
+    assert sum(read) > len(good)  # the second reading is whole
 
 
 def differences(index, other):

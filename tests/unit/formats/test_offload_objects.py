@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat, Refused, UnsupportedFormat
-from pulsar_lifecycle.formats import ledger_metadata, managed_ledger, message, offload_data, offload_index
+from pulsar_lifecycle.formats import crc32c, ledger_metadata, managed_ledger, message, offload_data, offload_index
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerState
@@ -48,7 +48,7 @@ def test_objects_are_read_to_the_entries_of_bookkeeper(folder):
     payloads = []
     while (wanted := reader.next_range) is not None:
         payloads += map(bytes, reader.feed(data[wanted.start : wanted.stop]).payloads)
-    assert reader.finish() == offload_data.checksums(payloads)
+    assert reader.finish() == crc32c.checksums(payloads)
     assert [
         {"entryId": n, "size": len(p), "sha256": hashlib.sha256(p).hexdigest()} for n, p in enumerate(payloads)
     ] == [{name: entry[name] for name in ("entryId", "size", "sha256")} for entry in expected(folder)["entries"]]
@@ -73,7 +73,7 @@ def test_entries_are_written_as_the_broker_wrote_them(folder):
     assert b"".join(block.data for block in blocks) == data
     assert tuple(block.position for block in blocks) == index.blocks
     assert written.index == index
-    assert written.checksums == offload_data.checksums(payloads)
+    assert written.checksums == crc32c.checksums(payloads)
 
 
 @GOLDENS
@@ -343,7 +343,7 @@ def test_any_payload_that_changed_changes_its_checksum():
     for block in index.blocks:
         end = index.end_of(block)
         reader.feed(changed(data, 365 - 20, b"x")[block.offset : end])
-    before = offload_data.checksums(p for block in offload_data.read_blocks(data) for p in block.payloads)
+    before = crc32c.checksums(p for block in offload_data.read_blocks(data) for p in block.payloads)
     assert [a == b for a, b in zip(before, reader.finish(), strict=True)] == [True, True, False, True]
 
 
