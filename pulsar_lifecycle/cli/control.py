@@ -244,7 +244,7 @@ def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
     try:
         found = control.owed_unloads(store)
     except LifecycleError as error:
-        return [{"path": control.UNLOAD_OWED, "topic": None, "error": str(error)}]
+        return [{"path": control.ROOT, "topic": None, "error": str(error)}]
     return [
         {"path": one.path, "topic": one.topic and str(one.topic), "error": one.reason}
         if isinstance(one, control.BrokenOwed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -30,8 +30,11 @@ LEASE = f"{ROOT}/lease"
 """Of whoever deletes or takes ledgers off topics' lists."""
 OFFLOAD_LEASE = f"{ROOT}/offload-lease"
 """Of whoever offloads: it takes hours, and hinders no deletion."""
-UNLOAD_OWED = f"{ROOT}/unload-owed"
-"""One child per topic whose z-node a run wrote, or was about to write, and which must be unloaded."""
+UNLOAD_OWED = {LEASE: f"{ROOT}/unload-owed", OFFLOAD_LEASE: f"{ROOT}/offload-unload-owed"}
+"""By lease: one child per topic whose z-node a run wrote, or was about to write, and which must be unloaded.
+
+Each lease has its own, as runs of both may be at one topic: neither may take the other's for settled.
+"""
 SANDBOX = f"{ROOT}/sandbox"
 """Only the sandbox writes it; it alone allows grace periods below their floors."""
 
@@ -141,21 +144,28 @@ def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
 class OwedUnload:
     """An unload owed to a topic: at once if it was ``loaded``, else only if a broker lists it after all.
 
-    ``since`` is when (ms) its z-node was about to be written.
+    ``since`` is when (ms) its z-node was about to be written, by a run of ``lease``. ``version`` is that of the z-node
+    that was read; -1: whatever it has.
     """
 
     topic: Topic
     loaded: bool
     since: int
+    lease: str
+    version: int = field(default=-1, compare=False)
 
     @property
     def path(self) -> str:
         """Its z-node."""
-        return f"{UNLOAD_OWED}/{encode_name(self.topic.managed_ledger)}"
+        return _owed_path(self.topic, self.lease)
+
+
+def _owed_path(topic: Topic, lease: str) -> str:
+    return f"{UNLOAD_OWED[lease]}/{encode_name(topic.managed_ledger)}"
 
 
 def owe_unload(store: MetadataStore, owed: OwedUnload) -> bool:
-    """Make sure that whoever comes next knows of it; whether nothing was owed to this topic before, as far as known.
+    """Make sure that whoever comes next knows of it; whether its lease owed nothing before, as far as known.
 
     Returns only when the z-node is known to be there.
     """
@@ -174,26 +184,41 @@ def owe_unload(store: MetadataStore, owed: OwedUnload) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BrokenOwed:
-    """A z-node below ``UNLOAD_OWED`` that cannot be read or is none of ours; ``topic`` if its name still says it."""
+    """A z-node of ``UNLOAD_OWED`` that cannot be read or is none of ours; ``topic`` if its name still says it."""
 
     path: str
     topic: Topic | None
     reason: str
 
 
+def is_owed_unload(store: MetadataStore, topic: Topic) -> bool:
+    """Whether any lease's runs owe this topic an unload, or that cannot be read."""
+    return any(node is not None for node in store.read([_owed_path(topic, lease) for lease in UNLOAD_OWED]))
+
+
 def owed_unloads(store: MetadataStore) -> list[OwedUnload | BrokenOwed]:
     """Every unload that is owed, by path. Raises AccessDenied if they cannot be listed."""
-    listing = store.children([UNLOAD_OWED])[0]
-    if listing is None:
-        return []
-    if isinstance(listing, Unread):
-        raise AccessDenied(f"{UNLOAD_OWED}: {listing.reason}")
-    paths = [f"{UNLOAD_OWED}/{name}" for name in listing.names]
-    found = [_owed(path, node) for path, node in zip(paths, store.read(paths), strict=True) if node is not None]
+    found: list[OwedUnload | BrokenOwed] = []
+    for (lease, root), listing in zip(UNLOAD_OWED.items(), store.children(list(UNLOAD_OWED.values())), strict=True):
+        if isinstance(listing, Unread):
+            raise AccessDenied(f"{root}: {listing.reason}")
+        paths = [f"{root}/{name}" for name in listing.names] if listing else []
+        nodes = zip(paths, store.read(paths), strict=True)
+        found += [_owed(path, lease, node) for path, node in nodes if node is not None]
     return sorted(found, key=lambda owed: owed.path)
 
 
-def _owed(path: str, node: Node | Unread) -> OwedUnload | BrokenOwed:
+def owed_by(store: MetadataStore, guard: tuple[str, int]) -> list[OwedUnload | BrokenOwed]:
+    """Those that a run with this lease may settle.
+
+    Not those of another lease while somebody holds it, who may not have written yet. What such a one owes from now on
+    has another version.
+    """
+    busy = {lease for lease in UNLOAD_OWED if lease != guard[0] and store.read([holder_of(lease)])[0] is not None}
+    return [one for one in owed_unloads(store) if isinstance(one, BrokenOwed) or one.lease not in busy]
+
+
+def _owed(path: str, lease: str, node: Node | Unread) -> OwedUnload | BrokenOwed:
     repair = f"look whether the topic needs an unload, then delete {path}"
     topic: Topic | None = None
     try:
@@ -201,13 +226,14 @@ def _owed(path: str, node: Node | Unread) -> OwedUnload | BrokenOwed:
         if isinstance(node, Unread):
             return BrokenOwed(path, topic, f"{path} cannot be read: {node.reason}")
         document = json.loads(node.data)
-        return OwedUnload(topic, bool(document["loaded"]), int(document["since"]))
+        return OwedUnload(topic, bool(document["loaded"]), int(document["since"]), lease, node.stat.version)
     except (CorruptFormat, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = "its name is no topic's" if topic is None else "it is not an owed unload as JSON"
         return BrokenOwed(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
 
 
 def settle_unload(store: MetadataStore, owed: OwedUnload) -> None:
-    """Nothing is owed to this topic any more; harmless when settled already."""
-    with contextlib.suppress(NotFound, OutcomeUnknown):  # one left behind is settled once more, which does no harm
-        store.delete(owed.path, -1)
+    """This is not owed any more; harmless when it is settled already, or owed anew since it was read."""
+    # One left behind is settled once more, which does no harm.
+    with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
+        store.delete(owed.path, owed.version)

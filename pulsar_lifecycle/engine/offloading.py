@@ -306,7 +306,7 @@ def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic,
     if why := _owed_unload(tools.store, topic):
         return _of(attempt, FAILED, f"whether its broker can read it is not known: {why}")
     if not run.writes_loaded(topic):
-        control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms()))
+        control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms(), permit.guard[0]))
     try:
         for entry_id in dict.fromkeys((0, one.entries - 1)):
             tools.admin.read_entry(topic, Position(attempt.ledger_id, entry_id))

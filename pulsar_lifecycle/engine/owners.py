@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine import inventory, references
-from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine import control, inventory, references
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -69,7 +68,7 @@ def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, to
         return f"its topic's z-node names another offload, {offload.uuid}"
     if item.ledger_id == last:
         return "it is the last ledger of its topic: a broker that loads it forgets its offload"
-    if tools.store.read([OwedUnload(topic, True, 0).path])[0] is not None:
+    if control.is_owed_unload(tools.store, topic):
         return "its topic is owed an unload: a broker may read it in BookKeeper"
     return ""
 

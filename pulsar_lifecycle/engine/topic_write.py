@@ -103,9 +103,9 @@ class TopicWrite:
     def owe(self, loaded: bool) -> None:
         """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it.
 
-        Anew for each try: a run of another lease may have settled it meanwhile.
+        Anew for each try: whoever took our lease over may have settled it meanwhile.
         """
-        owed = OwedUnload(self._topic, loaded, self._clock.now_ms())
+        owed = OwedUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
         self._newly_owed = control.owe_unload(self._store, owed) or self._newly_owed
         self._owed = owed
 

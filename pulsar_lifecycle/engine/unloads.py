@@ -108,7 +108,7 @@ def settle_unloads(
     owing: dict[str, str] = {}
     watched: list[OwedUnload] = []
     failed: list[Topic] = []
-    for owed in control.owed_unloads(store):
+    for owed in control.owed_by(store, permit.guard):
         if isinstance(owed, BrokenOwed):
             _LOG.warning("owed unload: %s", owed.reason)
             owing[str(owed.topic or owed.path)] = owed.reason

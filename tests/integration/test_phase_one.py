@@ -217,7 +217,7 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
             wait_for("the consumer to go on", lambda so_far=so_far: len(traffic.received) > so_far + 150, 60)
         assert owed(pipeline) == []
         with KazooStore(pipeline.where.settings.zookeeper) as store:  # as a run leaves it that was killed
-            control.owe_unload(store, control.OwedUnload(Topic.parse(topic), True, 0))
+            control.owe_unload(store, control.OwedUnload(Topic.parse(topic), True, 0, control.LEASE))
         assert phase_one.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
         assert owed(pipeline) == []
         wait_listed(sandbox, topic)

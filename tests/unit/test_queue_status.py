@@ -223,7 +223,7 @@ def test_an_owed_unload_is_shown_and_a_finding_when_nobody_acts(
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
-    control.owe_unload(store, control.OwedUnload(topic, True, NOW))
+    control.owe_unload(store, control.OwedUnload(topic, True, NOW, control.LEASE))
     if acting:
         control.take_lease(store, "run", FakeClock(), 0)
     assert run("queue", "status", "--json") == (0 if acting else 1)
@@ -239,8 +239,8 @@ def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
     cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     store = zookeeper.session()
-    store.create(f"{control.UNLOAD_OWED}/garbage", b"{}", parents=True)
+    store.create(f"{control.UNLOAD_OWED[control.LEASE]}/garbage", b"{}", parents=True)
     control.take_lease(store, "run", FakeClock(), 0)
-    zookeeper.unreadable.add(f"{control.UNLOAD_OWED}{name}")
+    zookeeper.unreadable.add(f"{control.UNLOAD_OWED[control.LEASE]}{name}")
     assert run("queue", "status", "--json") == 1
-    assert f"{control.UNLOAD_OWED}{name}" in document(capsys)["findings"][0]
+    assert f"{control.UNLOAD_OWED[control.LEASE]}{name}" in document(capsys)["findings"][0]

@@ -43,7 +43,7 @@ TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
 PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
 MINUTE = 60_000
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
 
 
 class Scene:
@@ -190,10 +190,10 @@ def test_the_order_of_the_steps(scene: Scene) -> None:
         "send",
         "record sent",
         "record marked",
-        f"create {control.OwedUnload(TOPIC, True, 0).path}",
+        f"create {control.OwedUnload(TOPIC, True, 0, control.LEASE).path}",
         f"write {scene.path}",
         "unload",
-        f"delete {control.OwedUnload(TOPIC, True, 0).path}",
+        f"delete {control.OwedUnload(TOPIC, True, 0, control.LEASE).path}",
         "record removed",
     ]
 
@@ -257,6 +257,53 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     ]
     actions = {row.ledger_id: row.action for row in scene.journalled("mark")}
     assert actions[second] == "delete-offload-ledger"
+    uuids = [json.loads(row.detail)["uuid"] for row in scene.journalled("mark") if row.outcome == MARKED]
+    assert uuids == [str(uuid), str(uuid), ""]
+
+
+def test_a_copy_in_bookkeeper_that_was_given_up_and_is_there_gets_a_message_and_goes_at_once(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    first = scene.ids[0]
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={first: offload})
+    scene.cluster.wait(1)
+    assert outcomes(scene.trim(0)) == {first: REMOVED}
+    assert scene.sent == [(first, LedgerType.LEDGER), (first, LedgerType.OFFLOAD_LEDGER)]
+    assert first in scene.marks
+    before = scan(scene.cluster)
+    scene.cluster.wait(25)
+    now = scan(scene.cluster, previous=[before])
+    found = {d.info.ledger_type: d.outcome for d in delete(scene.cluster, now, before, marked=scene.marks)}
+    assert found[LedgerType.LEDGER] == DELETED
+    assert not scene.cluster.exists(first)
+
+
+def test_an_offloaded_copy_that_could_not_be_deleted_stays_listed(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, True, 1, "google-cloud-storage", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[1]: offload})
+    scene.cluster.wait(1)
+    found = scene.trim()
+    assert outcomes(found) == dict(zip(scene.ids[:3], [REMOVED, REFUSED, REFUSED], strict=True))
+    assert "google-cloud-storage" in found[scene.ids[1]].reason
+    assert scene.sent == [(scene.ids[0], LedgerType.LEDGER)]
+
+
+def test_nothing_is_sent_for_a_topic_with_a_leaked_open_ledger(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN)
+    context = replace(CONTEXT, open_topics=scan(scene.cluster).context.open_topics)
+    order = TrimOrder(TOPIC, up_to=scene.ids[1])
+
+    def trim(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
+        return marking.trim_topics(replace(run, context=context), tools, permit, [order])
+
+    def whole(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
+        return topic_deletion.delete_topic(replace(run, context=context), tools, permit, TOPIC, True)
+
+    for work, ids in ((trim, scene.ids[:2]), (whole, [-1])):
+        found = scene.act(work)
+        assert outcomes(found) == dict.fromkeys(ids, REFUSED)
+        assert "never closed" in found[ids[0]].reason
+    assert scene.sent == []
+    assert scene.listed == scene.ids
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
@@ -606,7 +653,7 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
     scene.cluster.admin.on_unload = fails
     for topic in topics:
         scene.cluster.load(topic)
-        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0))
+        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
     found = scene.act(lambda run, tools, permit: marking.trim_topics(replace(run), tools, permit, []))
     assert found[-1].outcome == FAILED
     assert len(set(asked)) == 3
@@ -619,7 +666,7 @@ BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}',
 @pytest.mark.parametrize("data", BROKEN)
 @pytest.mark.parametrize("name", ["garbage", "a%2fb", encode_name(OTHER.managed_ledger)])
 def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene, name: str, data: bytes | None) -> None:
-    path = f"{control.UNLOAD_OWED}/{name}"
+    path = f"{control.UNLOAD_OWED[control.LEASE]}/{name}"
     scene.cluster.put(path, data or b'{"loaded": true, "since": 0}')
     if data is None:
         scene.cluster.zookeeper.unreadable.add(path)
@@ -632,7 +679,7 @@ def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene,
 
 
 def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
-    path = f"{control.UNLOAD_OWED}/{encode_name(TOPIC.managed_ledger)}"
+    path = f"{control.UNLOAD_OWED[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
     scene.cluster.put(path, b"{")
     found = scene.trim()
     assert outcomes(found) == {-1: FAILED}
@@ -641,8 +688,8 @@ def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -
 
 
 def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
-    scene.cluster.put(f"{control.UNLOAD_OWED}/x", b"{}")
-    scene.cluster.zookeeper.unreadable.add(control.UNLOAD_OWED)
+    scene.cluster.put(f"{control.UNLOAD_OWED[control.LEASE]}/x", b"{}")
+    scene.cluster.zookeeper.unreadable.add(control.UNLOAD_OWED[control.LEASE])
     with pytest.raises(AccessDenied):
         scene.trim()
 
@@ -889,7 +936,7 @@ def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scen
         scene.load()
 
     def hook(operation: Operation) -> None:
-        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED):
+        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED[control.LEASE]):
             scene.cursor(name, Position(scene.ids[1], 0))
 
     scene.store.after = hook
@@ -902,7 +949,7 @@ def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scen
 
 def test_a_cursor_that_cannot_be_read_right_before_the_write(scene: Scene) -> None:
     def hook(operation: Operation) -> None:
-        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED):
+        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED[control.LEASE]):
             scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
 
     scene.store.after = hook
@@ -1161,6 +1208,14 @@ def test_a_whole_topic_sends_for_every_ledger_then_goes(everything: Everything) 
     assert set(scene.rows[MARKED]) == set(scene.rows[REMOVED]) == set(everything.components)
 
 
+def test_the_marks_of_a_whole_topic_name_the_offloaded_copies(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: offload})
+    scene.delete_topic()
+    said = {row.ledger_id: json.loads(row.detail)["uuid"] for row in scene.journalled("mark")}
+    assert said == dict.fromkeys(scene.ids, "") | {scene.ids[0]: str(UUID(int=9))}
+
+
 def test_a_topic_that_the_broker_refuses_stays_and_says_why(everything: Everything) -> None:
     scene = everything.scene
     scene.cluster.admin.connected.add(TOPIC)
@@ -1236,6 +1291,18 @@ def test_another_topics_ledger_on_the_list_gets_no_message(everything: Everythin
     scene.cluster.topic(TOPIC, [*scene.ids, foreign])
     assert foreign not in scene.delete_topic()
     assert foreign not in {i for i, _ in scene.sent}
+
+
+@pytest.mark.parametrize(("driver", "sent"), [("aws-s3", True), ("google-cloud-storage", False)])
+def test_a_whole_topic_sends_for_the_offloaded_copies_that_could_be_deleted(
+    everything: Everything, driver: str, sent: bool
+) -> None:
+    scene = everything.scene
+    offload = OffloadContext(UUID(int=9), True, False, 1, driver, {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: offload})
+    assert outcomes(scene.delete_topic(force=True))[-1] == REMOVED
+    assert (scene.ids[0], LedgerType.LEDGER) in scene.sent
+    assert ((scene.ids[0], LedgerType.OFFLOAD_LEDGER) in scene.sent) == sent
 
 
 def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:

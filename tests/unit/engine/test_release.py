@@ -595,12 +595,12 @@ def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_same(when: str) -> None:
-    """A deletion run has another lease, and settles what is owed first."""
+    """One that took our lease over settles what is owed first."""
     scene = Scene(loaded=True)
 
     def settle() -> None:
         scene.broker.unload(TOPIC)
-        control.settle_unload(scene.cluster._store, OwedUnload(TOPIC, True, 0))
+        control.settle_unload(scene.cluster._store, OwedUnload(TOPIC, True, 0, control.OFFLOAD_LEASE))
         if when == "before":
             scene.broker.load()
 
@@ -708,8 +708,10 @@ CHANGES: dict[str, Callable[[Scene, int], object]] = {
     "not complete": lambda scene, i: scene.change(i, complete=False),
     "not given up": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
     "the last": lambda scene, i: scene.list_only(scene.due[:1] if i == scene.due[0] else [i]),
-    "an unload is owed": lambda scene, i: control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1)),
-    "an unload may be owed": lambda scene, i: control.owe_unload(scene.store, OwedUnload(TOPIC, False, 1)),
+    "an unload is owed": lambda scene, i: control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1, control.LEASE)),
+    "an unload may be owed": lambda scene, i: control.owe_unload(
+        scene.store, OwedUnload(TOPIC, False, 1, control.LEASE)
+    ),
     "it leaves its topic": lambda scene, i: scene.list_only(scene.ids[2:]),
     "its topic cannot be read": lambda scene, i: scene.cluster.put(scene.path, BROKEN),
     "its topic is gone": lambda scene, i: (
@@ -989,6 +991,6 @@ def test_the_law_bites_where_an_owed_unload_is_overlooked(monkeypatch: pytest.Mo
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.release()
     scene.scan()
-    monkeypatch.setattr(owners, "OwedUnload", lambda *given: OwedUnload(OTHER, True, 0))
+    monkeypatch.setattr(control, "is_owed_unload", lambda *given: False)
     with pytest.raises(AssertionError):
         scene.delete()

@@ -11,11 +11,13 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.engine import control, standing
+from pulsar_lifecycle.engine.control import LEASE as OTHER_LEASE
+from pulsar_lifecycle.engine.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Said, TopicRun, edit_topic
-from pulsar_lifecycle.engine.unloads import Permit, Unloads
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Said, TopicRun, TopicWrite, edit_topic
+from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
     Conflict,
     CorruptFormat,
@@ -41,6 +43,7 @@ DONE = "done"
 POLICY = "offload.loaded_topics"
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
 MINE = "mine"
+OWED = control.UNLOAD_OWED[LEASE]
 
 
 class Scene:
@@ -62,17 +65,17 @@ class Scene:
         self.store.before = self.look
         self.cluster.admin.on_unload = lambda topic: self.steps.append("unload")
         self.loaded_topics = loaded if policy is None else policy
-        self.lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
+        self.lease = control.take_lease(self.store, "run", self.cluster.clock, 0, LEASE)
         self.permit = Permit(self.lease.guard, Unloads(5, limit, self.cluster.clock))
         self.steps.clear()
 
     def look(self, operation: Operation) -> None:
         if operation.name in ("create", "write", "delete"):
-            self.steps.append(f"{operation.name} {operation.paths[0].removeprefix(control.UNLOAD_OWED)}")
+            self.steps.append(f"{operation.name} {operation.paths[0].removeprefix(OWED)}")
 
     @property
     def owed_name(self) -> str:
-        return OwedUnload(TOPIC, True, 0).path.removeprefix(control.UNLOAD_OWED)
+        return OwedUnload(TOPIC, True, 0, LEASE).path.removeprefix(OWED)
 
     @property
     def info(self) -> ManagedLedgerInfo:
@@ -301,13 +304,75 @@ def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
 
 def test_an_unload_that_is_owed_already_is_settled_by_ours_alone() -> None:
     scene = Scene(loaded=True)
-    control.owe_unload(scene.cluster.open_store(), OwedUnload(TOPIC, True, 1))
+    control.owe_unload(scene.cluster.open_store(), OwedUnload(TOPIC, True, 1, LEASE))
     scene.on_write(scene.broker_writes, times=99)
     with pytest.raises(Refused):
         scene.edit()
     assert scene.owed == [True]  # an earlier run's, which this one knows nothing about
     scene.on_write(lambda: None)
     scene.edit()
+    assert scene.owed == []
+
+
+class Other:
+    """A run of the other lease, at the same topic."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.store = scene.cluster.open_store()
+        self.lease = control.take_lease(self.store, "other", scene.cluster.clock, 0, OTHER_LEASE)
+        self.permit = Permit(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
+
+    def settle(self) -> None:
+        cluster = self.scene.cluster
+        settle_unloads(self.store, cluster.admin, cluster.clock, self.permit, wait=False)
+
+
+def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it() -> None:
+    scene = Scene(loaded=True)
+    scene.on_write(Other(scene).settle)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    scene.edit()
+    assert (scene.written, scene.owed) == (True, [True])
+    Other(Scene(loaded=True)).settle()  # no holder, nothing owed
+
+
+def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None:
+    scene = Scene(loaded=False)
+    other = Other(scene)
+    late = TopicWrite(other.store, scene.cluster.admin, other.permit, scene.cluster.clock, TOPIC)
+    node = other.store.read([scene.path])[0]
+    assert isinstance(node, Node)
+    late.owe(False)
+    scene.edit()
+    assert not late.write(node, b"")
+    assert late.settle(sure=True) == ""
+    assert (scene.written, scene.owed) == (True, [False])
+
+
+def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_comes() -> None:
+    scene = Scene(loaded=True)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    scene.edit()
+    other = Other(scene)
+    scene.cluster.admin.on_unload = lambda topic: None
+    other.settle()
+    assert scene.owed == [True]
+    control.release_lease(scene.store, scene.lease)
+    other.settle()
+    assert scene.owed == []
+
+
+def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
+    scene = Scene()
+    owed = OwedUnload(TOPIC, True, 1, LEASE)
+    control.owe_unload(scene.store, owed)
+    (read,) = control.owed_unloads(scene.store)
+    assert isinstance(read, OwedUnload)
+    control.owe_unload(scene.store, owed)
+    control.settle_unload(scene.store, read)
+    assert scene.owed == [True]
+    control.settle_unload(scene.store, owed)
     assert scene.owed == []
 
 
@@ -325,7 +390,7 @@ def test_a_run_that_may_not_act_writes_nothing_more(error: type[Refused], looks:
         if error is Paused:
             control.pause(scene.cluster.open_store(), "test")
         else:
-            scene.cluster.put(control.OFFLOAD_LEASE, b"{}")
+            scene.cluster.put(LEASE, b"{}")
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         result = scene.change(node, info)
@@ -359,7 +424,7 @@ def test_nothing_is_written_unless_the_unload_was_noted() -> None:
 
     def before(operation: Operation) -> None:
         look(operation)
-        if operation == Operation("write", (OwedUnload(TOPIC, True, 0).path,)):
+        if operation == Operation("write", (OwedUnload(TOPIC, True, 0, LEASE).path,)):
             raise StoreError("no")
 
     scene.store.before = before
