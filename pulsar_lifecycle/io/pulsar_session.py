@@ -28,11 +28,13 @@ IN_FLIGHT = 500
 """Messages sent and not yet acknowledged by the broker; below the client's own queue, which would drop the excess."""
 PREFETCHED = 500
 """Messages a consumer holds per partition: a dead executor's are handed out again only when its connection ends."""
+UNDECRYPTED = pulsar.ConsumerCryptoFailureAction.CONSUME
+"""An encrypted message comes as it is: by default it would be held back for ever, and what is behind it with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message to send; ``original`` is the client's message whose keys and event time it takes over."""
+    """A message to send; ``original`` is the client's message whose event time and keys, if text, it takes over."""
 
     topic: Topic
     content: bytes
@@ -46,12 +48,10 @@ class Outgoing:
         if self.delay_ms:
             options["deliver_after"] = timedelta(milliseconds=self.delay_ms)
         if self.original is not None:
-            copied = {
-                "partition_key": self.original.partition_key(),
-                "ordering_key": self.original.ordering_key(),
-                "event_timestamp": self.original.event_timestamp(),
-            }
-            options |= {name: value for name, value in copied.items() if value}
+            for name in ("partition_key", "ordering_key", "event_timestamp"):
+                with contextlib.suppress(UnicodeDecodeError):  # keys may be any bytes, and nothing depends on them
+                    if value := getattr(self.original, name)():
+                        options[name] = value
         return options
 
 
@@ -124,6 +124,7 @@ class PulsarSession:
                 consumer_type=pulsar.ConsumerType.Shared,
                 initial_position=pulsar.InitialPosition.Earliest,
                 receiver_queue_size=PREFETCHED,
+                crypto_failure_action=UNDECRYPTED,
             )
 
     def receive(self, limit: int, wait_ms: int) -> list[pulsar.Message]:
@@ -161,7 +162,9 @@ class PulsarSession:
         found: list[tuple[Position, pulsar.Message]] = []
         start = pulsar.MessageId(part.partition if part.partition is not None else -1, after.ledger_id, after.entry_id)
         with _ours(f"read {part}"):
-            reader = self._client.create_reader(str(part), start, receiver_queue_size=min(limit + 1, PREFETCHED))
+            reader = self._client.create_reader(
+                str(part), start, receiver_queue_size=min(limit + 1, PREFETCHED), crypto_failure_action=UNDECRYPTED
+            )
             try:
                 while reader.has_message_available():
                     message = reader.read_next(timeout_millis=int(self._timeout * 1000))

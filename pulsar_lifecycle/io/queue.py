@@ -40,6 +40,10 @@ RETRY_TOPIC = Topic(NAMESPACE, "__ledger_deletion-RETRY")
 DLQ_TOPIC = Topic(NAMESPACE, "__ledger_deletion-DLQ")
 SUBSCRIPTION = "ledger-deletion"
 
+NOT_TEXT = "a property is not UTF-8 text, so its properties, and with them its retries, cannot be read"
+ENCRYPTED = "it is encrypted, and nobody gives us keys: intents are sent unencrypted"
+"""Problems of messages whose bytes are not looked at."""
+
 
 def topics_of(admin: BrokerAdmin, topic: Topic) -> list[Topic]:
     """The partitions of a topic, itself if it has none, nothing where it does not exist."""
@@ -285,9 +289,16 @@ def _java_id(message: Any) -> str:
 
 def _received(message: pulsar.Message) -> Received:
     raw = message.data()
+    properties: dict[str, str] = {}
     info, problem = None, ""
     try:
-        info = decode_deletion_message(raw)
+        properties = dict(message.properties())
+        if message.encryption_context() is None:
+            info = decode_deletion_message(raw)
+        else:
+            problem = ENCRYPTED
+    except UnicodeDecodeError:
+        problem = NOT_TEXT
     except CorruptFormat as error:
         problem = str(error)
     message_id = message.message_id()
@@ -295,7 +306,7 @@ def _received(message: pulsar.Message) -> Received:
         message_id=message_id.serialize(),
         topic=message.topic_name(),
         raw=raw,
-        properties=dict(message.properties()),
+        properties=properties,
         publish_time=message.publish_timestamp(),
         info=info,
         problem=problem,

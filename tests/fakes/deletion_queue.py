@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.retry_letter import (
     retry_properties,
     without_retry_properties,
 )
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, NOT_TEXT, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Postponed, Received, Resent, Sent
 
@@ -34,7 +34,8 @@ class FakeDeletionTopics:
 
     ``waiting``, of main and retry topic: by number, when it was published, when it may be delivered, its bytes and
     properties. ``dead_letters`` are the same, of the dead-letter topic. ``retries`` says which of ``waiting`` are on
-    the retry topic. ``subscribed`` lists the partitions that have the durable subscription.
+    the retry topic. ``subscribed`` lists the partitions that have the durable subscription. A property that is bytes
+    stands for one that is no text.
     """
 
     now_ms: int = 0
@@ -75,6 +76,8 @@ class FakeDeletionTopics:
             info = decode_deletion_message(raw)
         except CorruptFormat as error:
             problem = str(error)
+        if any(isinstance(value, bytes) for value in properties.values()):
+            properties, info, problem = {}, None, NOT_TEXT
         where = str(self.partition_of(number))
         return Received(number.to_bytes(8, "big"), where, raw, properties, published, info, problem)
 

@@ -1,4 +1,5 @@
 import _pulsar
+import pulsar
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, Unavailable
@@ -12,14 +13,18 @@ from pulsar_lifecycle.io import pulsar_session
 from pulsar_lifecycle.io.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
+    ENCRYPTED,
+    NOT_TEXT,
     RETRY_TOPIC,
     SUBSCRIPTION,
     PulsarDeletionQueue,
+    PulsarQueueReader,
     pending,
     subscribe_everywhere,
     topics_of,
 )
 from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import Acknowledged, TopicInternals
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
@@ -120,6 +125,22 @@ class DeletionQueueContract:
         queue.acknowledge([received])
         queue.close()
         assert open_queue().backlog() == 0
+
+    @pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC], ids=["main", "retry", "dlq"])
+    def test_a_property_that_is_no_text_holds_nothing_up(self, open_queue, open_letters, reader, publish, topic):
+        open_queue().send([], 0)
+        publish(encode_deletion_message(intents(1)[0]), {"mine": b"\xff"}, topic=topic)
+        publish(encode_deletion_message(intents(1)[0]), {"mine": "text"}, topic=topic)
+        seen = [one for part in reader.partitions(topic) for one in reader.waiting(part, None, 10).messages]
+        queue = open_letters() if topic == DLQ_TOPIC else open_queue()
+        received = queue.take(2, 10_000) if topic == DLQ_TOPIC else queue.receive(2, 10_000)
+        for messages in (seen, received):
+            odd, good = sorted(messages, key=lambda one: len(one.properties))
+            assert (odd.info, odd.properties, odd.problem) == (None, {}, NOT_TEXT)
+            assert (good.info, good.properties, good.problem) == (intents(1)[0], {"mine": "text"}, "")
+        queue.acknowledge(received)
+        queue.close()
+        assert (open_letters() if topic == DLQ_TOPIC else open_queue()).backlog() == 0
 
     def test_what_is_reconsumed_comes_again_later_and_says_how_often(self, open_queue, reader):
         queue = open_queue()
@@ -296,10 +317,22 @@ class Consumer:
         self.acknowledged.append(message_id)
 
 
+class Reader(Consumer):
+    def has_message_available(self):
+        return bool(self.messages)
+
+    def read_next(self, timeout_millis):
+        return self.messages.pop(0)
+
+    def close(self):
+        pass
+
+
 class Client:
     def __init__(self, script=(), messages=(), failure=None):
         self.producer, self.consumer, self.failure = Producer(script), Consumer(messages), failure
         self.opened = 0
+        self.reader = Reader(messages)
 
     def create_producer(self, topic, **options):
         self.opened += 1
@@ -311,7 +344,16 @@ class Client:
     def subscribe(self, topics, subscription, **options):
         if self.failure:
             raise self.failure
-        return self.consumer
+        return self._unhindered(self.consumer, options)
+
+    def create_reader(self, topic, start, **options):
+        return self._unhindered(self.reader, options)
+
+    def _unhindered(self, whose, options):
+        """As the client does: by default it hands out no message that is encrypted, nor says that there was one."""
+        if options.get("crypto_failure_action") != pulsar.ConsumerCryptoFailureAction.CONSUME:
+            whose.messages = [one for one in whose.messages if one.encryption_context() is None]
+        return whose
 
     def close(self):
         pass
@@ -418,11 +460,15 @@ def test_the_clients_errors_become_ours(open_on, vendor, ours):
 
 
 class Message:
-    def __init__(self, topic: Topic, position: Position, batch_index: int = -1):
+    def __init__(self, topic: Topic, position: Position, batch_index: int = -1, raw: bytes = b"", context=None):
         self._topic, self._id = topic, _pulsar.MessageId(-1, position.ledger_id, position.entry_id, batch_index)
+        self._raw, self._context = raw, context
 
     def data(self):
-        return b""
+        return self._raw
+
+    def encryption_context(self):
+        return self._context
 
     def message_id(self):
         return self._id
@@ -435,6 +481,56 @@ class Message:
 
     def publish_timestamp(self):
         return 0
+
+
+def test_an_encrypted_message_is_handed_out_as_no_intent_whatever_its_bytes(open_on, admin):
+    part = Topic(DELETION_TOPIC.namespace, "__ledger_deletion-partition-0")
+    raw = encode_deletion_message(intents(1)[0])
+    client = Client(messages=[Message(part, Position(5, n), raw=raw, context=(object(), None)[n]) for n in range(2)])
+    queue = open_on(client)
+    received = queue.receive(2, 1000)
+    assert [(one.info, one.problem) for one in received] == [(None, ENCRYPTED), (intents(1)[0], "")]
+    queue.acknowledge(received)
+    assert len(client.consumer.acknowledged) == 2
+    urls = {"admin_url": "http://b1:8080", "service_url": "pulsar://b1:6650"}
+    admin.internals[part] = TopicInternals(
+        "LedgerOpened",
+        (),
+        {},
+        {},
+        None,
+        (),
+        acknowledged={SUBSCRIPTION: Acknowledged(Position(5, -1))},
+        last_confirmed=Position(5, 1),
+    )
+    page = PulsarQueueReader(PulsarSettings(**urls), admin).waiting(part, None, 10)
+    assert [one.problem for one in page.messages] == [ENCRYPTED, ""]
+    assert page.upto == Position(5, 1)
+
+
+def written(**fields: tuple[str | bytes | int, ...]) -> pulsar.Message:
+    """A message as the client's own library makes it."""
+    builder = _pulsar.MessageBuilder()
+    builder.content(encode_deletion_message(intents(1)[0]))
+    for name, values in fields.items():
+        getattr(builder, name)(*values)
+    return pulsar.Message._wrap(builder.build())
+
+
+@pytest.mark.parametrize("pair", [("mine", b"\xff"), (b"\xff", "mine")])
+def test_what_the_client_cannot_show_of_a_message_is_its_problem_and_no_other_messages(open_on, pair):
+    queue = open_on(Client(messages=[written(property=pair), written(property=("mine", "text"))]))
+    odd, good = queue.receive(2, 1000)
+    assert (odd.info, odd.properties, odd.problem) == (None, {}, NOT_TEXT)
+    assert (good.info, good.properties, good.problem) == (intents(1)[0], {"mine": "text"}, "")
+    queue.acknowledge([odd])
+
+
+@pytest.mark.parametrize("key", ["partition_key", "ordering_key"])
+def test_a_key_that_is_no_text_keeps_no_message_from_its_retry(key):
+    kept = {"event_timestamp": 7, ({"partition_key", "ordering_key"} - {key}).pop(): "other"}
+    original = written(**{key: (b"\xff",)}, **{name: (value,) for name, value in kept.items()})
+    assert pulsar_session.Outgoing(RETRY_TOPIC, b"", original=original).options() == {"properties": {}, **kept}
 
 
 def test_an_acknowledgement_asks_nothing_of_the_admin_api(open_on, admin):
