@@ -382,7 +382,7 @@ def send_messages(
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
-        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, "its topic is about to drop it")
+        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, "its topic is written next")
         length = lengths.get(info.ledger_id, 0)
         one = Marked(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
         row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)

@@ -304,6 +304,8 @@ def test_the_journal_proves_it(scene: Scene) -> None:
     first = scene.due[0]
     said = [(phase, outcome) for i, phase, outcome in scene.rows if i == first]
     assert said == [("send", "sent"), ("release", MARKED), ("release", RELEASED), ("delete", DELETED)]
+    reasons = {row.reason for row in scene.cluster.journal.rows if row.phase == "send"}
+    assert reasons == {"its topic is written next"}  # a released ledger stays listed
     marked, deleted = (
         next(row for row in scene.cluster.journal.rows if (row.ledger_id, row.outcome) == (first, outcome))
         for outcome in (MARKED, DELETED)
