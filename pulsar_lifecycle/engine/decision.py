@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.offloads import OffloadUuids
@@ -63,19 +64,27 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """An offloaded copy that our first phase asks to be deleted; ``uuid`` None, where its mark does not say: any."""
+
+    topic: str
+    uuid: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OffloadEvidence:
     """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the epochs of Evidence.
 
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
-    id -> (full topic name, when in ms). ``released``: what it says of ledgers that their topics still list, as long as
-    they are not settled.
+    id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
+    are not settled.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
     earlier: NamedUuids = field(default_factory=OffloadUuids)
     undecoded: int = 0
-    marked: Mapping[int, tuple[str, int]] = field(default_factory=dict[int, tuple[str, int]])
+    marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
 
 
@@ -119,6 +128,12 @@ class Evidence:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
         found = self.marked.get(ledger_id)
         return found[1] if found and found[0] == czxid else None
+
+
+def copy_of(info: PendingDeleteLedgerInfo) -> str:
+    """The UUID of the offloaded copy that a message is about; empty if it is about none."""
+    context = info.offload_context
+    return str(offload_object.uuid_of(context.msb, context.lsb)) if context else ""
 
 
 @dataclass(slots=True)

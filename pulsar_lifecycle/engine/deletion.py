@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import control, inventory, offloaded, release
-from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
+from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools, copy_of
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
 from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
@@ -398,6 +398,8 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
         detail["reconsume_times"] = times
+    if info and (uuid := copy_of(info)):
+        detail["uuid"] = uuid
     if "objects" in d.extra:
         detail["objects"] = d.extra["objects"]
     if "released" in d.extra:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import Tools, copy_of
 from pulsar_lifecycle.engine.topic_write import (
     ATTEMPTS,
     FAILED,
@@ -367,6 +367,7 @@ class _Trim:
         detail = {
             "czxid": self._czxids.get(one.ledger_id),
             "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
+            "uuid": "".join(copy_of(s.info) for s in sent.values()),
         }
         return journal_row(self._run, one, kind, detail, now)
 

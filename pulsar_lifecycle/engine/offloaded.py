@@ -249,9 +249,11 @@ def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
 
 
 def _marked_at(run: Run, d: Decision) -> int | None:
-    """When (ms) our own first phase took this ledger off this topic's list; None if it did not."""
-    topic, at = run.evidence.offloads.marked.get(d.info.ledger_id, ("", 0))
-    return at if topic == d.info.topic_name else None
+    """When (ms) our own first phase took this ledger, with this copy, off this topic's list; None if it did not."""
+    asked, at = run.evidence.offloads.marked.get(d.info.ledger_id, (None, 0))
+    if asked is None or asked.topic != d.info.topic_name:
+        return None
+    return at if asked.uuid in (None, _uuid(d)) else None
 
 
 def _context(d: Decision) -> OffloadContext:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import Tools, copy_of
 from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, journal_row, send_messages
 from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import LEFT, MARKED
-from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports import JournalRow, Node
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
@@ -121,9 +121,9 @@ def _journalled(
     """Journal one row per ledger; returns them and one for the topic."""
     now = tools.clock.now_ms()
     marked = _marked(topic, named, outcome, reason)
-    rows = [
-        journal_row(run, one, messages[0].ledger_type, {"czxid": row["czxid"] if row else None}, now)
-        for one, (row, messages) in zip(marked, named.values(), strict=True)
-    ]
+    rows: list[JournalRow] = []
+    for one, (row, messages) in zip(marked, named.values(), strict=True):
+        detail = {"czxid": row["czxid"] if row else None, "uuid": "".join(map(copy_of, messages))}
+        rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     tools.journal.record(rows)
     return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reason)]

@@ -28,7 +28,7 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pulsar_lifecycle.engine.decision import Released
+from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.engine.offload_proof import Verified
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
@@ -206,9 +206,14 @@ def _czxid(detail: str) -> int | None:
     return czxid if type(czxid) is int else None
 
 
-def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[str, int]]:
-    """The same ledgers as long as their offloaded copies are not settled: id -> (full topic name, when in ms)."""
-    return {row["ledger_id"]: (row["topic"], row["at"]) for row in _open(lake, cluster, True)}
+def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
+    """The same of offloaded copies: ledger id -> (which copy, when in ms); :func:`open_copies`."""
+    found: dict[int, tuple[Asked, int]] = {}
+    for row in _open(lake, cluster, True):
+        with contextlib.suppress(ValueError):  # not as we write it: it asks for nothing
+            uuid_of = None if row["uuid"] is None else UUID(row["uuid"])
+            found[row["ledger_id"]] = Asked(row["topic"], uuid_of), row["at"]
+    return found
 
 
 def released_ledgers(lake: str, cluster: str) -> dict[int, Released]:
@@ -243,21 +248,51 @@ def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     if not marked.num_rows:
         return []
     phase, outcome = pc.field("phase"), pc.field("outcome")
-    settled = (phase == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED) & outcome.isin(ENDS[offloaded])
-    ended = mine & (settled | ((phase == "mark") & (outcome == LEFT)))
-    return open_marks(marked, _scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
+    stayed = mine & (phase == "mark") & (outcome == LEFT)
+    settled = mine & (phase == "delete") & (_OFFLOADED if offloaded else ~_OFFLOADED) & outcome.isin(ENDS[offloaded])
+    left = _scan(lake, JOURNAL, JOURNAL_SCHEMA, stayed, ["ledger_id", "at"])
+    if offloaded:
+        ended = _scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at", "detail"])
+        return open_copies(_with_uuids(marked), left, _with_uuids(ended)).to_pylist()
+    ended = _scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at"])
+    return open_marks(marked, pa.concat_tables([left, ended])).to_pylist()
 
 
-def open_marks(marked: pa.Table, ended: pa.Table) -> pa.Table:
+def _with_uuids(rows: pa.Table) -> pa.Table:
+    """Rows and the ``uuid`` that their ``detail`` names; null where it says nothing of one."""
+    found = pc.extract_regex(rows.column("detail"), '"uuid": "(?P<uuid>[^"]*)"')
+    return rows.append_column("uuid", pc.struct_field(found, "uuid"))
+
+
+def open_copies(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:
+    """As :func:`open_marks`, of offloaded copies: a row that settles one copy ends the mark of no other.
+
+    ``uuid`` of a mark is empty if it asks for none. Where it is null, in a row of an older version, it asks for any,
+    and whatever settles a copy of its ledger ends it. ``left``: ``ledger_id at`` of what ends every mark of a ledger;
+    ``settled``: ``ledger_id at uuid``, a null ends only marks that have none either.
+    """
+    asking = marked.filter(pc.fill_null(pc.not_equal(marked.column("uuid"), ""), True))
+    stand = open_marks(asking, left)
+    named = pc.is_valid(stand.column("uuid"))
+    return pa.concat_tables(
+        [
+            open_marks(stand.filter(pc.invert(named)), settled),
+            open_marks(stand.filter(named), settled, ["ledger_id", "uuid"]),
+        ]
+    )
+
+
+def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_id",)) -> pa.Table:
     """The newest mark of each ledger that nothing ended at its time (``at``, ms) or later; oldest first.
 
-    ``marked``: journal rows; ``ended``: ``ledger_id at`` of whatever ends a mark. A ledger may be taken off a list,
-    deleted, restored, and taken off again.
+    ``marked``: journal rows; ``ended``: ``at`` of whatever ends a mark, and the same ``key``. A ledger may be taken off
+    a list, deleted, restored, and taken off again.
     """
+    key = list(key)
     marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
-    ends = ended.group_by("ledger_id").aggregate([("at", "max")])
-    last = marked.group_by("ledger_id", use_threads=False).aggregate([("row", "last"), ("at", "last")])
-    last = last.join(ends, "ledger_id", join_type="left outer")
+    ends = ended.group_by(key).aggregate([("at", "max")])
+    last = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
+    last = last.join(ends, key, join_type="left outer")
     stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
     rows = stand.column("row_last").combine_chunks()
     return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")

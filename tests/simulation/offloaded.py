@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import Decision, OffloadEvidence, OffloadPolicy, Released, Tools
+from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Released, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -70,7 +70,7 @@ class Offloading:
     cluster: SimulatedCluster = field(default_factory=SimulatedCluster)
     policy: Policy = field(default_factory=Policy)
     offload: OffloadPolicy | None = POLICY
-    marked: dict[int, tuple[str, int]] = field(default_factory=dict)
+    marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
     undecoded: int = 0
     now: Scan | None = None

@@ -15,17 +15,18 @@ from functools import lru_cache
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.decision import Run, Tools
+from pulsar_lifecycle.engine.decision import Asked, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, open_marks
+from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, open_copies, open_marks
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
@@ -350,8 +351,9 @@ class Operator:
         rows = ((r.ledger_id, json.loads(r.detail)["czxid"], r.at) for r in self._open(DELETE_LEDGER))
         return {ledger: (czxid, at) for ledger, czxid, at in rows if czxid is not None}
 
-    def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[str, int]]:
-        return {r.ledger_id: (r.topic, r.at) for r in self._open(DELETE_OFFLOADED)}
+    def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
+        copies = ((r, _copy(r)) for r in self._open(DELETE_OFFLOADED))
+        return {r.ledger_id: (Asked(r.topic, UUID(copy) if copy else None), r.at) for r, copy in copies}
 
     def _store_of(self, settings: Any, read_only: bool) -> Any:
         root = self.world.roots.get(settings.hosts.partition(":")[0])
@@ -380,13 +382,10 @@ class Operator:
         marked = [r for r in rows if r.phase == "mark" and r.outcome == MARKED]
         if not marked:
             return []
-        ended = [
-            r
-            for r in rows
-            if (r.phase == "mark" and r.outcome == LEFT)
-            or (r.phase == "delete" and r.action == action and r.outcome in settled)
-        ]
-        stand = _standing(*(tuple((r.ledger_id, r.at) for r in some) for some in (marked, ended)))
+        left = [r for r in rows if r.phase == "mark" and r.outcome == LEFT]
+        ended = [r for r in rows if r.phase == "delete" and r.action == action and r.outcome in settled]
+        parts = (tuple((r.ledger_id, r.at, _copy(r)) for r in some) for some in (marked, left, ended))
+        stand = _standing(open_copies if action == DELETE_OFFLOADED else _open_ledgers, *parts)
         return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
     def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
@@ -445,16 +444,27 @@ class Operator:
         return outcomes
 
 
+_MARKS = pa.schema({"ledger_id": pa.int64(), "at": pa.int64(), "uuid": pa.string()})
+_Said = tuple[tuple[int, int, str | None], ...]
+
+
+def _copy(row: JournalRow) -> str | None:
+    """The offloaded copy that a row names."""
+    return json.loads(row.detail).get("uuid")
+
+
+def _open_ledgers(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:
+    return open_marks(marked, pa.concat_tables([left, settled]))
+
+
 @lru_cache(maxsize=8)
-def _standing(marked: tuple[tuple[int, int], ...], ended: tuple[tuple[int, int], ...]) -> frozenset[tuple[int, int]]:
-    """``io.journal.open_marks``, of (ledger, at) and as that."""
-    marks, ends = (
-        pa.table(
-            {"ledger_id": pa.array([i for i, _ in some], pa.int64()), "at": pa.array([t for _, t in some], pa.int64())}
-        )
-        for some in (marked, ended)
+def _standing(rule: Callable[..., pa.Table], marked: _Said, left: _Said, settled: _Said) -> frozenset[tuple[int, int]]:
+    """``rule`` of :data:`_MARKS`, as (ledger, at)."""
+    tables = (
+        pa.Table.from_pylist([dict(zip(_MARKS.names, row, strict=True)) for row in some], _MARKS)
+        for some in (marked, left, settled)
     )
-    return frozenset((row["ledger_id"], row["at"]) for row in open_marks(marks, ends).to_pylist())
+    return frozenset((row["ledger_id"], row["at"]) for row in rule(*tables).to_pylist())
 
 
 class ExecutorLost(Crash):

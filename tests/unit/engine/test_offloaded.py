@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.decision import OffloadPolicy, Tools
+from pulsar_lifecycle.engine.decision import Asked, OffloadPolicy, Tools
 from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -62,8 +62,8 @@ class Scene(Offloading):
     def intent(self) -> PendingDeleteLedgerInfo:
         return self.message(self.gone_uuid, self.gone, TOPIC)
 
-    def mark(self, ledger_id: int, topic: Topic = TOPIC) -> None:
-        self.marked[ledger_id] = (str(topic), self.cluster.clock.now_ms())
+    def mark(self, ledger_id: int, topic: Topic = TOPIC, uuid: UUID | None = None) -> None:
+        self.marked[ledger_id] = Asked(str(topic), uuid), self.cluster.clock.now_ms()
 
     @property
     def keys(self) -> set[str]:
@@ -101,7 +101,9 @@ def test_exactly_the_unreferenced_pair_goes_and_the_journal_names_it_before(scen
     assert (before.phase, before.outcome, after.phase, after.outcome) == ("archive", "deleting", "delete", DELETED)
     for row in (before, after):
         assert (row.action, row.ledger_id, row.topic, row.bytes) == (DELETE_OFFLOADED, scene.gone, str(TOPIC), 1050)
-        objects = json.loads(row.detail)["objects"]
+        detail = json.loads(row.detail)
+        objects = detail["objects"]
+        assert detail["uuid"] == str(scene.gone_uuid)
         assert {one["key"] for one in objects} == scene.gone_keys
         assert [(one["bucket"], one["size"], len(one["etag"])) for one in objects] == [
             (BUCKET, 1000, 32),
@@ -343,6 +345,21 @@ def test_the_mark_is_of_one_topic(scene: Scene) -> None:
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(scene.intent)
     scene.one(KEPT, "object_store.exclusive is not set")
+
+
+def test_a_message_about_another_attempt_has_no_part_in_the_mark_of_ours(scene: Scene) -> None:
+    """Anyone may send one about a UUID of his own."""
+    ours, stale, ledger = uuid4(), uuid4(), scene.ledger(TOPIC)
+    scene.put(ours, ledger, TOPIC)
+    scene.put(stale, ledger, TOPIC)
+    scene.mark(ledger, uuid=ours)
+    scene.rescan()
+    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.send(*(scene.message(uuid, ledger, TOPIC) for uuid in (uuid4(), stale, ours)))
+    assert [(d.outcome, d.reason) for d in scene.delete()] == [
+        *[(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")] * 2,
+        (DELETED, "nothing refers to it"),
+    ]
 
 
 def test_a_mark_newer_than_the_scan_waits(scene: Scene) -> None:

@@ -10,7 +10,7 @@ from uuid import UUID
 import pyarrow.parquet as pq
 import pytest
 
-from pulsar_lifecycle.engine.decision import Released
+from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.journal import (
     ARCHIVE_SCHEMA,
@@ -54,6 +54,7 @@ ROW = JournalRow(
     detail="",
     at=NOON,
 )
+ASKED = Asked(ROW.topic)
 NODE = Archived(
     run_id="run-1",
     cluster="sandbox",
@@ -137,7 +138,7 @@ def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
     journal.record([replace(done, ledger_id=1), replace(done, ledger_id=2, outcome="retrying")])
     journal.record([replace(done, ledger_id=2, outcome="gone", action="delete-offload-ledger")])
     assert marked_ledgers(lake, "sandbox") == {2: (7, NOON)}
-    assert marked_offloads(lake, "sandbox") == {1: (ROW.topic, NOON), 3: (ROW.topic, NOON)}
+    assert marked_offloads(lake, "sandbox") == {1: (ASKED, NOON), 3: (ASKED, NOON)}
 
 
 def test_a_ledger_that_was_deleted_and_restored_is_marked_again(tmp_path):
@@ -148,7 +149,7 @@ def test_a_ledger_that_was_deleted_and_restored_is_marked_again(tmp_path):
     assert (marked_ledgers(lake, "sandbox"), marked_offloads(lake, "sandbox")) == ({}, {})
     journal.record([replace(mark, detail='{"czxid": 8}', at=NOON + 2)])
     assert marked_ledgers(lake, "sandbox") == {mark.ledger_id: (8, NOON + 2)}
-    assert marked_offloads(lake, "sandbox") == {mark.ledger_id: (mark.topic, NOON + 2)}
+    assert marked_offloads(lake, "sandbox") == {mark.ledger_id: (ASKED, NOON + 2)}
     journal.record([replace(done, outcome="gone", at=NOON + 3)])
     assert marked_ledgers(lake, "sandbox") == {}
 
@@ -162,12 +163,34 @@ def test_a_mark_ends_when_its_ledger_stayed_or_was_kept(tmp_path):
     journal.record([replace(mark, ledger_id=2, phase="delete", outcome="kept", at=NOON + 1)])
     journal.record([replace(mark, ledger_id=3, outcome="left", cluster="neighbour", at=NOON + 1)])
     assert marked_ledgers(lake, "sandbox") == {3: (7, NOON)}
-    assert marked_offloads(lake, "sandbox") == dict.fromkeys((2, 3), (mark.topic, NOON))
+    assert marked_offloads(lake, "sandbox") == dict.fromkeys((2, 3), (ASKED, NOON))
     journal.record([replace(mark, ledger_id=1, at=NOON + 2)])
     assert marked_ledgers(lake, "sandbox") == {1: (7, NOON + 2), 3: (7, NOON)}
     kept = replace(mark, phase="delete", outcome="kept", action="delete-offload-ledger", at=NOON + 3)
     journal.record([replace(kept, ledger_id=i) for i in (1, 2, 3)])
     assert set(marked_offloads(lake, "sandbox")) == {1, 2, 3}
+
+
+def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-offload-ledger")
+    gone = replace(mark, phase="delete", outcome="gone", at=NOON + 1)
+    ours, other = UUID(int=1), UUID(int=2)
+    older, asks, asks_none, no_uuid = "{}", f'{{"uuid": "{ours}"}}', '{"uuid": ""}', '{"uuid": "1"}'
+    marks = [older, asks, asks, asks, asks_none, older, no_uuid]
+    journal.record([replace(mark, ledger_id=i, detail=detail) for i, detail in enumerate(marks)])
+    standing = {0: Asked(ROW.topic), **dict.fromkeys((1, 2, 3), Asked(ROW.topic, ours)), 5: Asked(ROW.topic)}
+    assert marked_offloads(lake, "sandbox") == {i: (asked, NOON) for i, asked in standing.items()}
+    another = f'{{"uuid": "{other}"}}'
+    said = {0: another, 1: another, 2: asks, 3: older, 5: older}
+    journal.record([replace(gone, ledger_id=i, detail=detail) for i, detail in said.items()])
+    assert marked_offloads(lake, "sandbox") == {i: (standing[i], NOON) for i in (1, 3)}
+    journal.record(
+        [replace(mark, ledger_id=1, detail=asks_none, at=NOON + 2), replace(mark, ledger_id=3, outcome="left")]
+    )
+    assert marked_offloads(lake, "sandbox") == {1: (standing[1], NOON)}
+    journal.record([replace(gone, ledger_id=1, detail=asks, at=NOON + 3)])
+    assert marked_offloads(lake, "sandbox") == {}
 
 
 @pytest.mark.parametrize("detail", ["", "no JSON", "[]", "7", '{"czxid": "7"}', '{"czxid": true}', "[" * 100_000])
