@@ -181,8 +181,9 @@ def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     rows = standing.ledger_rows(
         tools.store, sorted(asked & {item.ledger_id for item in info.ledgers}), run.ledgers_root
     )
-    copies = {i: trimming.copy_of(i, row, topic) for i, row in rows.items()}
+    copies = trimming.copies_of(rows, topic, run.context)
     reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+    reason = reason or trimming.intent_rule(topic, run.context)
     verdicts = trimming.judge(info, positions, copies, asked, run.context, reason)
     return _View(topic, node, info, copies, verdicts)
 

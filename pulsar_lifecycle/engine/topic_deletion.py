@@ -2,8 +2,9 @@
 
 Belongs here: which ledgers a topic names, and the order of sending, journalling and deleting. The broker deletes the
 ledgers itself; the messages catch those that it fails to. If it refuses the topic, or if it cannot be known whether it
-went, the messages find their ledgers in use and are kept. Not here: schema ledgers, which other partitions and the
-messages that consumers hold may need: the orphan scan finds those that no locator and no entry index names.
+went, the messages find their ledgers in use and are kept. Offloaded copies that no deletion run could delete get none.
+Not here: schema ledgers, which other partitions and the messages that consumers hold may need: the orphan scan finds
+those that no locator and no entry index names.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLed
     tools.store.sync("/")
     node, info = standing.topic_node(tools.store, topic)
     reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info))
+    reason = reason or trimming.intent_rule(topic, run.context)
     if reason:
         raise Refused(reason)
     return node, info
@@ -101,7 +103,8 @@ def _named(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _
     for ledger_id, row in standing.ledger_rows(tools.store, ids, run.ledgers_root).items():
         own = trimming.tagged_message(topic, row, now) if row else None
         messages = [own] if own else []
-        if ledger_id in listed:
+        offload = listed[ledger_id].offload if ledger_id in listed else None
+        if offload and not trimming.copy_rule(offload, run.context):
             messages += trimming.data_messages(topic, listed[ledger_id], None, now)
         if messages:
             named[ledger_id] = row, messages

@@ -94,6 +94,8 @@ class Context:
 
     Also as whose their schemas go (:func:`schema_owner`).
     """
+    offload_buckets: frozenset[str] = frozenset()
+    """Where a deletion run may delete offloaded copies; none without an object store."""
 
     def at(self, now: int) -> Context:
         """The same context at another time (ms)."""
@@ -262,7 +264,10 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
     if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
         return Finding.KEPT, "source of a shadow topic"
     if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
-        return Finding.KEPT, "system topic (the setting system_topics opts in)"
+        return (
+            Finding.KEPT,
+            "system topic (orphans.system_topics opts in; to trim or delete it trimming.system_topics, too)",
+        )
     return None
 
 

@@ -8,7 +8,7 @@ BookKeeper's z-nodes say comes in, a verdict with its reason comes out. Not here
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.formats.deletion_message import (
@@ -18,7 +18,8 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.formats.offload_object import halves
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext as Offloaded
+from pulsar_lifecycle.formats.offload_object import S3_DRIVERS, halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
@@ -69,6 +70,15 @@ def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> Copy
     return Copy(ledger_id, row, problem)
 
 
+def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: orphans.Context) -> dict[int, Copy]:
+    """:func:`copy_of` by ledger id, with what the scan says of its replicas."""
+    copies = {ledger_id: copy_of(ledger_id, row, topic) for ledger_id, row in rows.items()}
+    return {
+        i: replace(copy, problem=copy.problem or "under-replicated") if i in context.under_replicated else copy
+        for i, copy in copies.items()
+    }
+
+
 def topic_rule(topic: Topic, shadow_source: str, context: orphans.Context) -> str:
     """Why nothing of a topic may leave its metadata; empty if the topic is no reason.
 
@@ -82,6 +92,23 @@ def topic_rule(topic: Topic, shadow_source: str, context: orphans.Context) -> st
         return "deletion queue or transaction: never deleted"
     found = orphans.owner_rule(str(topic.namespace), str(topic), context)
     return found[1] if found else ""
+
+
+def intent_rule(topic: Topic, context: orphans.Context) -> str:
+    """Why a deletion run would delete no ledger that leaves the metadata of a topic; empty if there is no reason."""
+    if str(topic) in context.open_topics:
+        return "the newest scan found an unreferenced ledger of it that was never closed: the deletion run would wait"
+    return ""
+
+
+def copy_rule(offload: Offloaded, context: orphans.Context) -> str:
+    """Why a deletion run could not delete a complete offloaded copy; empty if there is no reason."""
+    bucket = offload.driver_metadata.get("bucket", "")
+    if (offload.driver_name or "").lower() not in S3_DRIVERS:
+        return f"its offloaded copy is of driver {offload.driver_name}: only those of aws-s3 and S3 can be deleted"
+    if bucket not in context.offload_buckets:
+        return f"its offloaded copy is in bucket {bucket!r}, which is not one of object_store.buckets"
+    return ""
 
 
 def judge(
@@ -128,21 +155,25 @@ def _own_reason(item: LedgerInfo, copy: Copy | None, context: orphans.Context) -
     if offload and (offload.complete or offload.bookkeeper_deleted):
         if not (offload.complete and offload.uuid and offload.driver_name):
             return "its offload context is not whole: where the copy is cannot be said"
+        if why := copy_rule(offload, context):
+            return why
         if offload.bookkeeper_deleted:
             return ""
     if copy is None:
         return "its copy in BookKeeper was not looked at"
-    if copy.problem:
-        return copy.problem
-    return "under-replicated" if item.ledger_id in context.under_replicated else ""
+    return copy.problem
 
 
 def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:
-    """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage."""
+    """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage.
+
+    Where its topic gave up the one in BookKeeper, that one may be there still. No message says so if a deletion run
+    would keep it: then it is the orphan scan's.
+    """
     offload = item.offload
     whole = offload if offload and offload.complete and offload.uuid and offload.driver_name else None
     messages: list[PendingDeleteLedgerInfo] = []
-    if copy and copy.row and not (whole and whole.bookkeeper_deleted):
+    if copy and copy.row and not copy.problem:
         messages.append(
             PendingDeleteLedgerInfo(
                 topic_name=str(topic),

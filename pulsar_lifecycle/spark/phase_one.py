@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from pulsar_lifecycle.engine import marking, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
@@ -83,8 +84,12 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Pe
 
 
 def _context(cluster: Cluster, fingerprint: str) -> Context:
-    """The owners' rules, as the newest scan found them and the settings say now."""
+    """The owners' rules, as the newest scan found them and the settings say now.
+
+    Those of a deletion run hold, too: what leaves a list is to be deleted.
+    """
     settings = cluster.settings
     epoch = runs.newest_epoch(cluster, fingerprint)
     runs.refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
-    return owners_rules(cluster, epoch)
+    context = owners_rules(cluster, epoch)
+    return replace(context, system_topics=context.system_topics and settings.orphans.system_topics)

@@ -35,6 +35,7 @@ def owners_rules(cluster: Cluster, epoch: Epoch) -> Context:
         holds=frozenset(settings.orphans.legal_holds),
         gone_namespaces=frozenset(),
         system_topics=settings.trimming.system_topics,
+        offload_buckets=frozenset(settings.object_store.buckets if settings.object_store else ()),
     )
 
 

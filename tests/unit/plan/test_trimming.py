@@ -19,7 +19,7 @@ from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.trimming import Copy
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
 UUID_1 = UUID(int=(1 << 127) + 5)
 
 
@@ -124,7 +124,7 @@ def test_an_attempt_that_never_began_holds_nothing() -> None:
 
 
 def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() -> None:
-    gone = {1: trimming.copy_of(1, None, TOPIC), 2: trimming.copy_of(2, row(2), TOPIC)}
+    gone = trimming.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
     offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
     assert judged(offloaded, {1}, copies=gone) == {1: ""}
     assert "dangling" in judged(info(1, 2), {1}, copies=gone)[1]
@@ -147,8 +147,41 @@ def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], 
 
 
 def test_an_under_replicated_ledger_stays() -> None:
-    context = replace(CONTEXT, under_replicated=BitMap64([1]))
-    assert judged(info(1, 2), {1}, context=context) == {1: "under-replicated"}
+    known = trimming.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
+    assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
+    assert known[2].problem == ""
+
+
+@pytest.mark.parametrize("bookkeeper_deleted", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"driver_name": "google-cloud-storage"}, "driver google-cloud-storage"),
+        ({"driver_name": "filesystem", "driver_metadata": {}}, "driver filesystem"),
+        ({"driver_metadata": {"bucket": "other"}}, "bucket 'other', which is not one of object_store.buckets"),
+        ({"driver_metadata": {}}, "bucket ''"),
+        ({"driver_name": "S3"}, ""),
+    ],
+)
+def test_an_offloaded_copy_that_no_deletion_run_could_delete_holds_its_ledger(
+    changes: dict[str, Any], reason: str, bookkeeper_deleted: bool
+) -> None:
+    offload = context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)
+    found = judged(info(1, 2, offload={1: offload}), {1})[1]
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
+    nowhere = replace(CONTEXT, offload_buckets=frozenset())
+    assert "object_store.buckets" in judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere)[1]
+    assert judged(info(1, 2), {1}, context=nowhere) == {1: ""}
+
+
+def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
+    context = replace(CONTEXT, open_topics=frozenset({str(TOPIC)}))
+    assert "never closed" in trimming.intent_rule(TOPIC, context)
+    assert trimming.intent_rule(TOPIC.partitioned_parent, context) == ""
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
@@ -196,16 +229,20 @@ def test_a_shadow_topic_and_one_that_is_not_persistent_are_refused() -> None:
 
 
 def test_one_message_per_copy() -> None:
-    def kinds(offload: OffloadContext | None) -> list[LedgerType]:
-        found = trimming.data_messages(TOPIC, LedgerInfo(1, offload=offload), copies(1)[1], 7)
+    def kinds(offload: OffloadContext | None, node: dict[str, Any] | None) -> list[LedgerType]:
+        copy = trimming.copy_of(1, node, TOPIC)
+        found = trimming.data_messages(TOPIC, LedgerInfo(1, offload=offload), copy, 7)
         assert {m.topic_name for m in found} == {str(TOPIC)}
         assert {m.component for m in found} == {LedgerComponent.MANAGED_LEDGER}
         return [m.ledger_type for m in found]
 
-    assert kinds(None) == [LedgerType.LEDGER]
-    assert kinds(context_of(complete=False)) == [LedgerType.LEDGER]
-    assert kinds(context_of()) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
-    assert kinds(context_of(bookkeeper_deleted=True)) == [LedgerType.OFFLOAD_LEDGER]
+    assert kinds(None, row(1)) == [LedgerType.LEDGER]
+    assert kinds(context_of(complete=False), row(1)) == [LedgerType.LEDGER]
+    assert kinds(context_of(), row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    given_up = context_of(bookkeeper_deleted=True)
+    assert kinds(given_up, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    for bad in (None, row(1, state="OPEN"), row(1, component="schema"), row(1, managed_ledger="a/b/persistent/c")):
+        assert kinds(given_up, bad) == [LedgerType.OFFLOAD_LEDGER]
 
 
 def test_a_message_carries_what_phase_two_compares() -> None:
