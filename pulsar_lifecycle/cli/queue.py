@@ -6,6 +6,8 @@ It writes nothing to the cluster and loads only the queue's own topics.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,9 +20,13 @@ from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.queue_state import QueueState
+    from pulsar_lifecycle.plan.metrics import DeletionRun
     from pulsar_lifecycle.settings import Settings
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
+
+
+_TOLD = ["ledger_id", "action", "outcome", "reason"]
 
 
 @app.callback()
@@ -83,6 +89,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
         "findings": [
             *_findings(waiting, paused, metrics.retries_grow(runs), settings),
+            *_stuck(settings.lake.path, runs[-2:]),
             *(show_owed(one) for one in owed if "error" in one or not holder),
         ],
     }
@@ -95,6 +102,24 @@ def _run(run: Any) -> dict[str, Any]:
         "outcomes": dict(run.outcomes),
         "deleted_bytes": run.deleted_bytes,
     }
+
+
+def _stuck(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
+    """What waited in both of the last two runs: it is neither retried nor dead-lettered, so somebody must look."""
+    from pulsar_lifecycle.io.journal import journal_rows
+    from pulsar_lifecycle.plan.outcomes import WAITING
+
+    if len(runs) < 2 or not all(run.outcomes.get(WAITING) for run in runs):
+        return []
+    before, now = (
+        {(row["ledger_id"], row["action"]): row["reason"] for row in rows.to_pylist() if row["outcome"] == WAITING}
+        for rows in (journal_rows(lake, run_id=run.run_id).select(_TOLD) for run in runs)
+    )
+    stuck = Counter(reason for key, reason in now.items() if key in before)
+    return [
+        f"{show.counted(number, 'intent')} waited in the last two deletion runs, and no retry follows: {reason}"
+        for reason, number in stuck.most_common()
+    ]
 
 
 def _findings(waiting: QueueState, paused: dict[str, Any] | None, grow: bool, settings: Settings) -> list[str]:

@@ -117,14 +117,19 @@ class _Worker:
             )
             tools = Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), objects)
             try:
-                limit = max(1, settings.deletion.max_messages // self.tasks)
-                for decision in work_off(self.run, tools, limit, int(settings.deletion.idle_timeout * 1000)):
+                for decision in work_off(
+                    self.run, tools, self.limit(queue), int(settings.deletion.idle_timeout * 1000)
+                ):
                     _count(counts, decision.outcome, decision.reason, 1, decision.length)
             except LifecycleError as error:
                 counts[STOPPED, str(error)] = [1, 0]
         yield pa.RecordBatch.from_pylist(
             [{"outcome": o, "reason": r, "ledgers": n, "bytes": b} for (o, r), (n, b) in counts.items()], OUTCOMES
         )
+
+    def limit(self, queue: DeletionQueue) -> int:
+        """How many messages it takes: its share of a run's, but all rows of a plan, as nobody else meets the rest."""
+        return queue.backlog() if self.direct else max(1, self.settings.deletion.max_messages // self.tasks)
 
 
 def _count(counts: dict[tuple[str, str], list[int]], outcome: str, reason: str, ledgers: int, size: int) -> None:

@@ -192,6 +192,23 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     assert "nothing needs you" not in out
 
 
+def test_what_waited_twice_is_a_finding_with_its_reason(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = FileJournal(str(tmp_path / "lake"))
+    waits = replace(ROW, outcome="waiting", reason="object_store is not set")
+    journal.record([waits, replace(waits, ledger_id=ROW.ledger_id + 1)])
+    assert run("queue", "status") == 0
+    capsys.readouterr()
+    journal.record([replace(waits, run_id="later", at=ROW.at + 1)])
+    assert run("queue", "status", "--json") == 1
+    assert document(capsys)["findings"] == [
+        "1 intent waited in the last two deletion runs, and no retry follows: object_store is not set"
+    ]
+    journal.record([replace(waits, run_id="last", at=ROW.at + 2, ledger_id=ROW.ledger_id + 2)])
+    assert run("queue", "status") == 0
+
+
 def test_metrics_last_run_and_textfile(cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FileJournal(str(tmp_path / "lake")).record([ROW, replace(ROW, run_id="other", cluster="another")])
     textfile = tmp_path / "x.prom"
