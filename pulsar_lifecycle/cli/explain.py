@@ -152,17 +152,17 @@ def _print(found: Explanation, settings: Settings, now: int) -> None:
     if history.journal:
         show.text("journal", "bold")
         rows = [
-            (show.moment(row["at"]), row["phase"], row["outcome"], row["reason"], row["run_id"], row["plan_id"])
+            (show.moment(row["at"]), *(row[c] for c in ("action", "phase", "outcome", "reason", "run_id", "plan_id")))
             for row in history.journal
         ]
-        show.table(["at", "phase", "outcome", "reason", "run", "plan"], rows, 2)
+        show.table(["at", "action", "phase", "outcome", "reason", "run", "plan"], rows, 2)
 
 
 def _when(found: Explanation, now: int) -> str:
     """When it was deleted, if it was."""
     if found.verdict != "deleted":
         return ""
-    at = max(row["at"] for row in found.history.journal if row["outcome"] == "deleted")
+    at = max(row["at"] for row in found.history.deletions())
     return f", {show.moment(at)} ({show.span(now - at)} ago)"
 
 

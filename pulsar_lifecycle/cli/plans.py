@@ -127,10 +127,11 @@ def journal(
         return
     shown = rows.slice(max(0, rows.num_rows - JOURNAL_ROWS)).to_pylist()
     if len(shown) < rows.num_rows:
-        counts = Counter(zip(*(rows.column(c).to_pylist() for c in ("phase", "outcome", "reason")), strict=True))
-        show.table(["phase", "outcome", "reason", "rows"], [(*key, count) for key, count in counts.most_common()])
+        kinds = ["action", "phase", "outcome", "reason"]
+        counts = Counter(zip(*(rows.column(c).to_pylist() for c in kinds), strict=True))
+        show.table([*kinds, "rows"], [(*key, count) for key, count in counts.most_common()])
         show.text(f"the last {len(shown)} of {rows.num_rows}; --json has all of them")
-    columns = ["at", "ledger", "component", "topic", "phase", "outcome", "reason", "size", "run", "plan"]
+    columns = ["at", "ledger", "component", "topic", "action", "phase", "outcome", "reason", "size", "run", "plan"]
     show.table(columns, [_journal_line(row) for row in shown])
 
 
@@ -234,6 +235,7 @@ def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:
         row["ledger_id"] if row["ledger_id"] >= 0 else None,
         row["component"],
         row["topic"],
+        row["action"],
         row["phase"],
         row["outcome"],
         row["reason"],

@@ -30,7 +30,7 @@ from pulsar_lifecycle.plan import references as kinds
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context, Finding
-from pulsar_lifecycle.plan.outcomes import DELETED
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 
 Row = dict[str, Any]
@@ -75,6 +75,10 @@ class History:
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
+
+    def deletions(self, action: str = DELETE_LEDGER) -> list[Row]:
+        """What the journal says was deleted: the ledger in BookKeeper, or by another action its offloaded copies."""
+        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == action]
 
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
@@ -228,7 +232,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 
 def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     needing = _needing(found.references)
-    deletions = [row for row in history.journal if row["outcome"] == DELETED]
+    deletions = history.deletions()
     if needing:
         return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
     unsaid = unsettled(
@@ -245,7 +249,7 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     if history.references.num_rows or history.finding:
         return Verdict.GONE, "the last scan knew it, now BookKeeper does not have it; our journal has no deletion of it"
     if history.journal:
-        return Verdict.GONE, "BookKeeper does not have it; our journal knows it and has no deletion of it"
+        return Verdict.GONE, "BookKeeper does not have it; our journal knows it and has no deletion of it there"
     return Verdict.UNKNOWN, "BookKeeper does not have it, and neither scans nor journal know it"
 
 
@@ -315,8 +319,10 @@ def _referring(rows: list[Row]) -> str:
 def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History) -> list[str]:
     """What an operator should know beside the answer."""
     notes: list[str] = []
-    if ledger and any(row["outcome"] == DELETED for row in history.journal):
+    if ledger and history.deletions():
         notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
+    for row in history.deletions(DELETE_OFFLOADED):
+        notes.append(f"run {row['run_id']} deleted an offloaded copy of it, which no undo brings back: {row['reason']}")
     if verdict is Verdict.MAY_GO:
         if not history.marks(ledger) and not any(plan.actionable for plan in history.plans):
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
@@ -324,7 +330,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
     if verdict is Verdict.DELETED:
         lost = False
         for row in history.journal:
-            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row["outcome"] != DELETED)
+            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row not in history.deletions())
         notes.append(
             "the job undo_deletions found it lost since: the bookies have collected its entries"
             if lost

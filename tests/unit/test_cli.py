@@ -408,7 +408,9 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
     assert asked("--run", "run-2", "--ledger", "8") == [(8, "kept")]
     assert asked("--run", "run-3") == []
     assert run("journal", "--ledger", "7") == 0
-    assert "deleted" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "deleted" in out
+    assert "action" in out
     FileJournal(load_settings(settings_file).lake.path).record([replace(rows[1], cluster="other", run_id="run-9")])
     assert run("journal", "--ledger", "7", "--json") == 0
     captured = capsys.readouterr()

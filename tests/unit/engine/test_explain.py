@@ -18,6 +18,7 @@ from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.plan.tables import REFERENCES
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger_reader import FakeLedgerReader
@@ -96,7 +97,8 @@ def world() -> World:
 def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
     reason = "orphan: nothing refers to it"
-    return {"run_id": "run-9", "phase": "delete", "outcome": outcome, "reason": reason, "topic": topic, "at": at}
+    said = {"run_id": "run-9", "action": DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
+    return {**said, "ledger_id": 7, "topic": topic, "at": at}
 
 
 def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
@@ -324,6 +326,25 @@ def test_a_ledger_that_is_there_again_says_so(world: World) -> None:
     found = world.explain(7)
     assert found.verdict is Verdict.IN_USE
     assert any("restored" in note for note in found.notes)
+
+
+def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -> None:
+    copy = journalled("deleted") | {"action": DELETE_OFFLOADED}
+    note = "run run-9 deleted an offloaded copy of it, which no undo brings back: orphan: nothing refers to it"
+    world.history = replace(world.history, journal=(copy,))
+    found = world.explain(7)
+    assert (found.verdict, found.notes) == (Verdict.GONE, (note,))
+    assert found.answer == "BookKeeper does not have it; our journal knows it and has no deletion of it there"
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7))
+    found = world.explain(7)
+    assert (found.verdict, found.notes) == (Verdict.IN_USE, (note,))
+
+
+def test_a_ledger_that_was_lost_stays_so_whatever_becomes_of_its_offloaded_copy(world: World) -> None:
+    lost, copy = journalled("lost", 3) | {"phase": "undo"}, journalled("deleted", 4) | {"action": DELETE_OFFLOADED}
+    world.history = replace(world.history, journal=(journalled("deleted", 2), lost, copy))
+    assert any("found it lost" in note for note in world.explain(7).notes)
 
 
 def test_a_ledger_that_vanished_without_us_is_gone(world: World) -> None:
