@@ -95,21 +95,26 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.engine import control, history
     from pulsar_lifecycle.errors import LifecycleError, NotFound
     from pulsar_lifecycle.io.admin import HttpBrokerAdmin
     from pulsar_lifecycle.io.lake import Lake
     from pulsar_lifecycle.io.queue import pending
     from pulsar_lifecycle.io.zk import cluster_fingerprint
+    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
+    lake = Lake(settings.lake.path)
+    every, root = lake.epochs(), settings.bookkeeper.ledgers_root
+    refused = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [SWITCHED_OFF]
     with looking(settings) as store:
-        fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
+        fingerprint = cluster_fingerprint(store, root)
+        broken = history.broken_since(store, [e for e in every if e.cluster == settings.cluster], fingerprint, root)
+        refused += [broken] if broken else []
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
         owed = owed_unloads(store)
         latency = store.latency_ms()
-    lake = Lake(settings.lake.path)
-    epochs = lake.epochs(fingerprint)
+    epochs = [e for e in every if e.fingerprint == fingerprint]
     plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
     newest = epochs[-1] if epochs else None
     try:
@@ -126,6 +131,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         "fingerprint": fingerprint,
         "zookeeper_latency_ms": latency,
         "paused": paused,
+        "refused": refused,
         "lease": holder,
         "offload_lease": offloading,
         "offload_attempts": attempts,
@@ -168,6 +174,8 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
         lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
     if begun and begun["epoch_id"]:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")
+    effects = [f"PAUSED {since(document['paused'])}"] if document["paused"] else []
+    effects += [f"REFUSED: {why}" for why in document["refused"]]
     plan = "none"
     broken = [f"broken: {why}" for why in document["broken_plans"]]
     if document["plan"]:
@@ -177,7 +185,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
-            ("effects", f"PAUSED {since(document['paused'])}" if document["paused"] else "not paused"),
+            ("effects", effects or ["not paused"]),
             ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
             ("offloading", _offloading(document)),
             ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),

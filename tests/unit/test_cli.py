@@ -327,6 +327,30 @@ def test_status_shows_a_broken_plan_and_goes_on(
     assert "answers in" in out
 
 
+def test_status_says_why_every_run_would_refuse(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    store = cluster.open_store()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(store))
+    run("status", "--json")
+    assert json.loads(capsys.readouterr().out)["refused"] == []
+    run("status")
+    assert "not paused" in capsys.readouterr().out
+    at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
+    epoch = Epoch("e1", "test", fingerprint, at, at, (), 1, 1, (), zxid=2**60)
+    Lake(load_settings(settings_file).lake.path).store_epoch(epoch, Referenced(), Context(at, 1, frozenset()))
+    settings_file.write_text(settings_file.read_text() + "deletion = { topicTwoPhaseDeletionEnabled = false }\n")
+    run("status", "--json")
+    off, restored = json.loads(capsys.readouterr().out)["refused"]
+    assert "switched off" in off
+    assert "e1" in restored
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "REFUSED: two-phase deletion is switched off" in out
+    assert "not paused" not in out
+
+
 def test_status_shows_owed_unloads_that_can_be_read_or_not(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
