@@ -484,7 +484,7 @@ def _settle(
     if item and _is_ours(item, attempt):
         return _settle_committed(run, tools, permit, topic, attempt, item, canary)
     if why:
-        return _abandon(run, tools, attempt, why, ownership)
+        return _abandon(run, tools, permit, topic, attempt, why, ownership)
     asked = wanted.get(attempt.ledger_id)
     if asked and (asked.driver, asked.metadata, asked.block_size) == (
         attempt.driver,
@@ -501,7 +501,7 @@ def _settle(
         problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
     if problem:
         return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
-    return _abandon(run, tools, attempt, why, ownership)
+    return _abandon(run, tools, permit, topic, attempt, why, ownership)
 
 
 def _settle_committed(
@@ -555,12 +555,27 @@ def _place_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tu
     return item, ""
 
 
-def _abandon(run: TopicRun, tools: Tools, attempt: Attempt, why: str, ownership: Ownership) -> Offloaded:
+def _abandon(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, why: str, ownership: Ownership
+) -> Offloaded:
     """Remove what an attempt has uploaded; it stays open if that fails, or where that might be another's."""
+
+    def last_look() -> None:
+        """A run that took our lease over meanwhile may have finished the attempt."""
+        tools.store.sync("/")
+        permit.check(tools.store)
+        item, _ = _place_of(run, tools, topic, attempt)
+        if item and _is_ours(item, attempt):
+            raise Refused("its topic names them by now")
+        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != attempt:
+            raise Refused("it is not open any more")
+
     try:
         if doubt := _not_its_own(_objects(tools), attempt, ownership):
             return _of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
-        remove_objects(_objects(tools), attempt)
+        remove_objects(_objects(tools), attempt, last_look)
+    except STOPPING:
+        raise
     except LifecycleError as error:
         return _of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
     done = _of(attempt, ABANDONED, f"{why}; its objects are removed")
@@ -585,11 +600,12 @@ def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -
     return ""
 
 
-def remove_objects(objects: ObjectStore, attempt: Attempt) -> None:
-    """Delete both objects of an attempt and drop its uploads. Raises what the store raises."""
+def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[], object]) -> None:
+    """Drop the uploads of an attempt and, right after ``last_look``, delete both its objects. Raises what they do."""
     keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
     keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
     drop_uploads(objects, attempt)
+    last_look()
     for one in objects.delete_many(attempt.bucket, keys):
         if one.error:
             raise Refused(f"{one.key}: {one.error}")

@@ -1053,8 +1053,8 @@ def test_uploads_under_way_are_dropped_and_nothing_of_another_attempt(scene: Sce
     _, (one, other, _) = begun(scene)
     for attempt in (one.attempt, other.attempt):
         scene.objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
-    offloading.remove_objects(scene.objects, one.attempt)
-    offloading.remove_objects(scene.objects, one.attempt)
+    offloading.remove_objects(scene.objects, one.attempt, lambda: None)
+    offloading.remove_objects(scene.objects, one.attempt, lambda: None)
     (left,) = scene.buckets.uploads.values()
     assert left.listed.key == data_key(other.attempt.uuid, other.attempt.ledger_id)
     assert len(scene.keys) == 4
@@ -1078,6 +1078,60 @@ def test_objects_that_may_be_all_that_is_left_are_not_abandoned(
     _, (one,) = scene.session_again().settle()
     assert (one.outcome, "all that is left of its ledger" in one.reason, why in one.reason) == (FAILED, True, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
+
+
+def while_uploads_are_listed(scene: Scene, act: Callable[[], object]) -> None:
+    """``act`` comes while the next look for uploads waits for its answer."""
+
+    def slow(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if name == "list_uploads":
+            scene.objects.before = lambda name, bucket, keys: None
+            act()
+
+    scene.objects.before = slow
+
+
+def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scene) -> None:
+    """The other run resumes the attempt and commits it."""
+    scene.waived = True
+    begun(scene, scene.ids[:1])
+    late = scene.session_again()
+    session, scene.store = scene.store, scene.cluster.open_store()
+
+    def taken_over() -> None:
+        session.close()
+        scene.cluster.wait(1)
+        assert outcomes(scene.session().proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
+
+    while_uploads_are_listed(scene, taken_over)
+    with pytest.raises(LeaseLost):
+        late.settle()
+    assert scene.complete == scene.ids[:1]
+    assert scene.pair(scene.items[scene.ids[0]]) == scene.keys
+    assert ABANDONED not in {outcome for _, outcome in scene.rows}
+
+
+def commit_by_hand(scene: Scene, attempt: Attempt) -> None:
+    scene.offload(attempt.ledger_id, context(attempt.uuid, complete=True))
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (commit_by_hand, "its topic names them by now"),
+        (lambda scene, attempt: scene.cluster.remove(attempt.path), "it is not open any more"),
+        (lambda scene, attempt: scene.cluster.put(attempt.path, b"{}"), "it is not open any more"),
+    ],
+)
+def test_what_changes_while_uploads_are_dropped_is_seen_before_objects_go(
+    scene: Scene, act: Callable[[Scene, Attempt], object], why: str
+) -> None:
+    _, (one,) = begun(scene, scene.ids[:1])
+    keys = scene.keys
+    while_uploads_are_listed(scene, lambda: act(scene, one.attempt))
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, why in found.reason) == (FAILED, True)
+    assert scene.keys == keys
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
