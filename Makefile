@@ -28,8 +28,10 @@ demo: setup ## Find, plan and delete leaked ledgers on a real cluster in miniatu
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@$(BIN)/python -m sandbox.demo
 
-test: setup check ## Every test; starts the servers it needs
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: setup check ## Every test; starts the servers it needs. Those without servers run beside the others
+	@mkdir -p .run; nice $(BIN)/python -m pytest --ignore=tests/integration $(PYTEST_ARGS) > .run/test.log 2>&1 & others=$$!; \
+	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS); servers=$$?; \
+	wait $$others; others=$$?; cat .run/test.log; exit $$(( servers || others ))
 
 check: setup ## Linters, types and import rules
 	@$(BIN)/ruff format --check --quiet .
