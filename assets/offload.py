@@ -27,7 +27,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED, ROLLED_BACK
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.offload import OffloadOrder, chosen, offload_now
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from pulsar_lifecycle.spark.offload_choice import chosen
 from pulsar_lifecycle.spark.offload_plan import TABLE, make_offload_plan
 from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
@@ -164,8 +165,7 @@ def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
 
 def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[str, Any]:
     """A plan's page: what it would do, whether it may, and how to apply it."""
-    caps = settings.offload
-    some = chosen(rows, 0, caps.max_ledgers, caps.max_bytes)
+    some = chosen(rows, 0, settings.offload.max_ledgers, settings.offload.max_bytes)
     config = json.dumps(run_config(plan), indent=2)
     how = (
         f"Launch job `offload` with this run configuration:\n\n```json\n{config}\n```"
@@ -173,7 +173,8 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         else "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in plan.gaps[:50])
     )
     if plan.actionable and len(some) < rows.num_rows:
-        how += f"\n\nOne run does {len(some)} of {rows.num_rows} ledgers (`offload.max_ledgers`, `offload.max_bytes`)."
+        caps = "`offload.max_ledgers`, `offload.max_bytes`"
+        how += f"\n\nOne run does at most {len(some)} of {rows.num_rows} ledgers ({caps})."
     return {
         "dagster/row_count": plan.ledgers + plan.released,
         "plan id": plan.plan_id,

@@ -1,8 +1,9 @@
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
 Belongs here: composing plan, lease, engine and Spark; what one task does; how far the run is. Not here: the rules and
-the effects (``engine/offloading.py``, ``engine/offload_copy.py``, ``engine/release.py``). Ledgers go in waves, the
-topics with the most bytes first, so that a topic is committed at once and a crash costs at most one wave's work.
+the effects (``engine/offloading.py``, ``engine/offload_copy.py``, ``engine/release.py``), which rows of the plan
+(``offload_choice.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is committed at
+once and a crash costs at most one wave's work.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 from uuid import UUID, uuid4
-
-import pyarrow as pa
 
 from pulsar_lifecycle.engine import control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
@@ -53,13 +51,11 @@ from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, waves
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 from pulsar_lifecycle.spark.topic_runs import owners_rules, topic_run, topic_tools
 
-WAVE_BYTES = 64 << 30
-WAVE_LEDGERS = 2_000
-"""A wave ends with the topic that fills it."""
 TASK_BYTES = 128 << 20
 """Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
 LOOK_EVERY = 2.0
@@ -103,38 +99,24 @@ class _Answer:
 
 
 def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]) -> list[Offloaded]:
-    """Offload and release what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on."""
+    """Release and offload what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on.
+
+    In this order: a topic that was just written counts as loaded, so one that offloads in every run would never
+    release. What waits for that is offloaded by a run in which nothing is due to go.
+    """
     with _begun(cluster, run_id, order) as (work, rows):
         going = [row for row in rows if row["action"] == OFFLOAD]
         work.settle(going)
+        for wave in waves([row for row in rows if row["action"] == RELEASE]):
+            work.release(wave, progress)
         for wave in waves(going):
             work.offload(wave, progress)
-        leaving = [row for row in rows if row["action"] == RELEASE]
-        for wave in waves(leaving):
-            work.release(wave, progress)
         work.finish()
     return work.outcomes
 
 
-def waves(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[Mapping[str, Any]]]:
-    """The rows in waves of whole topics, topics with the most bytes first."""
-    topics: dict[str, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        topics.setdefault(row["topic"], []).append(row)
-    wave: list[Mapping[str, Any]] = []
-    size = 0
-    for some in sorted(topics.values(), key=lambda group: -sum(row["bytes"] or 0 for row in group)):
-        wave += some
-        size += sum(row["bytes"] or 0 for row in some)
-        if size >= WAVE_BYTES or len(wave) >= WAVE_LEDGERS:
-            yield wave
-            wave, size = [], 0
-    if wave:
-        yield wave
-
-
 @contextmanager
-def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[dict[str, Any]]]]:
+def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[Row]]]:
     """Check that we may act on this plan, and hold the offload lease for as long as the work lasts."""
     settings = cluster.settings
     if order.limit < 0:
@@ -156,11 +138,14 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         epoch = runs.newest_epoch(cluster, fingerprint)
         runs.refuse_old_evidence(epoch, now, valid)
         with _acting(cluster, run_id, store, epoch) as (run, tools, permit, lease):
-            some = chosen(rows, order.limit, settings.offload.max_ledgers, settings.offload.max_bytes)
+            caps = settings.offload
+            tools.store.sync("/")
+            waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
+            some = chosen(rows, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
             canary = Canary(settings.offload.waive_canary)
-            yield _Work(cluster, run, tools, permit, lease, canary, ownership), some
+            yield _Work(cluster, run, tools, permit, lease, canary, ownership, waiting), some
 
 
 @contextmanager
@@ -206,18 +191,6 @@ def take_back(
     return outcomes + [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
 
-def chosen(rows: pa.Table, limit: int, max_ledgers: int, max_bytes: int) -> list[dict[str, Any]]:
-    """The rows of one run: the oldest ledgers first, as many as the caps allow; at least one."""
-    found: list[dict[str, Any]] = []
-    size = 0
-    for row in rows.sort_by("ledger_id").to_pylist():
-        if len(found) >= min(limit or max_ledgers, max_ledgers) or (found and size + (row["bytes"] or 0) > max_bytes):
-            break
-        found.append(row)
-        size += row["bytes"] or 0
-    return found
-
-
 class _Work:
     """The driver's side of a run; ``outcomes`` has what became of every ledger so far."""
 
@@ -230,15 +203,17 @@ class _Work:
         lease: Lease,
         canary: Canary,
         ownership: Ownership,
+        waiting: Waiting,
     ) -> None:
-        self.outcomes: list[Offloaded] = []
+        self.outcomes: list[Offloaded] = waiting.outcomes()
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
-        self._lease, self._canary, self._ownership = lease, canary, ownership
+        self._lease, self._canary, self._ownership, self._waiting = lease, canary, ownership, waiting
         self._resumed: dict[int, Attempt] = {}
 
-    def settle(self, going: Sequence[Mapping[str, Any]]) -> None:
-        """What earlier runs owe: unloads, and attempts that were cut off."""
-        wanted = {row["ledger_id"]: wanted_of(row, self._cluster.settings) for row in going}
+    def settle(self, going: Sequence[Row]) -> None:
+        """What earlier runs owe: unloads, and attempts that were cut off; those of rows that wait are wanted, too."""
+        rows = [*going, *(row for row in self._waiting.rows if row["action"] == OFFLOAD)]
+        wanted = {row["ledger_id"]: wanted_of(row, self._cluster.settings) for row in rows}
         settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
         resumed, outcomes = offloading.settle_attempts(
             self._run, self._tools, self._permit, wanted, self._canary, self._ownership
@@ -246,7 +221,7 @@ class _Work:
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
 
-    def offload(self, wave: Sequence[Mapping[str, Any]], progress: Callable[[str], None]) -> None:
+    def offload(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Open attempts, copy and prove, commit topic by topic."""
         items: list[_Item] = []
         for topic, rows in _by_topic(wave):
@@ -286,7 +261,7 @@ class _Work:
         self._guarded(topic, begin)
         return [_Item(attempt, False, False) for attempt in begun]
 
-    def release(self, wave: Sequence[Mapping[str, Any]], progress: Callable[[str], None]) -> None:
+    def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Read the offloaded copies back whole once more; then give up those in BookKeeper."""
         tools = self._tools
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
@@ -484,14 +459,14 @@ class _Pace:
 # ------------------------------------------------------------------------------------------------------------- a row
 
 
-def wanted_of(row: Mapping[str, Any], settings: Settings) -> Wanted:
+def wanted_of(row: Row, settings: Settings) -> Wanted:
     """Where a planned ledger is to go, as a broker's offloader would describe it."""
     return Wanted(
         row["ledger_id"], row["driver"], driver_metadata(row), row["block_size"] or settings.offload.block_size
     )
 
 
-def driver_metadata(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
     """Driver properties of an offload context (``getOffloadDriverMetadata``)."""
     return (
         ("bucket", row["bucket"]),
@@ -501,7 +476,7 @@ def driver_metadata(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _as_attempt(row: Mapping[str, Any], settings: Settings) -> Attempt:
+def _as_attempt(row: Row, settings: Settings) -> Attempt:
     """A complete offload in the form of an attempt, to be proven again."""
     return Attempt(
         row["ledger_id"],
@@ -519,8 +494,8 @@ def _said(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
     return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
 
 
-def _by_topic(rows: Sequence[Mapping[str, Any]]) -> list[tuple[Topic, list[Mapping[str, Any]]]]:
-    topics: dict[str, list[Mapping[str, Any]]] = {}
+def _by_topic(rows: Sequence[Row]) -> list[tuple[Topic, list[Row]]]:
+    topics: dict[str, list[Row]] = {}
     for row in rows:
         topics.setdefault(row["topic"], []).append(row)
     return [(Topic.parse(name), some) for name, some in topics.items()]

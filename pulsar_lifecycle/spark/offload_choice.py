@@ -1,0 +1,140 @@
+"""Which rows of an offload plan one run works on, and in which order.
+
+Belongs here: what counts against the caps, what waits because its topic may not be written now, the waves. Not here:
+the plan's own rule (``plan/offload.py``), doing it (``offload.py``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.offloading import POLICY, Offloaded
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
+from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
+from pulsar_lifecycle.ports import MetadataStore, Node
+
+WAVE_BYTES = 64 << 30
+WAVE_LEDGERS = 2_000
+"""A wave ends with the topic that fills it."""
+LOOKED_AT = 1_000
+"""Rows whose topics are looked at together."""
+
+Row = Mapping[str, Any]
+
+
+class Waiting:
+    """What a run sets aside before it reads or copies anything: rows of topics that it may not write now.
+
+    ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic gave up never waits: nothing is written.
+    """
+
+    def __init__(self, run: TopicRun, store: MetadataStore, check: Callable[[], None]) -> None:
+        self.rows: list[Row] = []
+        self._run, self._store, self._check = run, store, check
+        self._seen: dict[str, tuple[str, frozenset[int]]] = {}
+        """Topic -> why it may not be written (empty: it may), and the ledgers that it gave up in BookKeeper."""
+
+    def without(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that need not wait. ``check`` is called before each look; raises what it and the store raise."""
+        self._look([name for name in dict.fromkeys(row["topic"] for row in rows) if name not in self._seen])
+        going: list[Row] = []
+        for row in rows:
+            why, given_up = self._seen[row["topic"]]
+            (self.rows if why and row["ledger_id"] not in given_up else going).append(row)
+        return going
+
+    def outcomes(self) -> list[Offloaded]:
+        """One for each topic with rows that wait."""
+        counts = Counter(row["topic"] for row in self.rows)
+        return [
+            Offloaded(name, -1, LEFT_TO_BROKER, f"{count} of its ledgers wait: {self._seen[name][0]}")
+            for name, count in counts.items()
+        ]
+
+    def _look(self, names: Sequence[str]) -> None:
+        run = self._run
+        self._check()
+        topics = {name: Topic.parse(name) for name in names}
+        self._seen |= dict.fromkeys((n for n, topic in topics.items() if run.writes_loaded(topic)), ("", frozenset()))
+        topics = {name: topic for name, topic in topics.items() if name not in self._seen}
+        nodes = self._store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}" for topic in topics.values()])
+        found = {name: _readable(node) for name, node in zip(topics, nodes, strict=True)}
+        last = [max((i.ledger_id for i in read[1].ledgers), default=None) if read else None for read in found.values()]
+        states = inventory.ledger_states(self._store, last, run.ledgers_root)
+        for (name, read), state in zip(found.items(), states, strict=True):
+            if read is None:  # the run itself says what is wrong with it
+                self._seen[name] = "", frozenset()
+                continue
+            node, info = read
+            load, why = inventory.load_state(
+                info, node.stat.mtime, state, run.brokers.loaded.get(name), run.brokers, run.now
+            )
+            stays = f"its topic counts as loaded ({why}), and {POLICY} does not name it" if load == "loaded" else ""
+            gone = frozenset(i.ledger_id for i in info.ledgers if i.offload and i.offload.bookkeeper_deleted)
+            self._seen[name] = stays, gone
+
+
+def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
+    try:
+        return (node, managed_ledger.decode(node.data)) if isinstance(node, Node) else None
+    except CorruptFormat:
+        return None
+
+
+def chosen(
+    rows: pa.Table,
+    limit: int,
+    max_ledgers: int,
+    max_bytes: int,
+    without: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
+) -> list[Row]:
+    """The rows of one run, the oldest ledgers first: at least one, and as many as the caps allow of each action.
+
+    ``limit`` (0: none) is over all of them; ``without`` takes out what does not count.
+    """
+    found: list[Row] = []
+    room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
+    for batch in rows.sort_by("ledger_id").to_batches(LOOKED_AT):
+        for row in without([row for row in batch.to_pylist() if row["action"] in room]):
+            if limit and len(found) >= limit:
+                return found
+            if row["action"] not in room:
+                continue
+            ledgers, size = room[row["action"]]
+            first = ledgers == max_ledgers
+            size -= row["bytes"] or 0
+            if ledgers and (size >= 0 or first):
+                found.append(row)
+                room[row["action"]] = ledgers - 1, size
+            else:
+                del room[row["action"]]
+        if not room:
+            break
+    return found
+
+
+def waves(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows in waves of whole topics, topics with the most bytes first."""
+    topics: dict[str, list[Row]] = {}
+    for row in rows:
+        topics.setdefault(row["topic"], []).append(row)
+    wave: list[Row] = []
+    size = 0
+    for some in sorted(topics.values(), key=lambda group: -sum(row["bytes"] or 0 for row in group)):
+        wave += some
+        size += sum(row["bytes"] or 0 for row in some)
+        if size >= WAVE_BYTES or len(wave) >= WAVE_LEDGERS:
+            yield wave
+            wave, size = [], 0
+    if wave:
+        yield wave

@@ -1,0 +1,168 @@
+"""Which rows of a plan a run works on: caps of each action, topics that may not be written now, releases first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.engine.offloading import Offloaded
+from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER
+from pulsar_lifecycle.errors import Paused
+from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE
+from pulsar_lifecycle.spark import offload
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen
+from tests.simulation.cluster import data_tags
+from tests.unit.engine.test_offloading import OTHER, TOPIC, Scene, context
+
+MANY, HUGE = 1_000, 1 << 50
+
+
+def row(ledger_id: int, action: str = OFFLOAD, size: int = 10, topic: str = str(TOPIC)) -> dict[str, Any]:
+    empty = dict.fromkeys(CANDIDATES.names)
+    return empty | {"ledger_id": ledger_id, "action": action, "bytes": size, "topic": topic}
+
+
+def ids(rows: Sequence[Row]) -> list[int]:
+    return [one["ledger_id"] for one in rows]
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), CANDIDATES)
+
+
+# ---------------------------------------------------------------------------------------------------------------- caps
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_ledgers", "max_bytes", "expected"),
+    [
+        (0, MANY, HUGE, [1, 2, 3, 4, 5]),
+        (0, 2, HUGE, [1, 2, 4, 5]),
+        (0, 1, HUGE, [1, 4]),
+        (0, MANY, 20, [1, 2, 4, 5]),
+        (0, MANY, 1, [1, 4]),
+        (3, MANY, HUGE, [1, 2, 3]),
+        (3, 1, HUGE, [1, 4]),
+    ],
+)
+def test_the_oldest_ledgers_of_each_action_as_many_as_the_caps_allow(
+    limit: int, max_ledgers: int, max_bytes: int, expected: list[int]
+) -> None:
+    rows = table(row(4), row(5), row(3, RELEASE), row(2, RELEASE), row(1, RELEASE))
+    assert ids(chosen(rows, limit, max_ledgers, max_bytes)) == expected
+
+
+def test_one_that_does_not_fit_ends_its_action() -> None:
+    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, RELEASE, size=50))
+    assert ids(chosen(rows, 0, MANY, 50)) == [1, 4]
+
+
+def test_what_is_set_aside_uses_up_no_cap() -> None:
+    rows = table(*(row(n) for n in range(2 * LOOKED_AT)))
+    last = 2 * LOOKED_AT - 1
+    assert ids(chosen(rows, 0, 2, HUGE, lambda some: [one for one in some if one["ledger_id"] in (3, last)])) == [
+        3,
+        last,
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- loaded topics
+
+
+def waiting(scene: Scene) -> Waiting:
+    session = scene.session_again()
+    return Waiting(session.run, scene.store, lambda: session.permit.check(scene.store))
+
+
+@pytest.mark.parametrize("action", [OFFLOAD, RELEASE])
+def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)])
+    scene.cluster.wait(1)
+    aside = waiting(scene)
+    rows = [row(i, action) for i in scene.wanted] + [row(99, action, topic=str(OTHER))]
+    assert ids(aside.without(rows)) == [99]
+    assert ids(aside.rows) == scene.wanted
+    (said,) = aside.outcomes()
+    assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, LEFT_TO_BROKER)
+    assert said.reason.startswith("3 of its ledgers wait: its topic counts as loaded (listed by")
+    assert "offload.loaded_topics" in said.reason
+    assert scene.objects.requests == []
+    assert scene.open_attempts == []
+
+
+def test_a_topic_that_was_just_written_waits() -> None:
+    scene = Scene()
+    scene.offload(scene.ids[0], None)
+    aside = waiting(scene)
+    assert aside.without([row(i) for i in scene.wanted]) == []
+    assert "written too recently" in aside.outcomes()[0].reason
+
+
+def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
+    aside = waiting(Scene(loaded=True))
+    assert ids(aside.without([row(7)])) == [7]
+    assert (aside.rows, aside.outcomes()) == ([], [])
+
+
+def test_a_copy_that_is_given_up_already_goes_whoever_has_the_topic() -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    scene.offload(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
+    assert ids(waiting(scene).without([row(i, RELEASE) for i in scene.wanted])) == scene.ids[:1]
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xff"])
+def test_of_a_topic_that_cannot_be_read_the_run_itself_says_so(data: bytes | None) -> None:
+    scene = Scene()
+    scene.cluster.remove(scene.path)
+    if data is not None:
+        scene.cluster.put(scene.path, data)
+    assert ids(waiting(scene).without([row(1)])) == [1]
+
+
+def test_a_pause_stops_the_look() -> None:
+    def paused() -> None:
+        raise Paused("paused: why")
+
+    session = Scene().session()
+    with pytest.raises(Paused):
+        Waiting(session.run, session.tools.store, paused).without([row(1)])
+
+
+# ------------------------------------------------------------------------------------------------------------ the order
+
+
+def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit makes the z-node too young to be written again: what every run offloads, no run would release."""
+    done: list[tuple[str, list[int]]] = []
+
+    class Work:
+        outcomes: Sequence[Offloaded] = ()
+
+        def settle(self, rows: Sequence[Row]) -> None:
+            done.append(("settle", ids(rows)))
+
+        def offload(self, rows: Sequence[Row], _: object) -> None:
+            done.append((OFFLOAD, ids(rows)))
+
+        def release(self, rows: Sequence[Row], _: object) -> None:
+            done.append((RELEASE, ids(rows)))
+
+        def finish(self) -> None:
+            done.append(("finish", []))
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[tuple[Work, list[Row]]]:
+        yield Work(), [row(1), row(2, RELEASE), row(3)]
+
+    monkeypatch.setattr(offload, "_begun", begun)
+    offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
+    assert done == [("settle", [1, 3]), (RELEASE, [2]), (OFFLOAD, [1, 3]), ("finish", [])]
