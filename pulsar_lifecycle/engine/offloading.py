@@ -14,10 +14,11 @@ Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
@@ -45,7 +46,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
-from pulsar_lifecycle.ports import JournalRow, MetadataStore, Node, ObjectStore, Unread
+from pulsar_lifecycle.ports import EntryBatch, JournalRow, MetadataStore, Node, ObjectHead, ObjectStore, Unread
 
 POLICY = "offload.loaded_topics"
 
@@ -153,11 +154,8 @@ def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection
         assert row is not None
         if not row["length"] or not row["entries"]:
             return "empty"
-        if (item.size or row["length"], item.entries or row["entries"]) != (row["length"], row["entries"]):
-            return (
-                f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {row['entries']} of "
-                f"{row['length']}"
-            )
+        if why := _unlike_bookkeeper(item, row["entries"], row["length"]):
+            return why
         attempt = item.offload.uuid if item.offload else None
         if attempt and attempt != ours:
             loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
@@ -165,6 +163,13 @@ def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection
         return ""
 
     return obstacle
+
+
+def _unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
+    """How BookKeeper's ledger differs from what its topic says of it; empty if it does not."""
+    if (item.size or length, item.entries or entries) == (length, entries):
+        return ""
+    return f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
 
 
 def _of_context(item: LedgerInfo) -> str:
@@ -344,7 +349,7 @@ def take_back_topic(
     The objects stay; nothing names them any more. A ledger may then be offloaded anew. Raises as ``edit_topic``.
     """
     permit.check(tools.store)
-    planned = plan_take_back(run, tools, topic, ledger_ids)
+    planned = plan_take_back(run, tools, topic, ledger_ids, permit)
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
@@ -357,8 +362,10 @@ def take_back_topic(
     return outcomes
 
 
-def plan_take_back(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> list[Offloaded]:
-    """What :func:`take_back_topic` would do; writes nothing."""
+def plan_take_back(
+    run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int], permit: Permit | None = None
+) -> list[Offloaded]:
+    """What :func:`take_back_topic` would do; writes nothing. Reads whole in BookKeeper what may be taken back."""
     tools.store.sync("/")
     _, info = standing.topic_node(tools.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
@@ -376,7 +383,7 @@ def plan_take_back(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collec
         elif item.offload and item.offload.bookkeeper_deleted:
             why = "its copy in BookKeeper was given up"
         else:
-            why = _not_whole_in_bookkeeper(run, tools, topic, ledger_id)
+            why = _not_whole_in_bookkeeper(run, tools, topic, item, permit)
         outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
         found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
@@ -385,19 +392,38 @@ def plan_take_back(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collec
 _TAKEN_BACK = "its topic reads it from BookKeeper again"
 
 
-def _not_whole_in_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
-    """Why BookKeeper's copy cannot stand for the offloaded one; empty if its bookies have it."""
-    if problem := _without_bookkeeper(run, tools, topic, ledger_id):
+LOOK_EVERY = 2_000
+"""How long (ms) a ledger is read without a look at the pause z-node and the lease."""
+
+
+def _not_whole_in_bookkeeper(
+    run: TopicRun, tools: Tools, topic: Topic, item: LedgerInfo, permit: Permit | None = None
+) -> str:
+    """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
+
+    With a ``permit`` raises Paused and LeaseLost meanwhile.
+    """
+    if problem := _without_bookkeeper(run, tools, topic, item.ledger_id):
         return problem
-    node = tools.store.read([ledger_path.ledger_path(ledger_id, run.ledgers_root)])[0]
+    node = tools.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
     if not isinstance(node, Node):
         return "its z-node in BookKeeper cannot be read"
-    (check,) = tools.reader.check_replicas([(ledger_id, ledger_metadata.decode(node.data))])
-    if check.lost or check.unproven:
-        silent = "; ".join(check.silent[bookie] for bookie in sorted(check.silent))
-        return (
-            f"of {check.asked} entries asked for, {check.lost} are on no bookie, {check.unproven} not shown: {silent}"
-        )
+    looked = tools.clock.now_ms()
+    try:
+        metadata = ledger_metadata.decode(node.data)
+        last = metadata.last_entry_id
+        if problem := _unlike_bookkeeper(item, last + 1, metadata.length):
+            return problem
+        stream = cast(Generator[EntryBatch, None, None], tools.reader.stream(item.ledger_id, metadata, 0, last))
+        with contextlib.closing(stream):
+            for _ in stream:
+                if permit and tools.clock.now_ms() - looked >= LOOK_EVERY:
+                    permit.check(tools.store)
+                    looked = tools.clock.now_ms()
+    except STOPPING:
+        raise
+    except LifecycleError as error:
+        return f"BookKeeper cannot give it whole: {error}"
     return ""
 
 
@@ -483,25 +509,22 @@ def _settle(
     item, why = _place_of(run, tools, topic, attempt)
     if item and _is_ours(item, attempt):
         return _settle_committed(run, tools, permit, topic, attempt, item, canary)
-    if why:
-        return _abandon(run, tools, permit, topic, attempt, why, ownership)
-    asked = wanted.get(attempt.ledger_id)
-    if asked and (asked.driver, asked.metadata, asked.block_size) == (
-        attempt.driver,
-        attempt.metadata,
-        attempt.block_size,
-    ):
-        return None
-    if not asked and tools.clock.now_ms() - attempt.since < run.context.grace:
-        return _of(attempt, LEFT, "this plan does not name it: its attempt stays open for one that does")
-    why = "the plan names another place or block size for it" if asked else "no plan has named it for the grace period"
-    if item and item.offload and item.offload.bookkeeper_deleted:
-        problem = _of_context(item)
-    else:
-        problem = _without_bookkeeper(run, tools, topic, attempt.ledger_id)
-    if problem:
-        return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
-    return _abandon(run, tools, permit, topic, attempt, why, ownership)
+    if not why:
+        asked = wanted.get(attempt.ledger_id)
+        if asked and (asked.driver, asked.metadata, asked.block_size) == (
+            attempt.driver,
+            attempt.metadata,
+            attempt.block_size,
+        ):
+            return None
+        if not asked and tools.clock.now_ms() - attempt.since < run.context.grace:
+            return _of(attempt, LEFT, "this plan does not name it: its attempt stays open for one that does")
+        why = (
+            "the plan names another place or block size for it"
+            if asked
+            else "no plan has named it for the grace period"
+        )
+    return _abandon(run, tools, permit, topic, attempt, item, why, ownership)
 
 
 def _settle_committed(
@@ -556,16 +579,26 @@ def _place_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tu
 
 
 def _abandon(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, why: str, ownership: Ownership
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    attempt: Attempt,
+    item: LedgerInfo | None,
+    why: str,
+    ownership: Ownership,
 ) -> Offloaded:
-    """Remove what an attempt has uploaded; it stays open if that fails, or where that might be another's."""
+    """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
+
+    It stays open if that fails, where that might be another's, and where no other copy is known to be whole.
+    """
 
     def last_look() -> None:
         """A run that took our lease over meanwhile may have finished the attempt."""
         tools.store.sync("/")
         permit.check(tools.store)
-        item, _ = _place_of(run, tools, topic, attempt)
-        if item and _is_ours(item, attempt):
+        now, _ = _place_of(run, tools, topic, attempt)
+        if now and _is_ours(now, attempt):
             raise Refused("its topic names them by now")
         if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != attempt:
             raise Refused("it is not open any more")
@@ -573,6 +606,8 @@ def _abandon(
     try:
         if doubt := _not_its_own(_objects(tools), attempt, ownership):
             return _of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
+        if item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
+            return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
         remove_objects(_objects(tools), attempt, last_look)
     except STOPPING:
         raise
@@ -584,16 +619,48 @@ def _abandon(
     return done
 
 
+def _without_another_copy(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, item: LedgerInfo
+) -> str:
+    """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
+
+    That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own pair is there.
+    """
+    offload = item.offload
+    if offload and offload.complete and offload.uuid:
+        with contextlib.suppress(LifecycleError):  # one that cannot be seen is no other copy
+            bucket = offload.driver_metadata.get("bucket", "")
+            if all(_heads(_objects(tools), bucket, offload.uuid, item.ledger_id)):
+                return ""
+        if offload.bookkeeper_deleted:
+            return f"{_of_context(item)}, whose objects are not there or cannot be seen"
+    elif offload and offload.bookkeeper_deleted:
+        return _of_context(item)
+    if all(_heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)):
+        return _not_whole_in_bookkeeper(run, tools, topic, item, permit)
+    return _without_bookkeeper(run, tools, topic, item.ledger_id)
+
+
+def _heads(objects: ObjectStore, bucket: str, uuid: UUID, ledger_id: int) -> list[ObjectHead | None]:
+    """Of the data object and the index object of an offload."""
+    found: list[ObjectHead | None] = []
+    for head in objects.head_many(bucket, _keys(uuid, ledger_id)):
+        if isinstance(head, LifecycleError):
+            raise head
+        found.append(head)
+    return found
+
+
+def _keys(uuid: UUID, ledger_id: int) -> list[str]:
+    return [offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)]
+
+
 def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:
     """Why what lies under an attempt's keys may not be what it uploaded; empty if it is, or nothing is there."""
     if ownership.named.named([attempt.uuid]):
         return "the newest scan found its UUID in a topic's metadata; scan again"
-    keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
-    keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
     topic = Topic.parse(attempt.topic).managed_ledger
-    for head in objects.head_many(attempt.bucket, keys):
-        if isinstance(head, LifecycleError):
-            raise head
+    for head in _heads(objects, attempt.bucket, attempt.uuid, attempt.ledger_id):
         said = head and tuple(map(head.metadata.get, (offload_object.CLUSTER_NAME, offload_object.MANAGED_LEDGER_NAME)))
         if head and said != (ownership.cluster, topic):
             return f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
@@ -602,11 +669,9 @@ def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -
 
 def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[], object]) -> None:
     """Drop the uploads of an attempt and, right after ``last_look``, delete both its objects. Raises what they do."""
-    keys = [offload_object.data_key(attempt.uuid, attempt.ledger_id)]
-    keys.append(offload_object.index_key(attempt.uuid, attempt.ledger_id))
     drop_uploads(objects, attempt)
     last_look()
-    for one in objects.delete_many(attempt.bucket, keys):
+    for one in objects.delete_many(attempt.bucket, _keys(attempt.uuid, attempt.ledger_id)):
         if one.error:
             raise Refused(f"{one.key}: {one.error}")
 

@@ -1134,6 +1134,103 @@ def test_what_changes_while_uploads_are_dropped_is_seen_before_objects_go(
     assert scene.keys == keys
 
 
+ROTTEN = StoreError("entry 1: CRC32C")
+
+
+def test_a_pair_is_kept_while_bookkeeper_cannot_give_its_ledger_whole(scene: Scene) -> None:
+    session, (one,) = begun(scene, scene.ids[:1])
+    scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
+    keys = scene.keys
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, scene.keys, scene.open_attempts) == (FAILED, keys, scene.ids[:1])
+    assert "all that is left of its ledger: BookKeeper cannot give it whole: entry 1: CRC32C" in found.reason
+    assert session.copy(one.attempt) == one
+    scene.cluster.reader.failures.clear()
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, scene.keys, scene.open_attempts) == (ABANDONED, set(), [])
+
+
+def test_a_pair_is_kept_while_bookkeeper_has_less_than_its_topic_lists(scene: Scene) -> None:
+    begun(scene, scene.ids[:1])
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=[b"x" * 9])
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, "its topic says 1 entries of 10 bytes" in found.reason) == (FAILED, True)
+    assert len(scene.keys) == 2
+
+
+@pytest.mark.parametrize("key", [data_key, index_key])
+def test_half_a_pair_is_no_copy(scene: Scene, key: Callable[[UUID, int], str]) -> None:
+    _, (one,) = begun(scene, scene.ids[:1])
+    del scene.buckets.objects[BUCKET][key(one.attempt.uuid, scene.ids[0])]
+    scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, scene.keys) == (ABANDONED, set())
+
+
+def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
+    begun(scene, scene.ids[:1])
+    scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
+    left = [3]  # one request for each object: the first look sees both, the second fails
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        left[0] -= name == "head"
+        if name == "head" and left[0] <= 0:
+            raise Unavailable("503")
+
+    scene.objects.before = fail
+    _, (found,) = scene.session_again().settle()
+    assert (found.outcome, len(scene.keys), scene.open_attempts) == (FAILED, 2, scene.ids[:1])
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
+    scene: Scene, there: bool, given_up: bool
+) -> None:
+    begun(scene, scene.ids[:1])
+    scene.law = lambda: None  # type: ignore[method-assign]
+    theirs = context(complete=True, bookkeeper_deleted=given_up)
+    assert theirs.uuid
+    scene.offload(scene.ids[0], theirs)
+    scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), b"")
+    if there:
+        scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), b"")
+    keys = scene.keys
+    scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
+    _, (found,) = scene.session_again().settle()
+    assert found.outcome == (ABANDONED if there else FAILED)
+    assert scene.keys == (scene.pair(scene.items[scene.ids[0]]) if there else keys)
+    if not there:
+        assert ("objects are not there" if given_up else "CRC32C") in found.reason
+
+
+@pytest.mark.parametrize("error", [Paused, LeaseLost])
+def test_a_run_that_may_not_go_on_reads_no_ledger_to_its_end(scene: Scene, error: type[Refused]) -> None:
+    begun(scene, scene.ids[:1])
+    payloads = [b"x"] * 25
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=payloads)
+    info = scene.info
+    ledgers = tuple(
+        replace(item, entries=25, size=25) if item.ledger_id == scene.ids[0] else item for item in info.ledgers
+    )
+    scene.cluster.put(scene.path, managed_ledger.encode(replace(info, ledgers=ledgers)))
+    late, read, asked = scene.session_again(), scene.cluster.reader.read, list[int]()
+
+    def slow(ledger_id: int, metadata: Any, first: int, last: int) -> Any:
+        asked.append(first)
+        scene.cluster.wait(1)
+        if error is Paused:
+            control.pause(scene.cluster.open_store(), "test")
+        else:
+            scene.cluster.put(control.OFFLOAD_LEASE, b"{}")
+        return read(ledger_id, metadata, first, last)
+
+    scene.cluster.reader.read = slow  # type: ignore[method-assign]
+    with pytest.raises(error):
+        late.settle()
+    assert (asked, len(scene.keys), scene.open_attempts) == ([0], 2, scene.ids[:1])
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Scene, elsewhere: bool) -> None:
     _, (one,) = begun(scene, scene.ids[:1])
@@ -1200,6 +1297,23 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     assert found[second] == (REFUSED, "BookKeeper does not have it: a dangling reference")
     assert found[third][0] == "goes"
     assert scene.info == before
+
+
+def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed()
+    scene.cluster.wait(1)
+    first, second, _ = scene.wanted
+    scene.cluster.reader.failures[first] = ROTTEN
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=second, entries=[b"x" * 9])
+    for dry_run in (True, False):
+        found = {one.ledger_id: one for one in taken_back(scene, dry_run=dry_run)}
+        assert (found[first].outcome, found[first].reason) == (
+            REFUSED,
+            "BookKeeper cannot give it whole: entry 1: CRC32C",
+        )
+        assert (found[second].outcome, "BookKeeper 1 of 9" in found[second].reason) == (REFUSED, True)
+    assert scene.complete == [first, second]
 
 
 def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene) -> None:
