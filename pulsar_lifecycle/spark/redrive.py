@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import control, history
 from pulsar_lifecycle.engine.redrive import Redriven, Wanted, redrive
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, dead_letter_reasons
+from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeadLetterQueue
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.runs import held_lease
@@ -40,6 +41,9 @@ def redrive_now(
         ) as letters,
     ):
         control.check_not_paused(store)
+        root = settings.bookkeeper.ledgers_root
+        scans = [e for e in Lake(settings.lake.path).epochs() if e.cluster == settings.cluster]
+        history.check_history(store, scans, cluster_fingerprint(store, root), root)
         with held_lease(settings, store, f"redrive {run_id}") as lease:
             return redrive(
                 run_id,

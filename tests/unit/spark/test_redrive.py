@@ -1,0 +1,88 @@
+"""What a redrive refuses before it takes anything from the dead-letter topic."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.engine.redrive import Redriven, Wanted
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.queue import DLQ_TOPIC
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.spark import redrive
+from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.pipeline import scan
+
+
+class Scene:
+    """A cluster with one dead letter, scanned once."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster = SimulatedCluster()
+        self.cluster.topic(Topic.parse("persistent://acme/orders/x"), [1])
+        self.settings = Settings.model_validate(
+            {
+                "cluster": "east",
+                "zookeeper": {"hosts": "z:1"},
+                "pulsar": {"admin_url": "http://b:1", "service_url": "pulsar://b:1"},
+                "lake": {"path": str(folder)},
+            }
+        )
+        self.lake = Lake(str(folder))
+        self.topics = FakeDeletionTopics()
+        self.topics.publish(b"no intent", topic=DLQ_TOPIC)
+        stand_ins: dict[str, Any] = {
+            "KazooStore": lambda *_: nullcontext(self.cluster.open_store(read_only=False)),
+            "HttpBrokerAdmin": lambda *_: SilentAdmin(),
+            "PulsarDeadLetterQueue": lambda *_: FakeDeadLetterQueue(self.topics),
+        }
+        for name, stand_in in stand_ins.items():
+            monkeypatch.setattr(redrive, name, stand_in)
+
+    def scan(self, cluster: str) -> None:
+        found = scan(self.cluster).epoch
+        context = Context(now=found.started_at, grace=1, namespaces=frozenset())
+        self.lake.store_epoch(replace(found, cluster=cluster), Referenced(), context)
+
+    def redrive(self) -> Redriven:
+        return redrive.redrive_now(self.settings, "run-1", Wanted(), 10, lambda _: None)
+
+
+class SilentAdmin(FakeBrokerAdmin):
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_a_store_that_went_back_in_time_gets_no_dead_letter_sent_again(scene: Scene) -> None:
+    backup, zxid = scene.cluster.zookeeper.backup(), scene.cluster.zookeeper.zxid
+    scene.cluster.put("/something", b"new")
+    scene.scan("east")
+    assert scene.redrive().looked == 1
+    scene.cluster.zookeeper.restore(backup, zxid)
+    with pytest.raises(Refused, match="went back in time"):
+        scene.redrive()
+    scene.lake.set_scans_aside("east", scene.cluster.clock.now_ms(), "restored from the backup of 02:00")
+    assert scene.redrive().looked == 1
+
+
+def test_scans_of_another_cluster_say_nothing_of_this_store(scene: Scene) -> None:
+    backup, zxid = scene.cluster.zookeeper.backup(), scene.cluster.zookeeper.zxid
+    scene.cluster.put("/something", b"new")
+    scene.scan("west")
+    scene.cluster.zookeeper.restore(backup, zxid)
+    assert scene.redrive().looked == 1
