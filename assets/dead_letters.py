@@ -7,7 +7,7 @@ here takes a message; job `redrive_dead_letters` does.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,13 +16,14 @@ import dagster as dg
 from assets import show
 from assets.names import key
 from pulsar_lifecycle.engine.redrive import DeadLetters, Letter, Reasons, letters_of, look
+from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import dead_letter_reasons
 from pulsar_lifecycle.io.queue import DLQ_TOPIC, PulsarQueueReader
-from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, QueueReader
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import BEFORE_ALL, BrokerAdmin, Page, QueueReader
 from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 
@@ -30,6 +31,8 @@ NAME = "dead_letters"
 CHECK = "no_dead_letters"
 LOOKED_AT = 2_000
 """Messages of every partition that are looked at for tables and sample; all are counted."""
+PATIENCE = 10.0
+"""Seconds at most that a look waits for one answer of the binary protocol: a sensor's tick has a minute for all."""
 
 COLUMNS = {
     "ledger_id": "int",
@@ -46,9 +49,10 @@ COLUMNS = {
 @contextmanager
 def open_reader(settings: Settings) -> Iterator[tuple[BrokerAdmin, QueueReader]]:
     """The admin API and a reader of the queue's topics."""
+    hurried = settings.pulsar.model_copy(update={"request_timeout": min(settings.pulsar.request_timeout, PATIENCE)})
     with (
         closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-        closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
+        closing(PulsarQueueReader(hurried, admin)) as reader,
     ):
         yield admin, reader
 
@@ -99,13 +103,43 @@ class Verdict:
     text: str
 
 
+@dataclass
+class PartialReader:
+    """A reader that shows nothing of a partition it cannot read, and keeps in ``unread`` why."""
+
+    reader: QueueReader
+    unread: list[str] = field(default_factory=list[str])
+
+    def partitions(self, topic: Topic) -> list[Topic]:
+        """As the reader's."""
+        return self.reader.partitions(topic)
+
+    def backlog(self, part: Topic) -> int:
+        """As the reader's."""
+        return self.reader.backlog(part)
+
+    def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
+        """As the reader's, or an empty page at ``after``."""
+        try:
+            return self.reader.waiting(part, after, limit)
+        except NotFound:
+            raise
+        except LifecycleError as error:
+            self.unread.append(str(error))
+            return Page((), after or BEFORE_ALL, False)
+
+    def close(self) -> None:
+        """Nothing: the reader is another's."""
+
+
 @dataclass(frozen=True)
 class Picture:
-    """The dead letters at one moment, with their reasons; ``letters`` are those looked at."""
+    """The dead letters at one moment, with their reasons; ``letters`` are those looked at, ``unread`` why not all."""
 
     found: DeadLetters
     letters: Sequence[Letter]
     at: int
+    unread: str = ""
 
     def shown(self) -> dict[str, Any]:
         """As metadata of the asset."""
@@ -114,11 +148,12 @@ class Picture:
         return {
             "dagster/row_count": self.found.count,
             "oldest": _since(oldest) if oldest is not None else "none",
-            "age of the oldest (h)": round((self.at - oldest) / 3_600_000, 1) if oldest is not None else 0,
+            "age of the oldest (h)": round(max(0, self.at - oldest) / 3_600_000, 1) if oldest is not None else 0,
             "by reason": dg.MetadataValue.md(_counted("reason", (letter.reason for letter in self.letters))),
             "by topic": dg.MetadataValue.md(_counted("topic", (letter.topic or "unknown" for letter in self.letters))),
             "sample": sample(self.letters),
             "looked at": f"{counted} of {self.found.count}" if counted < self.found.count else "all",
+            "could not be read": self.unread or "none",
             "without subscription": ", ".join(map(str, self.found.unsubscribed)) or "none",
         }
 
@@ -130,21 +165,25 @@ class Picture:
             return Verdict(False, dg.AssetCheckSeverity.ERROR, text)
         if self.found.count:
             text = f"{self.found.count} dead letters: mend the cause, then run the job redrive_dead_letters"
+            text += f"; not all could be read: {self.unread}" if self.unread else ""
             return Verdict(False, dg.AssetCheckSeverity.WARN, text)
         return Verdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")
 
 
 def take_picture(reader: QueueReader, settings: Settings) -> Picture:
     """Look at the dead-letter topic now."""
-    found = look(reader, DLQ_TOPIC, LOOKED_AT)
-    return Picture(found, letters_of(found.messages, reasons_of(found, settings)), SystemClock().now_ms())
+    partial = PartialReader(reader)
+    found = look(partial, DLQ_TOPIC, LOOKED_AT)
+    letters = letters_of(found.messages, reasons_of(found, settings))
+    return Picture(found, letters, SystemClock().now_ms(), "; ".join(partial.unread))
 
 
 def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:
     """The journal's reasons for what was found: a letter is journalled after it was sent, by another clock."""
     if found.oldest is None:
         return {}
-    return dead_letter_reasons(settings.lake.path, settings.cluster, found.oldest - 3_600_000)
+    oldest = min(found.oldest, SystemClock().now_ms())  # a publish time is whatever its sender says
+    return dead_letter_reasons(settings.lake.path, settings.cluster, max(0, oldest - 3_600_000))
 
 
 def sample(letters: Sequence[Letter]) -> dg.MetadataValue:
@@ -171,5 +210,9 @@ def _counted(name: str, values: Iterable[str]) -> str:
     return show.markdown([name, "dead letters"], Counter(values).most_common(show.SAMPLE))
 
 
+_LAST = datetime(9999, 12, 31, tzinfo=UTC).timestamp()
+"""Later times are shown as this one: Python writes down no year of five digits."""
+
+
 def _since(at: int) -> str:
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds")
+    return datetime.fromtimestamp(min(at / 1000, _LAST), UTC).isoformat(timespec="seconds")

@@ -14,18 +14,19 @@ import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets import dead_letters
-from assets.dead_letters import open_reader
+from assets.dead_letters import PartialReader, open_reader
 from assets.names import key
-from pulsar_lifecycle.engine.control import check_not_paused
+from pulsar_lifecycle.engine.control import LEASE, check_not_paused, holder_of
 from pulsar_lifecycle.engine.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
 from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
-from pulsar_lifecycle.ports import MetadataStore, QueueReader, Received
+from pulsar_lifecycle.ports import MetadataStore, Node, QueueReader, Received
 from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 
@@ -80,16 +81,14 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
         watch = Watch.parse(context.cursor)
         try:
             with open_reader(lifecycle.settings()) as (_, reader):
-                waiting = {part: reader.backlog(part) for part in reader.partitions(topic)}
-                watch.forget_all_but([str(part) for part, count in waiting.items() if count])
-                due = [part for part, count in waiting.items() if count and watch.is_due(reader, part, now)]
+                total, due, unread = watch.look(reader, topic, now)
         except LifecycleError as error:
             return dg.SkipReason(f"the queue could not be read: {error}")
-        total = sum(waiting.values())
         if not due:
             reason = f"none of {total} messages is due" if total else "the queue is empty"
+            reason = f"nothing that could be read is due, and not all could: {unread}" if unread else reason
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
-        if stopped := held_back(lifecycle.settings()):
+        if stopped := held_back(lifecycle.settings(), now):
             return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
         every = RING_AGAIN_SECONDS if watch.rung == total else RING_EVERY_SECONDS
         watch.rung = total
@@ -101,14 +100,29 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
     return ring
 
 
-def held_back(settings: Settings) -> str:
-    """Why a run would be refused before it began; empty if it would not. A run that scans first would scan in vain."""
+def held_back(settings: Settings, now: int) -> str:
+    """Why a run would be refused once it had scanned; empty if it would not, as far as can be told before the scan."""
     try:
         with open_store(settings) as store:
             check_not_paused(store)
+            holder = store.read([holder_of(LEASE)])[0]
+        if isinstance(holder, Node):
+            return f"another run is at it: {holder.data.decode(errors='replace')}"
+        return _unconfirmed(settings, now)
     except LifecycleError as error:
         return str(error)
-    return ""
+
+
+def _unconfirmed(settings: Settings, now: int) -> str:
+    """Why no scan made now could be confirmed by an earlier one. Without any, a run is to make the first."""
+    declared = settings.bookkeeper.shared_with
+    roots = None if declared is None else [root.name for root in declared]
+    epochs = [e for e in Lake(settings.lake.path).epochs() if e.cluster == settings.cluster and e.covers(roots)]
+    if not epochs:
+        return ""
+    wait = settings.orphans.confirm_after - (now - epochs[0].started_at) / 1000
+    first = f"the first covered scan, {epochs[0].epoch_id}, is too young to confirm another"
+    return f"{first}: nothing can be deleted for {wait:.0f} s" if wait > 0 else ""
 
 
 def open_store(settings: Settings) -> AbstractContextManager[MetadataStore]:
@@ -146,6 +160,20 @@ class Watch:
         """Drop partitions that are gone or have nothing left."""
         self.parts = {name: known for name, known in self.parts.items() if name in parts}
 
+    def look(self, reader: QueueReader, topic: Topic, now: int) -> tuple[int, bool, str]:
+        """How many messages wait, whether one is due, and why a partition could not be read; empty if all could."""
+        waiting: dict[str, int] = {}
+        due, unread = False, ""
+        for part in reader.partitions(topic):
+            try:
+                if count := reader.backlog(part):
+                    waiting[str(part)] = count
+                    due |= self.is_due(reader, part, now)
+            except LifecycleError as error:
+                unread = unread or str(error)
+        self.forget_all_but(list(waiting))
+        return sum(waiting.values()), due, unread
+
     def is_due(self, reader: QueueReader, part: Topic, now: int) -> bool:
         """Whether a message of this partition is due; looks at one page, behind what it knows already."""
         upto, due = self.parts.pop(str(part), (None, None))
@@ -177,14 +205,15 @@ def dead_letter_sensor(cluster: str) -> dg.SensorDefinition:
         try:
             with open_reader(settings) as (admin, reader):
                 mended = subscribe_everywhere(admin)
-                new, upto = _new_letters(reader, before.upto)
+                new, upto = _new_letters(PartialReader(reader), before.upto)
                 picture = dead_letters.take_picture(reader, settings)
         except LifecycleError as error:
             return dg.SkipReason(f"the dead letters could not be read: {error}")
         count = picture.found.count
         cursor = Reported(upto, count).dump()
         if not new and not mended and count == before.count:
-            return dg.SensorResult(skip_reason=f"{count} dead letters, none of them new", cursor=cursor)
+            news = f"not all could be read: {picture.unread}" if picture.unread else "none of them new"
+            return dg.SensorResult(skip_reason=f"{count} dead letters, {news}", cursor=cursor)
         verdict = picture.verdict(mended)
         fresh = letters_of(new, dead_letters.reasons_of(picture.found, settings))
         shown: Mapping[str, Any] = {

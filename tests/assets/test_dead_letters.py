@@ -19,6 +19,7 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, create_missing, topics_of
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
@@ -229,6 +230,38 @@ def test_brokers_that_do_not_answer_change_nothing(scene: Scene) -> None:
     assert scene.cursor is None
     scene.reader.failure = None
     assert new_ids(scene.tick()[0]) == [1]
+
+
+@pytest.mark.parametrize("published", [0, 2**62, 2**64 - 1])
+def test_a_publish_time_may_be_anything(scene: Scene, published: int) -> None:
+    scene.bury(1, reason="its z-node was changed meanwhile")
+    (number,) = scene.topics.dead_letters
+    scene.topics.dead_letters[number] = (published, *scene.topics.dead_letters[number][1:])
+    shown, _ = materialized(scene)
+    year = {0: "1970"}.get(published, "9999")
+    assert shown["oldest"].startswith(year)
+    assert [row["since"][:4] for row in shown["sample"]] == [year]
+    assert shown["age of the oldest (h)"] >= 0
+    assert "| its z-node was changed meanwhile | 1 |" in shown["by reason"]
+    assert new_ids(scene.tick()[0]) == [1]
+
+
+def test_a_partition_that_cannot_be_read_hides_no_other(scene: Scene) -> None:
+    mute = Topic(DLQ_TOPIC.namespace, f"{DLQ_TOPIC.local}-partition-0")
+    scene.reader.mute[mute] = Unavailable("read: Timeout")
+    scene.bury(1)
+    shown, check = scene.tick()
+    assert new_ids(shown) == [1]
+    assert shown is not None
+    assert check is not None
+    assert (shown["dagster/row_count"], shown["could not be read"]) == (2, "read: Timeout")
+    assert not check.passed
+    assert "read: Timeout" in (check.description or "")
+    assert scene.tick() == (None, None)
+    assert materialized(scene)[0]["dagster/row_count"] == 2
+    del scene.reader.mute[mute]
+    scene.bury(2)
+    assert new_ids(scene.tick()[0]) == [2]
 
 
 @pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC], ids=["main", "retry", "dlq"])

@@ -15,11 +15,16 @@ from orchestration.schedules import PAGE, Watch
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
+from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
 from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.clock import FakeClock
 from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.fakes.metadata_store import FakeZooKeeper
 
@@ -36,8 +41,9 @@ class Bell:
         self.topics = FakeDeletionTopics(now_ms=NOW)
         self.reader = FakeQueueReader(self.topics)
         self.cursor: str | None = None
+        self.lake = Lake(str(folder / "lake"))
         file = folder / "lifecycle.toml"
-        file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake"))
+        file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + "[bookkeeper]\nshared_with = []\n")
         self.resource = LifecycleResource(config_file=str(file))
         self.defs = build_defs(str(file))
 
@@ -57,6 +63,12 @@ class Bell:
 
     def pass_time(self, milliseconds: int) -> None:
         self.topics.now_ms += milliseconds
+
+    def scan(self, cluster: str = "east", gaps: tuple[str, ...] = ()) -> None:
+        """A scan that ended now."""
+        now = self.topics.now_ms
+        epoch = Epoch(f"{cluster}-{now}", cluster, "f", now, now, (), 1, 1, (), gaps=gaps)
+        self.lake.store_epoch(epoch, Referenced(), Context(now=now, grace=1, namespaces=frozenset()))
 
     def ring(self) -> dg.SensorResult | dg.SkipReason:
         context = dg.build_sensor_context(
@@ -215,6 +227,15 @@ def test_brokers_that_do_not_answer_are_a_reason_not_a_failure(bell: Bell) -> No
     assert "503" in bell.skipped()
 
 
+def test_a_partition_that_cannot_be_read_hides_no_other(bell: Bell) -> None:
+    bell.reader.mute[Topic(bell.topic.namespace, f"{bell.topic.local}-partition-9")] = Unavailable("read: Timeout")
+    assert "read: Timeout" in bell.skipped()
+    bell.wait(5 * MINUTE)
+    assert "read: Timeout" in bell.skipped()
+    bell.pass_time(5 * MINUTE)
+    assert bell.name in bell.run_key()
+
+
 def test_a_queue_that_does_not_move_rings_less_often(bell: Bell) -> None:
     bell.wait(0)
     bell.topics.now_ms = 0
@@ -249,3 +270,30 @@ def test_a_silent_metadata_store_is_not_rung(bell: Bell, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(schedules, "open_store", silent)
     assert "no session" in bell.skipped()
+
+
+def test_nothing_rings_while_another_run_has_the_lease(bell: Bell) -> None:
+    bell.wait(0)
+    lease = control.take_lease(bell.store, "east undo 4711", FakeClock(), 0)
+    assert "east undo 4711" in bell.skipped()
+    control.release_lease(bell.store, lease)
+    assert bell.name in bell.run_key()
+
+
+def test_nothing_rings_before_a_scan_is_old_enough_to_confirm_another(bell: Bell) -> None:
+    bell.wait(0)
+    bell.scan()
+    bell.pass_time(20 * MINUTE)
+    bell.scan()
+    assert "too young to confirm another: nothing can be deleted for 85200 s" in bell.skipped()
+    bell.pass_time(24 * 60 * MINUTE - 20 * MINUTE - 1)
+    assert "too young" in bell.skipped()
+    bell.pass_time(1)
+    assert bell.name in bell.run_key()
+
+
+def test_without_a_scan_that_counts_a_run_is_to_make_it(bell: Bell) -> None:
+    bell.scan("west")
+    bell.scan("east", ("a gap",))
+    bell.wait(0)
+    assert bell.name in bell.run_key()

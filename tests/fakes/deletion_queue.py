@@ -198,23 +198,29 @@ class FakeDeadLetterQueue:
 
 
 class FakeQueueReader:
-    """One partition a topic; positions are ``0:number``. ``failure``, when set, is raised by every call."""
+    """One partition a topic; positions are ``0:number``. ``failure``, when set, is raised by every call.
+
+    ``mute`` are more partitions, each with a message that cannot be read, and the error that says so.
+    """
 
     def __init__(self, topics: FakeDeletionTopics | None = None) -> None:
         self.topics = topics or FakeDeletionTopics()
         self.failure: LifecycleError | None = None
+        self.mute: dict[Topic, LifecycleError] = {}
         self.pages = 0
 
     def partitions(self, topic: Topic) -> list[Topic]:
         self._answer()
-        return PARTITIONS[topic]
+        return [*(part for part in self.mute if part.partitioned_parent == topic), *PARTITIONS[topic]]
 
     def backlog(self, part: Topic) -> int:
         self._answer()
-        return len(self._numbers(part))
+        return 1 if part in self.mute else len(self._numbers(part))
 
     def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
         self._answer()
+        if part in self.mute:
+            raise self.mute[part]
         self.pages += 1
         start = after.entry_id if after is not None and after.entry_id <= self.topics.last else 0
         numbers = [n for n in self._numbers(part) if n > start]
