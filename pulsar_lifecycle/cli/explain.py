@@ -14,7 +14,6 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
-from pulsar_lifecycle.plan.outcomes import SENT
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,18 +58,21 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.errors import NotFound
     from pulsar_lifecycle.io.journal import archived_nodes, journal_rows, marked_ledgers
     from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.plan.confirmation import standing_marks
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
         return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
 
     lake = Lake(settings.lake.path)
+    epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
+    marks = {i: m for i, m in marked_ledgers(settings.lake.path, settings.cluster).items() if i == ledger_id}
+    marks = standing_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
     history = History(
         journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
         archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
-        marked=marked_ledgers(settings.lake.path, settings.cluster).get(ledger_id),
+        marked=marks.get(ledger_id),
     )
-    epochs = lake.epochs(fingerprint)
     if not epochs:
         return history
     epoch = epochs[-1]
@@ -231,14 +233,18 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
 def _next(found: Explanation, now: int) -> str | None:
     """What to do, where there is something to do."""
     from pulsar_lifecycle.engine.explain import Verdict
+    from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT
 
     history = found.history
     ready = [plan for plan in history.plans if plan.actionable]
     if found.verdict is Verdict.UNJUDGED:
         return "run the job `scan`"
     if found.verdict is Verdict.MAY_GO:
-        if any(row["outcome"] == SENT for row in history.journal):
+        intent = history.intent()
+        if intent == IN_FLIGHT:
             return "its intent was sent: the job `delete_pending` decides it afresh"
+        if intent == DEAD:
+            return "its intent is a dead letter: mend its reason, then run the job `redrive_dead_letters`"
         return f"`pulsar-lifecycle plan {ready[0].plan_id}` says how to apply it" if ready else "run the job `scan`"
     if found.verdict is Verdict.KEPT and found.ledger and history.context and "younger than" in found.answer:
         return f"it is judged again from {show.moment(found.ledger['ctime'] + history.context.grace)} on"

@@ -31,6 +31,7 @@ from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED
+from pulsar_lifecycle.plan.reconciliation import STANDING, standing
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 
 Row = dict[str, Any]
@@ -79,6 +80,11 @@ class History:
     def deletions(self, action: str = DELETE_LEDGER) -> list[Row]:
         """What the journal says was deleted: the ledger in BookKeeper, or by another action its offloaded copies."""
         return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == action]
+
+    def intent(self) -> str:
+        """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.standing``); empty without one."""
+        rows = [{name: row[name] for name in STANDING} for row in self.journal if row["action"] == DELETE_LEDGER]
+        return next(iter(standing(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
 
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""

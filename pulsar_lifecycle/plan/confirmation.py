@@ -10,12 +10,13 @@ them: only those in between tell.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeVar
 
 import pyarrow as pa
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import parent_of
 from pulsar_lifecycle.plan.references import Referenced
 
@@ -39,6 +40,24 @@ def confirmed_by_all(rows: pa.Table, in_use: Referenced, shadow_sources: Collect
         for ledger_id, topic in zip(ids, topics, strict=True)
     ]
     return rows.filter(pa.array(free, pa.bool_()))
+
+
+def standing_marks(
+    marks: Mapping[int, tuple[T, int]],
+    set_aside_until: int,
+    before: int,
+    kept: Iterable[Epoch],
+    found_by: Callable[[str], Referenced],
+) -> dict[int, tuple[T, int]]:
+    """Marks that no scan begun before ``before`` (ms) refuted, and that were not made before a restore was accepted.
+
+    ``set_aside_until``: when that was (ms); ``kept``: scans of the same metadata store; ``found_by``: what the scan of
+    this id found in use.
+    """
+    marks = {ledger_id: mark for ledger_id, mark in marks.items() if mark[1] > set_aside_until}
+    oldest = min((at for _, at in marks.values()), default=before)
+    later = (e for e in kept if oldest < e.started_at < before)
+    return unrefuted(marks, ((e.started_at, found_by(e.epoch_id)) for e in later))
 
 
 def unrefuted(marks: Mapping[int, tuple[T, int]], scans: Iterable[tuple[int, Referenced]]) -> dict[int, tuple[T, int]]:

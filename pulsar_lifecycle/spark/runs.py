@@ -36,8 +36,9 @@ from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.prometheus import published
 from pulsar_lifecycle.io.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.plan import confirmation
 from pulsar_lifecycle.plan import deletion as plan_deletion
-from pulsar_lifecycle.plan.confirmation import confirmed_by_all, in_use_at_any, unrefuted
+from pulsar_lifecycle.plan.confirmation import confirmed_by_all, in_use_at_any
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, SWITCHED_OFF, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
@@ -370,13 +371,9 @@ Marks = Mapping[int, tuple[T, int]]
 
 
 def standing_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
-    """Marks that no kept scan before ``epoch`` refuted, and that were not made before a restore that was accepted."""
-    until = cluster.lake.set_aside_until(cluster.settings.cluster)
-    marks = {ledger_id: mark for ledger_id, mark in marks.items() if mark[1] > until}
-    oldest = min((at for _, at in marks.values()), default=epoch.started_at)
-    kept = cluster.lake.epochs(epoch.fingerprint)
-    later = (e for e in kept if oldest < e.started_at < epoch.started_at)
-    return unrefuted(marks, ((e.started_at, cluster.lake.referenced(e.epoch_id)) for e in later))
+    """``plan.confirmation.standing_marks``, by the scans of a cluster before ``epoch``."""
+    lake, until = cluster.lake, cluster.lake.set_aside_until(cluster.settings.cluster)
+    return confirmation.standing_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
 
 
 def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch]) -> OffloadEvidence:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.cli import main, show
 from pulsar_lifecycle.engine import control
@@ -24,6 +25,7 @@ from pulsar_lifecycle.plan import deletion
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.ports import JournalRow
@@ -395,6 +397,47 @@ def test_explain_judges_by_the_settings_of_today(
         assert run("explain", str(ledger), "--json") == 0
         verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
     assert verdicts == ["kept", "may_go"]
+    journal, sent = FileJournal(load_settings(settings_file).lake.path), "its intent was sent"
+    row = JournalRow("r", "test", "p", ledger, "ML", topic, DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1)
+    for one, waits in ((row, True), (replace(row, phase="delete", outcome="kept", at=2), False)):
+        journal.record([one])
+        run("explain", str(ledger))
+        assert (sent in " ".join(capsys.readouterr().out.split())) == waits
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, restored: bool
+) -> None:
+    cluster, topic = SimulatedCluster(), Topic.parse("persistent://shop/orders/x")
+    ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
+    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
+    lake = Lake(load_settings(settings_file).lake.path)
+    stat = cluster.zookeeper.stat(cluster.path(ledger))
+    assert stat
+    detail = json.dumps({"czxid": stat.czxid})
+    row = JournalRow("trim", "test", "", ledger, "", str(topic), DELETE_LEDGER, "mark", "marked", "", 0, "", detail, at)
+    FileJournal(load_settings(settings_file).lake.path).record([row])
+
+    def scanned(hours: int, found: Referenced) -> None:
+        began, name = at + hours * 3_600_000, f"e{hours}"
+        context = Context(began, 1, frozenset({"shop/orders"}))
+        lake.store_epoch(Epoch(name, "test", fingerprint, began, began, (), 10**9, 10**9, ()), found, context)
+        lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
+
+    def taken_off() -> bool:
+        run("explain", str(ledger), "--json")
+        return "took it off" in json.loads(capsys.readouterr().out)["answer"]
+
+    assert taken_off()
+    scanned(3, Referenced())
+    assert taken_off()
+    if restored:
+        lake.set_scans_aside("test", at + 2, "restored")
+    else:
+        scanned(1, Referenced(BitMap64([ledger])))
+    assert not taken_off()
 
 
 @pytest.mark.parametrize("path", ["foo://x", "s3://"])

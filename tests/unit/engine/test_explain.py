@@ -19,6 +19,7 @@ from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
+from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT
 from pulsar_lifecycle.plan.tables import REFERENCES
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger_reader import FakeLedgerReader
@@ -326,6 +327,15 @@ def test_a_ledger_that_is_there_again_says_so(world: World) -> None:
     found = world.explain(7)
     assert found.verdict is Verdict.IN_USE
     assert any("restored" in note for note in found.notes)
+
+
+def test_an_intent_is_what_the_journal_last_said_of_it(world: World) -> None:
+    sent = journalled("sent", 1) | {"phase": "send"}
+    copy = journalled("sent", 9) | {"phase": "send", "action": DELETE_OFFLOADED}
+    said = {"": (copy,), IN_FLIGHT: (sent, journalled("retrying", 2)), "kept": (sent, journalled("kept", 2))}
+    said |= {DEAD: (sent, journalled("dead-lettered", 2), copy)}
+    for state, journal in said.items():
+        assert replace(world.history, journal=journal).intent() == state
 
 
 def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -> None:
