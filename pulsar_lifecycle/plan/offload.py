@@ -20,7 +20,15 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from pulsar_lifecycle.plan import artefact
-from pulsar_lifecycle.plan.offload_policy import KNOWN_DRIVERS, OffloadPolicy, Retention, refusal, warning
+from pulsar_lifecycle.plan.offload_policy import (
+    BROKER_READ_PRIORITY,
+    KNOWN_DRIVERS,
+    READ_PRIORITY,
+    OffloadPolicy,
+    Retention,
+    refusal,
+    warning,
+)
 
 OFFLOAD = "offload"
 RELEASE = "release"
@@ -114,12 +122,14 @@ def judge(
     *,
     everything: bool = False,
     leftovers: Container[int] = (),
+    release: bool = True,
 ) -> list[dict[str, Any]]:
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
     still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible. The last ledger is never offloaded: a broker that loads the topic forgets its offload.
+    for all that is eligible. Without ``release`` copies in BookKeeper are the brokers' to give up. The last ledger is
+    never offloaded: a broker that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
     whole = state.rule or _whole(policy, retention, everything=everything)
@@ -130,6 +140,8 @@ def judge(
         action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             action, reason = _of_leftover(state, item, policy)
+        if action == RELEASE and not release:
+            action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to give up (offload.release)"
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
         found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
@@ -143,6 +155,8 @@ def _whole(policy: OffloadPolicy, retention: Retention, *, everything: bool) -> 
     if not policy.acts:
         known = policy.driver.lower() in KNOWN_DRIVERS
         return f"its driver is {policy.driver}: only aws-s3 and S3 act" if known else f"unknown driver {policy.driver}"
+    if not policy.tiered_first and not policy.keeps_both:
+        return f"{BOOKKEEPER_FIRST}: nothing is offloaded while a deletion lag is set"
     if not policy.automatic and not everything:
         return "no offload threshold is set: it is offloaded only when an operator asks"
     return "" if everything else refusal(policy, retention)
@@ -185,12 +199,20 @@ def _of_offloaded(state: TopicState, item: Mapping[str, Any], policy: OffloadPol
     lag, since = policy.deletion_lag_ms, item["offloaded_at"]
     if not item["offload_uuid"]:
         return DONE, _NAMELESS
+    if not policy.tiered_first:
+        return DONE, f"offloaded; its copy in BookKeeper is not given up by us: {BOOKKEEPER_FIRST}"
     if not policy.acts or lag is None or lag < 0:
         return DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
     if not since or now - since <= lag:
         return DONE, f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
     return RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
 
+
+BOOKKEEPER_FIRST = (
+    f"brokers read BookKeeper first ({READ_PRIORITY}, {BROKER_READ_PRIORITY}), so none has shown that it can read the "
+    "bucket"
+)
+"""Why no copy in BookKeeper may go, by whomever: the canary read that very copy."""
 
 _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
 
@@ -203,6 +225,8 @@ def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPoli
         return DONE, _NAMELESS
     if not policy.acts:
         return DONE, f"given up, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act"
+    if not policy.tiered_first:
+        return DONE, f"given up, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
     return RELEASE, "given up, and still in BookKeeper"
 
 

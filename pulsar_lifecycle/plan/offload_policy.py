@@ -22,7 +22,12 @@ DRIVER = "managedLedgerOffloadDriver"
 THRESHOLD_BYTES = "managedLedgerOffloadThresholdInBytes"
 THRESHOLD_SECONDS = "managedLedgerOffloadThresholdInSeconds"
 DELETION_LAG = "managedLedgerOffloadDeletionLagInMillis"
+READ_PRIORITY = "managedLedgerOffloadedReadPriority"
 """Fields of OffloadPolicies; thresholds below 0 are off."""
+
+BROKER_READ_PRIORITY = "managedLedgerDataReadPriority"
+_TIERED_STORAGE_FIRST = "tiered-storage-first"
+"""The brokers' default; the JSON of a policy spells it ``TIERED_STORAGE_FIRST``."""
 
 _NUMBERS = frozenset(
     {
@@ -40,6 +45,7 @@ _BROKER_NAMES = {
     THRESHOLD_BYTES: "managedLedgerOffloadAutoTriggerSizeThresholdBytes",
     THRESHOLD_SECONDS: "managedLedgerOffloadThresholdInSeconds",
     DELETION_LAG: "managedLedgerOffloadDeletionLagMs",
+    READ_PRIORITY: BROKER_READ_PRIORITY,
 }
 """What the same is called in broker.conf; what is not here has the same name there."""
 
@@ -77,6 +83,8 @@ class OffloadPolicy:
     threshold_seconds: int
     deletion_lag_ms: int | None
     block_size: int | None
+    tiered_first: bool
+    """Whether brokers read the offloaded copy as soon as there is one: only then a read proves that they can."""
     sources: Mapping[str, str]
     """Field -> ``topic``, ``namespace`` or ``broker``: whose word it is."""
 
@@ -89,6 +97,11 @@ class OffloadPolicy:
     def acts(self) -> bool:
         """Whether its driver is one whose objects we write."""
         return self.driver.lower() in ACTING_DRIVERS
+
+    @property
+    def keeps_both(self) -> bool:
+        """Whether copies in BookKeeper stay beside the offloaded ones: no deletion lag is set."""
+        return self.deletion_lag_ms is None or self.deletion_lag_ms < 0
 
 
 def in_force(
@@ -130,6 +143,8 @@ def in_force(
 
     names = {name: of_driver(name) for name in ("Bucket", "Region", "ServiceEndpoint", "MaxBlockSizeInBytes")}
     size, seconds = number(THRESHOLD_BYTES), number(THRESHOLD_SECONDS)
+    priority = first(READ_PRIORITY)
+    tiered_first = priority is None or str(priority).lower().replace("_", "-") == _TIERED_STORAGE_FIRST
     return OffloadPolicy(
         driver=driver,
         bucket=str(first(names["Bucket"]) or ""),
@@ -139,6 +154,7 @@ def in_force(
         threshold_seconds=-1 if seconds is None else seconds,
         deletion_lag_ms=number(DELETION_LAG),
         block_size=number(names["MaxBlockSizeInBytes"]),
+        tiered_first=tiered_first,
         sources=sources,
     )
 

@@ -20,18 +20,29 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, history, inventory
-from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.errors import NotFound, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.journal import intents_standing, released_ledgers
 from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.queue import pending
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import offload, trimming
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE, OffloadPlan, TopicState
-from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, Retention, in_force, retention_in_force
+from pulsar_lifecycle.plan.offload_policy import (
+    BROKER_READ_PRIORITY,
+    DRIVER,
+    OffloadPolicy,
+    Retention,
+    in_force,
+    retention_in_force,
+)
 from pulsar_lifecycle.plan.orphans import Context, Finding
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
 from pulsar_lifecycle.ports import BrokerAdmin
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
 from pulsar_lifecycle.spark.runs import scans
@@ -93,7 +104,7 @@ def make_offload_plan(
         ),
         _loaded(cluster, epoch, policies),
         {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
-        _leftovers(cluster, epoch),
+        _leftovers(cluster, epoch, now),
         now,
         everything,
         settings.offload.release == "ours",
@@ -133,10 +144,39 @@ def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str
     return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
 
 
-def _leftovers(cluster: Cluster, epoch: Epoch) -> BitMap64:
+def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
+    """Offload leftovers of the scan, without those whose message a deletion run is yet to decide."""
     wanted = pc.field("finding") == Finding.OFFLOAD_LEFTOVER.value
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
-    return BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
+    found = BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
+    settings = cluster.settings
+    sent = in_flight(settings.lake.path, settings.cluster, found, now - int(settings.orphans.grace_period * 1000))
+    if sent:
+        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+            found -= sent if queued(admin) else BitMap64()
+    return found
+
+
+def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int) -> BitMap64:
+    """Ledgers that we released, and whose message was sent at ``since`` (ms) or later and not decided, by the journal.
+
+    An older one may be lost: sending another is harmless.
+    """
+    if not ledger_ids:
+        return ledger_ids
+    intents = intents_standing(lake, cluster)
+    waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
+    waits = pc.and_(waits, pc.greater_equal(intents.column("at"), since))
+    sent = BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
+    return ledger_ids & sent & BitMap64(released_ledgers(lake, cluster))
+
+
+def queued(admin: BrokerAdmin) -> bool:
+    """Whether the deletion queue holds anything; if not, what the journal says is in flight is lost."""
+    try:
+        return pending(admin) > 0
+    except NotFound:
+        return False
 
 
 @dataclass(frozen=True)
@@ -171,8 +211,6 @@ class _Judging:
             trimming.topic_rule(topic, row["shadow_source"] or "", self.context),
         )
         policy, retention = self.policies.of(row["topic"], row["namespace"])
-        if not self.release:
-            policy = replace(policy, deletion_lag_ms=None)
         return offload.judge(
             state,
             policy,
@@ -180,7 +218,8 @@ class _Judging:
             self.now,
             self.ours,
             everything=self.everything,
-            leftovers=self.leftovers if self.release else (),
+            leftovers=self.leftovers,
+            release=self.release,
         )
 
 
@@ -208,7 +247,7 @@ def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandb
             by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found), documents, broker)
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     problems += object_store_problems(in_use, settings.object_store)
-    return Policies(found, by_topic, tuple(dict.fromkeys(problems)))
+    return Policies(found, by_topic, tuple(dict.fromkeys(problems)), tuple(unproven(in_use)))
 
 
 def broker_layer(
@@ -220,7 +259,7 @@ def broker_layer(
     the sandbox, whose brokers have no offloader.
     """
     named = {name for found in configurations.values() for name in found if "ffload" in name or "etention" in name}
-    names = sorted({*named, "topicLevelPoliciesEnabled"})
+    names = sorted({*named, "topicLevelPoliciesEnabled", BROKER_READ_PRIORITY})
     broker: dict[str, str] = {}
     problems: list[str] = []
     for name in names:
@@ -268,6 +307,11 @@ def _of_topics(
                     retention_in_force(own.get("retention"), documents[namespace], broker),
                 )
     return found
+
+
+def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
+    """Where no read through a broker can show that it has access to the bucket; ``policies`` by namespace or topic."""
+    return [f"{name}: {offload.BOOKKEEPER_FIRST}" for name, policy in policies.items() if not policy.tiered_first]
 
 
 def object_store_problems(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> list[str]:

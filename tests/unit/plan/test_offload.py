@@ -20,7 +20,7 @@ TOPIC = "persistent://t/n/a+b c~é"
 NOW = 1_000_000_000
 MINE, THEIRS = UUID(int=1), UUID(int=2)
 FOREVER = Retention(-1, -1)
-POLICY = OffloadPolicy("aws-s3", "b", "r", "http://s3", 0, -1, 1000, 5 << 20, {})
+POLICY = OffloadPolicy("aws-s3", "b", "r", "http://s3", 0, -1, 1000, 5 << 20, True, {})
 
 
 def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
@@ -294,6 +294,29 @@ def test_an_offload_without_a_name_is_never_proven_so_never_released(given_up: b
 def test_what_is_given_up_stays_where_its_driver_does_not_act(driver: str) -> None:
     gone = complete(1, bookkeeper_deleted=True)
     assert one(gone, replace(POLICY, driver=driver), leftovers={1})[0] == DONE
+
+
+@pytest.mark.parametrize(("lag", "offloads"), [(0, False), (1000, False), (-1, True), (None, True)])
+@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("everything", [False, True])
+def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
+    lag: int | None, offloads: bool, release: bool, everything: bool
+) -> None:
+    """The canary would read the very copy that goes; whoever gives it up, brokers may not be able to read the other."""
+    policy = replace(POLICY, deletion_lag_ms=lag, tiered_first=False)
+    action, reason = one(ledger(1), policy, release=release, everything=everything)
+    assert action == (OFFLOAD if offloads else KEEP)
+    assert offloads or "managedLedgerDataReadPriority" in reason
+    for item in (complete(1), complete(1, bookkeeper_deleted=True)):
+        action, reason = one(item, policy, release=release, everything=everything, leftovers={1})
+        assert (action, "managedLedgerDataReadPriority" in reason) == (DONE, True)
+
+
+def test_copies_are_the_brokers_to_give_up_unless_they_are_ours() -> None:
+    for item in (complete(1), complete(1, bookkeeper_deleted=True)):
+        action, reason = one(item, leftovers={1}, release=False)
+        assert (action, "offload.release" in reason) == (DONE, True)
+    assert one(ledger(1), release=False)[0] == OFFLOAD
 
 
 def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:

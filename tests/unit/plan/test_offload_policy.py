@@ -26,6 +26,8 @@ AUTO = "managedLedgerOffloadAutoTriggerSizeThresholdBytes"
 LAG_MS = "managedLedgerOffloadDeletionLagMs"
 BLOCK = "s3ManagedLedgerOffloadMaxBlockSizeInBytes"
 DEFAULT_BLOCK = 64 << 20
+PRIORITY = "managedLedgerOffloadedReadPriority"
+BROKER_PRIORITY = "managedLedgerDataReadPriority"
 
 BROKER = {DRIVER: "aws-s3", AUTO: "-1", SECONDS: "-1", LAG_MS: "14400000", "s3ManagedLedgerOffloadBucket": "b"}
 
@@ -82,7 +84,7 @@ def test_fields_come_from_different_layers() -> None:
 
 def test_nothing_at_all() -> None:
     found = in_force(None, None, {})
-    assert found == OffloadPolicy("", "", "", "", -1, -1, None, None, {})
+    assert found == OffloadPolicy("", "", "", "", -1, -1, None, None, True, {})
     assert (found.automatic, found.acts) == (False, False)
 
 
@@ -101,6 +103,33 @@ def test_zero_and_negative_numbers_are_set(value: int) -> None:
 def test_the_own_name_in_a_brokers_configuration_comes_before_broker_confs() -> None:
     found = in_force(None, None, {BYTES: "1", AUTO: "2", LAG: "3", LAG_MS: "4"})
     assert (found.threshold_bytes, found.deletion_lag_ms) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("topic", "of_namespace", "broker", "tiered_first"),
+    [
+        (None, None, {}, True),
+        (None, None, {BROKER_PRIORITY: ""}, True),
+        (None, None, {BROKER_PRIORITY: "tiered-storage-first"}, True),
+        (None, None, {BROKER_PRIORITY: "bookkeeper-first"}, False),
+        (None, None, {BROKER_PRIORITY: "something new"}, False),
+        (None, None, {PRIORITY: "bookkeeper-first", BROKER_PRIORITY: "tiered-storage-first"}, False),
+        (None, {PRIORITY: "BOOKKEEPER_FIRST"}, {}, False),
+        (None, {PRIORITY: "TIERED_STORAGE_FIRST"}, {BROKER_PRIORITY: "bookkeeper-first"}, True),
+        (None, {PRIORITY: None}, {BROKER_PRIORITY: "bookkeeper-first"}, False),
+        ({PRIORITY: "bookkeeper-first"}, {PRIORITY: "TIERED_STORAGE_FIRST"}, {}, False),
+        ({PRIORITY: "TIERED_STORAGE_FIRST"}, {PRIORITY: "BOOKKEEPER_FIRST"}, {}, True),
+        ({PRIORITY: ""}, None, {}, False),
+        ({PRIORITY: 1}, None, {}, False),
+    ],
+)
+def test_which_copy_brokers_read_first(topic: Any, of_namespace: Any, broker: Any, tiered_first: bool) -> None:
+    assert in_force(topic, of_namespace and namespace(**of_namespace), BROKER | broker).tiered_first == tiered_first
+
+
+@pytest.mark.parametrize(("lag", "keeps_both"), [("", True), ("-1", True), ("0", False), ("5", False)])
+def test_without_a_deletion_lag_both_copies_stay(lag: str, keeps_both: bool) -> None:
+    assert in_force(None, None, BROKER | {LAG_MS: lag}).keeps_both == keeps_both
 
 
 # ------------------------------------------------------------------------------------------------------- old namespaces

@@ -1,0 +1,99 @@
+"""What a plan gathers: the brokers' word, where reading proves nothing, which messages are under way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.plan.offload_policy import BROKER_READ_PRIORITY, in_force
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_LEDGER, DELETED, KEPT, MARKED, RELEASE, RETRYING, SENT
+from pulsar_lifecycle.settings import OffloadSettings
+from pulsar_lifecycle.spark.offload_plan import broker_layer, in_flight, queued, unproven
+from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
+from tests.unit.io.test_journal import PROOF, ROW
+
+TIERED, BOOKKEEPER = "tiered-storage-first", "bookkeeper-first"
+
+
+# ----------------------------------------------------------------------------------------------------- what is read first
+
+
+def test_brokers_that_differ_in_what_they_read_first_are_a_problem() -> None:
+    both = {"a": {BROKER_READ_PRIORITY: TIERED}, "b": {BROKER_READ_PRIORITY: BOOKKEEPER}}
+    _, problems = broker_layer(both, OffloadSettings(), sandbox=False)
+    assert problems == [f"the brokers differ in {BROKER_READ_PRIORITY}: '{BOOKKEEPER}', '{TIERED}'"]
+    layer, problems = broker_layer({"a": both["b"], "b": both["b"]}, OffloadSettings(), sandbox=False)
+    assert (layer[BROKER_READ_PRIORITY], problems) == (BOOKKEEPER, [])
+
+
+def test_the_settings_do_not_talk_a_brokers_priority_away() -> None:
+    settings = OffloadSettings(brokers={BROKER_READ_PRIORITY: TIERED})
+    _, problems = broker_layer({"a": {BROKER_READ_PRIORITY: BOOKKEEPER}}, settings, sandbox=False)
+    assert len(problems) == 1
+
+
+def test_namespaces_where_reading_proves_nothing_are_named() -> None:
+    policies = {"t/a": in_force(None, None, {}), "t/b": in_force(None, None, {BROKER_READ_PRIORITY: BOOKKEEPER})}
+    (said,) = unproven(policies)
+    assert said.startswith("t/b: brokers read BookKeeper first")
+
+
+# --------------------------------------------------------------------------------------------------- messages under way
+
+AT = ROW.at
+DETAIL = json.dumps({**PROOF, "uuid": str(UUID(int=1)), "bucket": "b", "czxid": 9})
+RELEASED = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=DETAIL)
+MESSAGE = replace(ROW, action=DELETE_LEDGER, phase="send", outcome=SENT)
+ONE = BitMap64([ROW.ledger_id])
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    FileJournal(str(tmp_path)).record([RELEASED, MESSAGE])
+    return str(tmp_path)
+
+
+def test_a_ledger_that_was_released_and_whose_message_waits_is_in_flight(lake: str) -> None:
+    assert in_flight(lake, ROW.cluster, ONE, AT) == ONE
+    assert in_flight(lake, ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT) == BitMap64()
+    assert in_flight(lake, ROW.cluster, BitMap64(), AT) == BitMap64()
+    assert in_flight(lake, "another", ONE, AT) == BitMap64()
+
+
+def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
+    assert in_flight(lake, ROW.cluster, ONE, AT + 1) == BitMap64()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "waits"), [(RETRYING, True), (KEPT, False), (DELETED, False), (DEAD_LETTERED, False)]
+)
+def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: bool) -> None:
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=outcome, at=AT + 1)])
+    assert bool(in_flight(lake, ROW.cluster, ONE, AT)) == waits
+
+
+def test_a_message_about_a_ledger_that_nobody_released_is_another(tmp_path: Path) -> None:
+    FileJournal(str(tmp_path)).record([MESSAGE])
+    assert in_flight(str(tmp_path), ROW.cluster, ONE, AT) == BitMap64()
+
+
+@pytest.mark.parametrize(("main", "retry", "found"), [(0, 0, False), (1, 0, True), (0, 1, True)])
+def test_only_a_queue_that_holds_messages_has_some_under_way(main: int, retry: int, found: bool) -> None:
+    admin = FakeBrokerAdmin()
+    for topic, backlog in ((DELETION_TOPIC, main), (RETRY_TOPIC, retry)):
+        admin.topics[topic] = {SUBSCRIPTION: FakeSubscription(backlog=backlog)}
+    assert queued(admin) == found
+
+
+def test_a_queue_that_is_not_set_up_holds_none() -> None:
+    admin = FakeBrokerAdmin()
+    assert not queued(admin)
+    admin.topics[DELETION_TOPIC] = {}
+    assert not queued(admin)
