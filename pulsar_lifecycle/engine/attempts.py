@@ -81,6 +81,17 @@ def begin(store: MetadataStore, attempt: Attempt) -> None:
     raise OutcomeUnknown(f"{attempt.path}: whether it was written is not known")
 
 
+def touch(store: MetadataStore, attempt: Attempt) -> int:
+    """Write an open attempt as it is once more; returns the metadata store's time (ms). Raises Conflict if it ended."""
+    for _ in range(3):
+        node = store.read([attempt.path])[0]
+        if not isinstance(node, Node) or node.data != _encoded(attempt):
+            raise Conflict(f"{attempt.path}: the offload attempt {attempt.uuid} is not open any more")
+        with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
+            return store.write(attempt.path, node.data, node.stat.version).mtime
+    raise OutcomeUnknown(f"{attempt.path}: whether it is open is not known")
+
+
 def end(store: MetadataStore, attempt: Attempt) -> None:
     """Nothing is to be done for it any more; harmless when it is ended already, or another has taken its place."""
     node = store.read([attempt.path])[0]

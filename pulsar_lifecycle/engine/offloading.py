@@ -253,7 +253,9 @@ def commit_topic(
 
 def _commit(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven]) -> list[Offloaded]:
     by_id = {one.attempt.ledger_id: one for one in proven}
-    change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()})
+    permit.check(tools.store)
+    at = attempts.touch(tools.store, proven[0].attempt)
+    change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
     said = edit_topic(run, tools, permit, topic, change, POLICY)
     outcomes = [
         replace(_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes) for i, one in sorted(said.items())
@@ -262,7 +264,8 @@ def _commit(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: S
     return outcomes
 
 
-def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, Attempt]) -> Change:
+def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
+    """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
     obstacle = _obstacles(run, tools, topic, ours)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
@@ -273,7 +276,7 @@ def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, At
             if attempt and not _is_ours(item, attempt):
                 why = obstacle(node, info, item.ledger_id, attempt.uuid)
                 said[item.ledger_id] = Said(REFUSED, why) if why else Said(OFFLOADED, _COMMITTED, changes=True)
-                item = item if why else replace(item, offload=_complete(attempt, tools.clock.now_ms()))
+                item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
             elif attempt:
                 said[item.ledger_id] = Said(OFFLOADED, _COMMITTED)
             ledgers.append(item)

@@ -12,7 +12,7 @@ import pytest
 
 from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.attempts import ATTEMPTS, Attempt, BrokenAttempt
-from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, OutcomeUnknown, StoreError
+from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import Node
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
@@ -105,6 +105,35 @@ def test_an_error_while_beginning_is_heard(store: FakeStore, error: Exception) -
     on(store, "before", "create", error)
     with pytest.raises(type(error)):
         attempts.begin(store, ONE)
+
+
+@pytest.mark.parametrize("error", [None, OutcomeUnknown("lost"), Conflict("x"), NotFound("x")])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_touching_one_tells_the_stores_time_and_changes_nothing(
+    store: FakeStore, when: str, error: Exception | None
+) -> None:
+    attempts.begin(store, ONE)
+    store.server.clock.sleep(60)
+    if error:
+        on(store, when, "write", error, 2)
+    assert attempts.touch(store, ONE) == store.server.clock.now_ms()
+    assert attempts.open_attempts(store) == [ONE]
+
+
+@pytest.mark.parametrize("other", [None, replace(ONE, uuid=UUID(int=2))])
+def test_one_that_is_not_open_cannot_be_touched(store: FakeStore, other: Attempt | None) -> None:
+    if other:
+        attempts.begin(store, other)
+    with pytest.raises(Conflict, match="is not open any more"):
+        attempts.touch(store, ONE)
+    assert attempts.open_attempts(store) == ([other] if other else [])
+
+
+def test_one_that_nobody_answers_about_is_not_known(store: FakeStore) -> None:
+    attempts.begin(store, ONE)
+    on(store, "before", "write", OutcomeUnknown("lost"), 99)
+    with pytest.raises(OutcomeUnknown, match="whether it is open is not known"):
+        attempts.touch(store, ONE)
 
 
 def test_it_is_ended_by_its_owner_and_harmlessly_again(store: FakeStore) -> None:

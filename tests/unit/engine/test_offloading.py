@@ -23,6 +23,7 @@ from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
+    Conflict,
     LeaseLost,
     LifecycleError,
     NotFound,
@@ -419,6 +420,40 @@ def test_nothing_else_in_the_z_node_changes(scene: Scene) -> None:
     assert tuple(item.ledger_id for item in scene.info.ledgers) == shuffled
     undone = tuple(replace(item, offload=None) for item in scene.info.ledgers)
     assert replace(scene.info, ledgers=undone) == info
+
+
+class Off:
+    """A host's clock that is wrong by so many ms."""
+
+    def __init__(self, scene: Scene, by: int) -> None:
+        self._clock, self._by = scene.cluster.clock, by
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + self._by
+
+    def sleep(self, seconds: float) -> None:
+        self._clock.sleep(seconds)
+
+
+@pytest.mark.parametrize("by", [-2 * 3_600_000, 3_600_000])
+def test_a_host_whose_clock_is_wrong_shortens_no_deletion_lag(scene: Scene, by: int) -> None:
+    scene.waived = True
+    session, proven = begun(scene, scene.ids[:1])
+    scene.cluster.wait(1)  # copying took a while since the lease was taken
+    session.tools = replace(session.tools, clock=Off(scene, by))
+    assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
+    offload = scene.items[scene.ids[0]].offload
+    assert offload
+    assert offload.timestamp
+    assert offload.timestamp >= scene.cluster.clock.now_ms()
+
+
+def test_an_attempt_that_was_ended_meanwhile_is_not_committed(scene: Scene) -> None:
+    session, proven = begun(scene, scene.ids[:1])
+    attempts.end(scene.store, proven[0].attempt)
+    with pytest.raises(Conflict, match="is not open any more"):
+        session.commit(proven)
+    assert scene.complete == []
 
 
 def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> None:
