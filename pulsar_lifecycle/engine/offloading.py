@@ -39,7 +39,7 @@ from pulsar_lifecycle.engine.topic_write import (
     why_loaded,
 )
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -606,17 +606,26 @@ def _abandon(
         if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != attempt:
             raise Refused("it is not open any more")
 
+    removed = "its objects are removed"
+    try:
+        gone = _bucket_is_gone(_objects(tools), attempt)
+    except Refused as refusal:
+        way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
+        return _of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
     try:
         if doubt := _not_its_own(_objects(tools), attempt, ownership):
             return _of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
-        if item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
+        if gone:
+            removed = f"there is no bucket {attempt.bucket}"
+        elif item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
             return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
-        remove_objects(_objects(tools), attempt, last_look)
+        else:
+            remove_objects(_objects(tools), attempt, last_look)
     except STOPPING:
         raise
     except LifecycleError as error:
         return _of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
-    done = _of(attempt, ABANDONED, f"{why}; its objects are removed")
+    done = _of(attempt, ABANDONED, f"{why}; {removed}")
     record(run, tools, [done])
     attempts.end(tools.store, attempt)
     return done
@@ -645,17 +654,23 @@ def _without_another_copy(
 
 
 def _heads(objects: ObjectStore, bucket: str, uuid: UUID, ledger_id: int) -> list[ObjectHead | None]:
-    """Of the data object and the index object of an offload."""
+    """Of the data object and the index object of an offload; None where there is none, or not even a bucket."""
     found: list[ObjectHead | None] = []
     for head in objects.head_many(bucket, _keys(uuid, ledger_id)):
-        if isinstance(head, LifecycleError):
+        if isinstance(head, LifecycleError) and not isinstance(head, NotFound):
             raise head
-        found.append(head)
+        found.append(None if isinstance(head, NotFound) else head)
     return found
 
 
 def _keys(uuid: UUID, ledger_id: int) -> list[str]:
     return [offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)]
+
+
+def _bucket_is_gone(objects: ObjectStore, attempt: Attempt) -> bool:
+    """Whether there is no such bucket, and so nothing in it. Raises Refused for one that the settings do not name."""
+    (head,) = objects.head_many(attempt.bucket, [offload_object.data_key(attempt.uuid, attempt.ledger_id)])
+    return isinstance(head, NotFound)
 
 
 def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:

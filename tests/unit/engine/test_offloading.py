@@ -1084,6 +1084,25 @@ def test_objects_that_cannot_be_removed_keep_their_attempt_open(scene: Scene, me
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
+def test_an_attempt_in_a_bucket_that_does_not_exist_ends(scene: Scene) -> None:
+    begun(scene, scene.ids[:1])
+    del scene.buckets.objects[BUCKET]
+    _, (one,) = scene.session_again().settle()
+    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (ABANDONED, True)
+    assert scene.open_attempts == []
+
+
+def test_an_attempt_in_a_bucket_that_is_named_no_more_fails_no_run_and_says_the_way_out(scene: Scene) -> None:
+    _, (one,) = begun(scene, scene.ids[:1])
+    keys = scene.keys
+    scene.objects.allowed = ["another"]
+    _, (found,) = scene.session_again().settle()
+    assert found.outcome == LEFT
+    assert "not one of object_store.buckets" in found.reason
+    assert one.attempt.path in found.reason
+    assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
+
+
 def test_uploads_under_way_are_dropped_and_nothing_of_another_attempt(scene: Scene) -> None:
     _, (one, other, _) = begun(scene)
     for attempt in (one.attempt, other.attempt):
