@@ -22,7 +22,7 @@ from tests.unit.io.test_journal import PROOF, ROW
 TIERED, BOOKKEEPER = "tiered-storage-first", "bookkeeper-first"
 
 
-# ----------------------------------------------------------------------------------------------------- what is read first
+# --------------------------------------------------------------------------------------------------- what is read first
 
 
 def test_brokers_that_differ_in_what_they_read_first_are_a_problem() -> None:
