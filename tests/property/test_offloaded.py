@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.engine.decision import OffloadPolicy
+from pulsar_lifecycle.engine.decision import Asked, OffloadPolicy
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
@@ -116,7 +116,8 @@ def test_nothing_that_a_ledger_info_names_is_ever_deleted(data: Any) -> None:
             if draw(st.booleans()):
                 scene.age()
         if draw(st.booleans()):
-            scene.marked[draw(st.sampled_from(drawn.ledgers[topic]))] = (str(topic), scene.cluster.clock.now_ms())
+            mark = Asked(str(topic), draw(st.none() | st.sampled_from(UUIDS))), scene.cluster.clock.now_ms()
+            scene.marked[draw(st.sampled_from(drawn.ledgers[topic]))] = mark
     scene.send(*messages(draw, drawn))
     if draw(st.booleans()):
         write(draw, drawn, draw(st.sampled_from(list(drawn.ledgers))))
