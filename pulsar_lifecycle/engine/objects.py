@@ -18,16 +18,28 @@ from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import NamedUuids
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.other_copies import Places, Spare, heads_of, why_last
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused, StoreError
-from pulsar_lifecycle.formats import ledger_path, managed_ledger, offload_object
+from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import Role
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import objects as plan_objects
 from pulsar_lifecycle.plan.objects import DELETE, Begun, Copy, Gap, Half, Kind, Naming, Rules, Stranger
 from pulsar_lifecycle.plan.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.ports import Clock, Journal, JournalRow, MetadataStore, Node, ObjectHead, ObjectStore, Unread
+from pulsar_lifecycle.ports import (
+    Clock,
+    Journal,
+    JournalRow,
+    LedgerReader,
+    MetadataStore,
+    Node,
+    ObjectHead,
+    ObjectStore,
+    Unread,
+)
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -62,6 +74,7 @@ Began = Callable[[Collection[int]], Mapping[UUID, Begun]]
 def look_below(
     inventory: Inventory,
     store: MetadataStore,
+    reader: LedgerReader,
     objects: ObjectStore,
     prefix: str,
     named: Mapping[UUID, Sequence[Naming]],
@@ -88,7 +101,7 @@ def look_below(
                     if said[0] is Kind.COMPLETE:
                         whole.add((one.uuid, one.ledger_id))
                     yield one.row(*said)
-            yield from _unnamed(inventory, store, objects, unnamed)
+            yield from _unnamed(inventory, store, reader, objects, unnamed)
     missing = {
         (uuid, one.ledger_id): one
         for uuid, several in named.items()
@@ -148,7 +161,9 @@ def _batches(items: Iterator[T]) -> Iterator[list[T]]:
 # ------------------------------------------------------------------------------------------------- what nothing names
 
 
-def _unnamed(inventory: Inventory, store: MetadataStore, objects: ObjectStore, copies: Sequence[Copy]) -> Iterator[Row]:
+def _unnamed(
+    inventory: Inventory, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, copies: Sequence[Copy]
+) -> Iterator[Row]:
     if not copies:
         return
     now = inventory.now.named(one.uuid for one in copies)
@@ -178,7 +193,7 @@ def _unnamed(inventory: Inventory, store: MetadataStore, objects: ObjectStore, c
             yield as_now.row(as_now.unreferenced, why, whose.topic, whose.namespace)
         else:
             owned.append((as_now, whose))
-    yield from _owned(inventory, store, owned)
+    yield from _owned(inventory, store, reader, objects, owned)
 
 
 def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead | LifecycleError | None]]:
@@ -200,32 +215,32 @@ def _as_headed(copy: Copy, found: Sequence[ObjectHead]) -> Copy:
 
 
 def _owned(
-    inventory: Inventory, store: MetadataStore, owned: Sequence[tuple[Copy, plan_objects.Origin]]
+    inventory: Inventory,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
+    owned: Sequence[tuple[Copy, plan_objects.Origin]],
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    ledgers = store.read([ledger_path.ledger_path(one.ledger_id, inventory.ledgers_root) for one, _ in owned])
-    for (one, whose), topic, ledger in zip(owned, topics, ledgers, strict=True):
-        info = _decoded(topic)
-        kind, why, action = one.unreferenced, "", ""
+    unneeded: list[tuple[Copy, plan_objects.Origin, Spare]] = []
+    for (one, whose), node in zip(owned, topics, strict=True):
+        info = _decoded(node)
         if isinstance(info, str):
-            why = info
+            yield one.row(one.unreferenced, info, whose.topic, whose.namespace)
         elif one.uuid in managed_ledger.offload_uuids(info):
-            kind, why = Kind.IN_FLIGHT, "its topic's z-node names its UUID by now"
-        elif _may_be_last(inventory, one, info, ledger):
-            why = "some topic lists its ledger, and no other copy of it is known"
+            why = "its topic's z-node names its UUID by now"
+            yield one.row(Kind.IN_FLIGHT, why, whose.topic, whose.namespace)
         else:
-            why, action = plan_objects.NOTHING_NAMES_IT, DELETE
-        yield one.row(kind, why, whose.topic, whose.namespace, action)
-
-
-def _may_be_last(inventory: Inventory, copy: Copy, info: ManagedLedgerInfo, ledger: Node | Unread | None) -> bool:
-    """Whether some topic lists the ledger, and neither BookKeeper nor another attempt is known to have it."""
-    item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
-    offload = item.offload if item else None
-    seen = copy.ledger_id in inventory.referenced.needed or copy.ledger_id in inventory.referenced.offloaded
-    in_bookkeeper = isinstance(ledger, Node) and not (offload and offload.bookkeeper_deleted)
-    return (item is not None or seen) and not in_bookkeeper and not (offload and offload.complete)
+            item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
+            unneeded.append((one, whose, Spare(one.ledger_id, Topic.parse(whose.topic), item)))
+    places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced)
+    last = why_last([spare for *_, spare in unneeded], places, store=store, reader=reader, objects=objects)
+    for (one, whose, _), found in zip(unneeded, last, strict=True):
+        unknown = isinstance(found, LifecycleError)
+        why = f"the objects that its topic reads could not be looked at: {found}" if unknown else found
+        action = "" if why else DELETE
+        yield one.row(one.unreferenced, why or plan_objects.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
 
 
 def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | str:
@@ -265,11 +280,10 @@ def _missing(
         else:
             yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", naming.topic)
     for bucket, several in asked.items():
-        keys = [str(offload_object.ObjectKey(c.uuid, c.ledger_id, role)) for c, _ in several for role in Role]
-        heads = iter(objects.head_many(bucket, keys))
-        for copy, naming in several:
-            halves = dict(zip(Role, map(_half, islice(heads, len(Role))), strict=True))
-            copy = replace(copy, data=halves[Role.DATA], index=halves[Role.INDEX])
+        heads = heads_of(objects, bucket, [copy for copy, _ in several])
+        for copy, (_, naming) in zip(heads, several, strict=True):
+            if isinstance(copy, LifecycleError):
+                raise copy
             left = [one for one in damaged.pop((copy.uuid, copy.ledger_id), ()) if one.bucket != bucket]
             wrong = plan_objects.damage(copy, naming)
             kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
@@ -285,12 +299,6 @@ def _context(info: ManagedLedgerInfo, uuid: UUID, ledger_id: int) -> OffloadCont
     item = next((item for item in info.ledgers if item.ledger_id == ledger_id), None)
     offload = item.offload if item else None
     return offload if offload and offload.complete and offload.uuid == uuid else None
-
-
-def _half(head: ObjectHead | LifecycleError | None) -> Half | None:
-    if isinstance(head, LifecycleError):
-        raise head
-    return Half(head.size, head.last_modified) if head else None
 
 
 # ------------------------------------------------------------------------------------------------------------ aborting

@@ -17,11 +17,11 @@ from uuid import UUID
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last
 from pulsar_lifecycle.engine.owners import ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
-from pulsar_lifecycle.formats import ledger_path, managed_ledger, offload_object
+from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import OffloadContext
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.objects import CLOCK_SKEW_MS, foreign
@@ -43,8 +43,8 @@ def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
     tools.store.sync("/")
     _look_at_attempts(run, tools, _open(copies))
     ask_owners(run, tools, _open(copies), _look_at_topic)
-    _look_for_another_copy(run, tools, _open(copies))
     _look_at_objects(run, tools, _open(copies))
+    _look_for_another_copy(run, tools, _open(copies))
 
 
 def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError | None:
@@ -176,40 +176,25 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
             d.extra["listed"] = item
 
 
-def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
-    """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
-
-    A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
-    """
-    refs = run.evidence.refs
-    asked = [
-        d
-        for d in live
-        if d.extra.get("listed") or d.info.ledger_id in refs.needed or d.info.ledger_id in refs.offloaded
-    ]
-    paths = [ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root) for d in asked]
-    for d, node in zip(asked, tools.store.read(paths), strict=True):
-        item: LedgerInfo | None = d.extra.get("listed")
-        offload = item.offload if item else None
-        in_bookkeeper = isinstance(node, Node) and not (offload and offload.bookkeeper_deleted)
-        if not in_bookkeeper and not (offload and offload.complete):
-            d.settle(KEPT, "some topic lists its ledger, and no other copy of it is known")
-
-
 def _look_at_objects(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     """What the bucket says of both objects: where they come from, and when."""
     for bucket, group in _by_bucket(live):
         for d, pair in _heads(tools, bucket, group):
             error = next((one for one in pair if isinstance(one, LifecycleError)), None)
             found = [one for one in pair if isinstance(one, ObjectHead)]
-            if isinstance(error, (AccessDenied, NotFound, Refused)):
-                d.settle(WAITING, f"object_store may not look at it: {error}")
-            elif error:
-                d.settle(RETRYING, f"its objects could not be looked at: {error}")
+            if error:
+                _not_shown(d, error, "its objects")
             elif not found:
                 d.settle(GONE, "neither of its objects exists any more")
             else:
                 _judge(run, d, found)
+
+
+def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
+    if isinstance(error, (AccessDenied, NotFound, Refused)):
+        d.settle(WAITING, f"object_store may not look at {what}: {error}")
+    else:
+        d.settle(RETRYING, f"{what} could not be looked at: {error}")
 
 
 def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
@@ -243,6 +228,22 @@ def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
     if name != Topic.parse(d.info.topic_name).managed_ledger:
         return f"the message says {d.info.topic_name}, the object is of {name}"
     return ""
+
+
+def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
+
+    A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
+    """
+    assert run.offload is not None
+    spares = [Spare(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed")) for d in live]
+    places = Places(run.offload.buckets, run.ledgers_root, run.evidence.refs)
+    last = why_last(spares, places, store=tools.store, reader=tools.reader, objects=_objects(tools))
+    for d, why in zip(live, last, strict=True):
+        if isinstance(why, LifecycleError):
+            _not_shown(d, why, "the objects that its topic reads")
+        elif why:
+            d.settle(KEPT, why)
 
 
 # ------------------------------------------------------------------------------------------------------------ a message

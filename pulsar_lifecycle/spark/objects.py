@@ -27,6 +27,7 @@ from pulsar_lifecycle.engine.decision import NamedByAny
 from pulsar_lifecycle.engine.objects import Dropped, Inventory, Sweep, abort_uploads
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal, begun_attempts, sent_copies
 from pulsar_lifecycle.io.lake import Lake, OffloadUuidsOf
@@ -206,8 +207,9 @@ class _Looking:
             objects = opened.enter_context(closing(S3ObjectStore(_declared(self.settings))))
             if part.prefix:
                 store = opened.enter_context(KazooStore(self.settings.zookeeper, read_only=True))
+                reader = opened.enter_context(closing(BookieReader(store, self.settings.bookkeeper)))
                 named = self._named(part.prefix)
-                yield from looking.look_below(self.inventory, store, objects, part.prefix, named)
+                yield from looking.look_below(self.inventory, store, reader, objects, part.prefix, named)
             elif part.gaps:
                 for gap in part.gaps:
                     yield from looking.look_between(objects, part.bucket, gap)

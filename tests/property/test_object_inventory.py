@@ -99,7 +99,7 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         frozenset(open_ones.values()),
     )
     look = Inventory((BUCKET,), rules, now.offload_uuids, before.offload_uuids, now.refs, "/ledgers")
-    rows = list(look_below(look, store, offloading.store, "", namings))
+    rows = list(look_below(look, store, offloading.cluster.reader, offloading.store, "", namings))
     going = [row for row in rows if row["action"]]
     event("planned" if going else "nothing planned")
     for row in going:

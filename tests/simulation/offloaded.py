@@ -29,7 +29,7 @@ from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of
 
 BUCKET = "tiered"
 CLUSTER = "pulsar-one"
-DATA, INDEX = b"d" * 1000, b"i" * 50
+DATA, INDEX = b"d" * 1000, b"i" * 60
 POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
 
 

@@ -107,7 +107,7 @@ class Scene(Offloading):
         prefixes = plan_objects.prefixes(digits)
         for prefix in prefixes:
             named = {uuid: some for uuid, some in self.named.items() if str(uuid).startswith(prefix)}
-            rows += look_below(self.inventory, store, self.store, prefix, named)
+            rows += look_below(self.inventory, store, self.cluster.reader, self.store, prefix, named)
         for gap in plan_objects.gaps(prefixes):
             rows += look_between(self.store, BUCKET, gap)
         assert pa.Table.from_pylist(rows, plan_objects.OBJECTS).num_rows == len(rows)
@@ -282,12 +282,38 @@ def test_what_a_shadow_topic_reads(scene: Scene) -> None:
     scene.gone_is(Kind.ORPHAN_PAIR, "kept: source of a shadow topic")
 
 
+NO_OTHER = "some topic lists its ledger, and no other copy of it is known"
+
+
 def test_what_may_be_the_last_copy_of_a_listed_ledger(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.gone, scene.live, scene.last], offloaded={scene.live: attempt(scene.live_uuid)})
     scene.scan()
-    scene.gone_is(Kind.ORPHAN_PAIR, "some topic lists its ledger, and no other copy of it is known")
+    scene.gone_is(Kind.ORPHAN_PAIR, f"{NO_OTHER}: BookKeeper does not have it: a dangling reference")
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
     assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
+    scene.cluster.reader.collected["bookie-1:3181"] = {scene.gone}
+    why = "of 1 entries that its bookies were asked for, 1 are on none of them and 0 not shown"
+    scene.gone_is(Kind.ORPHAN_PAIR, f"{NO_OTHER}: {why}")
+
+
+def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: Scene) -> None:
+    other = uuid4()
+    scene.copy(other, scene.gone)
+    scene.list({scene.gone: attempt(other, bookkeeper_deleted=True)})
+    scene.scan()
+    assert scene.said(other, scene.gone)[0] == Kind.COMPLETE
+    assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
+    del scene.buckets.objects[BUCKET][data_key(other, scene.gone)]
+    assert scene.said(other, scene.gone)[0] == Kind.BROKEN
+    scene.gone_is(Kind.ORPHAN_PAIR, "the copy that its topic reads is not proven: its data object is missing")
+
+    def refuse(name: str, bucket: str, keys: Any) -> None:
+        if name == "head" and index_key(other, scene.gone) in keys:
+            raise AccessDenied("no")
+
+    scene.named.pop(other)
+    scene.store.before = refuse
+    scene.gone_is(Kind.ORPHAN_PAIR, "the objects that its topic reads could not be looked at: no")
 
 
 def test_what_cannot_be_looked_at(scene: Scene) -> None:
@@ -407,7 +433,7 @@ def _every(scene: Scene) -> list[dict[str, Any]]:
     store = scene.cluster.open_store(read_only=True)
     prefix = str(scene.live_uuid)
     named = {scene.live_uuid: scene.named[scene.live_uuid]}
-    return list(look_below(scene.inventory, store, scene.store, prefix, named))
+    return list(look_below(scene.inventory, store, scene.cluster.reader, scene.store, prefix, named))
 
 
 # -------------------------------------------------------------------------------------------------------------- uploads

@@ -16,6 +16,7 @@ from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, Not
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.outcomes import (
@@ -100,14 +101,14 @@ def test_exactly_the_unreferenced_pair_goes_and_the_journal_names_it_before(scen
     before, after = scene.cluster.journal.rows
     assert (before.phase, before.outcome, after.phase, after.outcome) == ("archive", "deleting", "delete", DELETED)
     for row in (before, after):
-        assert (row.action, row.ledger_id, row.topic, row.bytes) == (DELETE_OFFLOADED, scene.gone, str(TOPIC), 1050)
+        assert (row.action, row.ledger_id, row.topic, row.bytes) == (DELETE_OFFLOADED, scene.gone, str(TOPIC), 1060)
         detail = json.loads(row.detail)
         objects = detail["objects"]
         assert detail["uuid"] == str(scene.gone_uuid)
         assert {one["key"] for one in objects} == scene.gone_keys
         assert [(one["bucket"], one["size"], len(one["etag"])) for one in objects] == [
             (BUCKET, 1000, 32),
-            (BUCKET, 50, 32),
+            (BUCKET, 60, 32),
         ]
     assert scene.cluster.deletion_topics.waiting == {}
     assert scene.cluster.journal.nodes == []
@@ -418,15 +419,123 @@ def test_an_earlier_attempt_of_a_listed_ledger_goes_only_if_another_copy_is_know
 ) -> None:
     if in_bookkeeper:
         scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
-    contexts = {scene.live: attempt(scene.live_uuid)} | ({scene.gone: context} if context else {})
-    scene.cluster.topic(TOPIC, [scene.live, scene.last, scene.gone], offloaded=contexts)
-    scene.age()
+    read = scene.put(UUID(int=7), scene.gone, TOPIC) if context and context.complete else set[str]()
+    relist(scene, context)
     scene.send(scene.intent)
     if outcome == DELETED:
         assert [d.outcome for d in scene.delete()] == [DELETED]
-        assert scene.keys == scene.live_keys
+        assert scene.keys == scene.live_keys | read
     else:
         scene.one(KEPT, "no other copy of it is known")
+
+
+def relist(scene: Scene, context: OffloadContext | None) -> None:
+    """The topic lists the ledger of the stale objects again, long ago."""
+    contexts = {scene.live: attempt(scene.live_uuid)} | ({scene.gone: context} if context else {})
+    scene.cluster.topic(TOPIC, [scene.live, scene.last, scene.gone], offloaded=contexts)
+    scene.age()
+
+
+def gone_key(index: bool) -> Callable[[Scene], None]:
+    def act(scene: Scene) -> None:
+        del scene.buckets.objects[BUCKET][(index_key if index else data_key)(UUID(int=7), scene.gone)]
+
+    return act
+
+
+def empty_data(scene: Scene) -> None:
+    key = data_key(UUID(int=7), scene.gone)
+    head = scene.buckets.objects[BUCKET][key]
+    scene.buckets.objects[BUCKET][key] = replace(head, size=149)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (gone_key(index=False), "its data object is missing"),
+        (gone_key(index=True), "its index object is missing"),
+        (empty_data, "its data object has 149 bytes, its ledger takes 150 at least"),
+    ],
+)
+def test_an_earlier_attempt_stays_where_the_objects_that_its_topic_reads_are_not_whole(
+    scene: Scene, damage: Callable[[Scene], None], reason: str, given_up: bool
+) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
+    scene.put(UUID(int=7), scene.gone, TOPIC)
+    relist(scene, attempt(UUID(int=7), bookkeeper_deleted=given_up))
+    damage(scene)
+    scene.send(scene.intent)
+    scene.one(KEPT, f"the copy that its topic reads is not proven: {reason}")
+
+
+@pytest.mark.parametrize(("driver", "bucket"), [("aws-s3", "elsewhere"), ("google-cloud-storage", BUCKET)])
+def test_an_earlier_attempt_stays_where_its_topic_reads_what_we_cannot_look_at(
+    scene: Scene, driver: str, bucket: str
+) -> None:
+    scene.put(UUID(int=7), scene.gone, TOPIC, bucket=bucket)
+    relist(scene, OffloadContext(UUID(int=7), True, True, 1, driver, {"bucket": bucket}))
+    scene.send(scene.intent)
+    scene.one(KEPT, "it lies in none of object_store.buckets")
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(Unavailable("503 SlowDown"), RETRYING), (AccessDenied("403"), WAITING)]
+)
+def test_an_earlier_attempt_stays_until_the_objects_that_its_topic_reads_can_be_looked_at(
+    scene: Scene, error: LifecycleError, outcome: str
+) -> None:
+    read = scene.put(UUID(int=7), scene.gone, TOPIC)
+    relist(scene, attempt(UUID(int=7), bookkeeper_deleted=True))
+    scene.send(scene.intent)
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        if read & set(keys):
+            raise error
+
+    scene.store.before = fail
+    scene.one(outcome, str(error))
+
+
+def dropped(scene: Scene) -> None:
+    scene.cluster.reader.collected["bookie-1:3181"] = {scene.gone}
+
+
+def silent(scene: Scene) -> None:
+    scene.cluster.reader.silent.add("bookie-1:3181")
+
+
+def another(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(OTHER), ledger_id=scene.gone)
+
+
+def opened(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone, state=LedgerState.OPEN)
+
+
+def unread(scene: Scene) -> None:
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.gone))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (dropped, "of 1 entries that its bookies were asked for, 1 are on none of them and 0 not shown"),
+        (silent, "of 1 entries that its bookies were asked for, 0 are on none of them and 1 not shown"),
+        (another, "says that it is of acme/orders/persistent/other"),
+        (opened, "never closed"),
+        (unread, "its z-node in BookKeeper could not be read"),
+    ],
+)
+def test_the_z_node_of_a_ledger_proves_no_copy_in_bookkeeper(
+    scene: Scene, what: Callable[[Scene], None], reason: str
+) -> None:
+    """It may have come back from a backup, after the bookies dropped the entries."""
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
+    relist(scene, None)
+    scene.send(scene.intent)
+    what(scene)
+    scene.one(KEPT, reason)
 
 
 def test_a_ledger_that_only_another_topic_lists_needs_another_copy_too(scene: Scene) -> None:
