@@ -86,7 +86,7 @@ FALLS_SHORT = {
 
 def shortfall(request: Request, result: Result) -> str:
     """What was asked for and is not back, or in a dry run would not be; empty if nothing."""
-    if request.run_id and not result.ledgers:
+    if request.run_id and not result.ledgers and not result.lost_objects:
         return f"the archive holds nothing that the run {request.run_id} deleted: is it the id of a deletion run?"
     counts = Counter(one.outcome for one in result.ledgers)
     found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
@@ -96,7 +96,10 @@ def shortfall(request: Request, result: Result) -> str:
     if result.not_archived:
         some = ", ".join(map(str, result.not_archived[: show.SAMPLE]))
         found.append(f"{len(result.not_archived)} not in the archive: {some}")
-    return f"of {len(result.ledgers) + len(result.not_archived)} ledgers " + "; ".join(found) if found else ""
+    said = [f"of {len(result.ledgers) + len(result.not_archived)} ledgers " + "; ".join(found)] if found else []
+    if lost := result.lost_objects:
+        said.append(f"{len(lost)} objects of offloaded copies are deleted for good, the first: {lost[0]}")
+    return "; ".join(said)
 
 
 def undone_shown(result: Result) -> dict[str, Any]:
@@ -109,6 +112,8 @@ def undone_shown(result: Result) -> dict[str, Any]:
     rows = [(outcome, counts[outcome], show.size(sizes[outcome])) for outcome in sorted(counts)]
     if result.not_archived:
         rows.append(("not in the archive", len(result.not_archived), ""))
+    if result.lost_objects:
+        rows.append((f"{LOST}: objects of offloaded copies", len(result.lost_objects), ""))
     shown: dict[str, Any] = {
         "dagster/row_count": counts[RESTORED],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),

@@ -170,6 +170,18 @@ def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
     return frozenset(uuid for uuid, _ in _attempts(_outcomes(lake, SENT, 0, mine)))
 
 
+def deleted_copies(lake: str, cluster: str, run_id: str) -> list[str]:
+    """What a run deleted of offloaded copies, ``s3://BUCKET/KEY``: no archive holds them."""
+    found: set[str] = set()
+    mine = (pc.field("cluster") == cluster) & (pc.field("run_id") == run_id) & _OFFLOADED
+    for row in _outcomes(lake, DELETED, 0, mine).to_pylist():
+        try:
+            found |= {f"s3://{one['bucket']}/{one['key']}" for one in json.loads(row["detail"])["objects"]}
+        except (ValueError, KeyError, TypeError):  # not as we write it
+            found.add(f"the copy of ledger {row['ledger_id']}")
+    return sorted(found)
+
+
 def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
     """Every offload attempt on these ledgers that our own runs ever began."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
@@ -371,9 +383,13 @@ def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> 
     return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition & (pc.field("outcome") == outcome) & _since(since))
 
 
+LAST_DAY = 253_402_214_400
+"""The last day that has a date, in seconds: a message's publish time may be any number."""
+
+
 def _since(since: int) -> pc.Expression:
     # A batch is filed under the day of its first row, which may be the day before.
-    day = datetime.fromtimestamp(max(0, since / 1000 - 86_400), UTC).date().isoformat()
+    day = datetime.fromtimestamp(min(max(0, since / 1000 - 86_400), LAST_DAY), UTC).date().isoformat()
     return (pc.field("at") >= since) & (pc.field("date") >= day)
 
 

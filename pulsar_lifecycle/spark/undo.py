@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, last_archived, rows_of_phase
+from pulsar_lifecycle.io.journal import FileJournal, deleted_copies, last_archived, rows_of_phase
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.ports import ReplicaCheck
 from pulsar_lifecycle.settings import Settings
@@ -51,10 +51,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of each ledger that the archive holds; ``not_archived`` are those of the request it does not."""
+    """What became of each ledger that the archive holds; ``not_archived`` are those of the request it does not.
+
+    ``lost_objects``: what the run deleted of offloaded copies, which nothing brings back.
+    """
 
     ledgers: list[Undone]
     not_archived: tuple[int, ...]
+    lost_objects: tuple[str, ...] = ()
 
 
 def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callable[[str], None]) -> Result:
@@ -66,6 +70,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     settings, clock = cluster.settings, SystemClock()
     lake = settings.lake.path
     rows = last_archived(lake, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
+    lost = tuple(deleted_copies(lake, settings.cluster, request.run_id)) if request.run_id else ()
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
     with (
         KazooStore(settings.zookeeper, read_only=request.dry_run) as store,
@@ -74,12 +79,12 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
         tools = UndoTools(store, _spread(cluster, reader), FileJournal(lake), clock, say)
         if request.dry_run:
             run = _run(settings, run_id, request, ("", 0), 0)
-            return Result(preview(run, tools, rows, _pending(settings)), missing)
+            return Result(preview(run, tools, rows, _pending(settings)), missing, lost)
         control.check_not_paused(store)
         check_store(cluster, store)  # a restored store issues archived ids again
         with held_lease(settings, store, f"undo {run_id}") as lease:
             run = _run(settings, run_id, request, lease.guard, lease.taken_at - clock.now_ms())
-            return Result(undo(run, tools, rows, _pending(settings)), missing)
+            return Result(undo(run, tools, rows, _pending(settings)), missing, lost)
 
 
 def _pending(settings: Settings) -> dict[int, int]:

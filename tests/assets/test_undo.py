@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from orchestration.undo import UndoConfig, shortfall
+from orchestration.undo import UndoConfig, shortfall, undone_shown
 from pulsar_lifecycle.engine.undo import (
     LOST,
     PRESENT,
@@ -49,6 +51,15 @@ def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
 
 def test_a_run_that_deleted_nothing_fails_the_job() -> None:
     assert "nothing that the run mistyped deleted" in shortfall(Request("mistyped"), result())
+
+
+def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
+    lost = ("s3://b/u-ledger-7", "s3://b/u-ledger-7-index")
+    said = "2 objects of offloaded copies are deleted for good, the first: s3://b/u-ledger-7"
+    assert shortfall(Request("run"), replace(result(), lost_objects=lost)) == said
+    found = replace(result(RESTORED, LOST), lost_objects=lost)
+    assert shortfall(Request("run"), found).endswith(f"because {LOST}; {said}")
+    assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 
 def test_ledgers_that_are_not_archived_fail_the_job_by_their_ids() -> None:

@@ -324,6 +324,7 @@ class Operator:
             "PulsarDeadLetterQueue": lambda *_, **__: self._dead_letters(),
             "dead_letter_reasons": lambda *_: {},
             "last_archived": self._last_archived,
+            "deleted_copies": lambda *_: [],
             "rows_of_phase": self._rows_of_phase,
             "concurrency": lambda spark: 1,
             "delete_from_queue": self._delete_from_queue,

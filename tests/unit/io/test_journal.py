@@ -18,6 +18,7 @@ from pulsar_lifecycle.io.journal import (
     FileJournal,
     archived_nodes,
     begun_attempts,
+    deleted_copies,
     deleted_since,
     journal_rows,
     last_archived,
@@ -126,6 +127,25 @@ def test_deletions_are_counted_per_cluster_also_in_a_batch_over_midnight(tmp_pat
     assert deleted_since(str(tmp_path), 0, "neighbour") == 1
     journal.record([replace(deleted, ledger_id=4, action="delete-offload-ledger", at=midnight)])
     assert deleted_since(str(tmp_path), midnight, "sandbox") == 2
+
+
+@pytest.mark.parametrize("since", [-(2**63), 2**62, 2**63 - 1])
+def test_a_time_that_no_calendar_has_is_no_error(tmp_path, since):
+    """A message's publish time is whatever its sender says."""
+    FileJournal(str(tmp_path)).record([replace(ROW, outcome="deleted")])
+    assert deleted_since(str(tmp_path), since, "sandbox") == (since < 0)
+
+
+def test_what_a_run_deleted_of_offloaded_copies_is_named(tmp_path):
+    objects = [{"bucket": "b", "key": "u-ledger-1"}, {"bucket": "b", "key": "u-ledger-1-index"}]
+    row = replace(ROW, action="delete-offload-ledger", outcome="deleted", detail=json.dumps({"objects": objects}))
+    others = [replace(row, outcome="gone"), replace(row, cluster="neighbour"), replace(row, action=DELETE_LEDGER)]
+    FileJournal(str(tmp_path)).record(
+        [replace(row, ledger_id=2, detail="{}"), row, *(replace(one, ledger_id=3, detail="{}") for one in others)]
+    )
+    lost = ["s3://b/u-ledger-1", "s3://b/u-ledger-1-index", "the copy of ledger 2"]
+    assert deleted_copies(str(tmp_path), "sandbox", "run-1") == lost
+    assert deleted_copies(str(tmp_path), "sandbox", "run-2") == []
 
 
 def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
