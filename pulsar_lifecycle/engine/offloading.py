@@ -223,10 +223,13 @@ def commit_topic(
 ) -> list[Offloaded]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
-    Raises CanaryFailed when a broker could not read the canary: then it was taken back, and nothing else was committed.
+    Once reading the canary has loaded its topic, the others follow whatever the policy says of loaded topics: it was
+    unloaded until then, and is unloaded again. Raises CanaryFailed when a broker could not read the canary: then it was
+    taken back, and nothing else was committed.
     """
     outcomes: list[Offloaded] = []
     rest = list(proven)
+    policy = POLICY
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
@@ -234,7 +237,7 @@ def commit_topic(
                 outcomes.append(_of(one.attempt, LEFT_TO_BROKER, _NO_UNLOADS))
                 record(run, tools, outcomes[-1:])
                 continue
-            committed = _commit(run, tools, permit, topic, [one])
+            committed = _commit(run, tools, permit, topic, [one], policy)
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
                 if unread := _unread_by_broker(run, tools, permit, topic, one):
@@ -243,20 +246,23 @@ def commit_topic(
                         f"nothing else of {topic.namespace} was committed"
                     )
                 canary.passes(topic, one.attempt)
+                policy = ""
                 _forget(tools, [one], committed)
     if rest:
-        committed = _commit(run, tools, permit, topic, rest)
+        committed = _commit(run, tools, permit, topic, rest, policy)
         _forget(tools, rest, committed)
         outcomes += committed
     return outcomes
 
 
-def _commit(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven]) -> list[Offloaded]:
+def _commit(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], policy: str
+) -> list[Offloaded]:
     by_id = {one.attempt.ledger_id: one for one in proven}
     permit.check(tools.store)
     at = attempts.touch(tools.store, proven[0].attempt)
     change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
-    said = edit_topic(run, tools, permit, topic, change, POLICY)
+    said = edit_topic(run, tools, permit, topic, change, policy)
     outcomes = [
         replace(_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes) for i, one in sorted(said.items())
     ]

@@ -475,6 +475,28 @@ def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> No
     assert steps == ["unload with 1", (first, 0, [first]), "unload with 3"]
 
 
+def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: Scene) -> None:
+    unloads: list[list[int]] = []
+    unload = scene.broker.unload
+
+    def unloading(topic: Topic) -> None:
+        unloads.append(scene.complete)
+        unload(topic)
+
+    scene.cluster.admin.on_unload = unloading
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert scene.complete == scene.wanted
+    assert unloads == [scene.wanted]  # one unload, after all of them
+    assert (scene.open_attempts, scene.owed, scene.broker.memory) == ([], [], None)
+
+
+def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_canary(scene: Scene) -> None:
+    session, proven = begun(scene)
+    on_write(scene, scene.broker.load)
+    assert {one.outcome for one in session.commit(proven)} == {LEFT_TO_BROKER}
+    assert scene.cluster.admin.touched == []
+
+
 def test_the_first_and_the_last_entry_are_read(scene: Scene) -> None:
     asked: list[Position] = []
     session = scene.session()
