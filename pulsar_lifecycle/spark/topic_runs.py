@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from pulsar_lifecycle.engine import control, inventory, standing
 from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import TopicRun
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.bookie import BookieReader
@@ -62,9 +63,11 @@ def topic_tools(cluster: Cluster, store: KazooStore, objects: ObjectStoreSetting
     """The ports of one run on the driver, with an object store where one is given."""
     settings = cluster.settings
     parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
+    clock = SystemClock()
     with ExitStack() as opened:
-        reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper)))
+        pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
+        reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper, pace)))
         admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
         queue = opened.enter_context(closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)))
         buckets = opened.enter_context(closing(S3ObjectStore(objects))) if objects else None
-        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), buckets)
+        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), clock, buckets)
