@@ -296,7 +296,9 @@ class _Trim:
 
     def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
         sent = self._sent.get((message.ledger_id, message.ledger_type))
-        return sent is not None and not sent.error and sent.info.czxid == message.czxid
+        if sent is None or sent.error:
+            return False
+        return (sent.info.czxid, sent.info.offload_context) == (message.czxid, message.offload_context)
 
     def _remove(self, view: _View, leaving: Sequence[int], loaded: bool) -> bool:
         """Everything from the second look to the compare-and-set; False when the topic must be judged again."""

@@ -786,6 +786,17 @@ def test_a_loaded_topic_that_was_written_meanwhile_is_judged_again(scene: Scene)
     assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
 
 
+def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene) -> None:
+    scene.load()
+    first, again = (OffloadContext(UUID(int=n), True, False, 1, "aws-s3", {"bucket": "b"}) for n in (9, 10))
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: first})
+    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: again}))
+    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
+    raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
+    contexts = [info.offload_context for info in map(decode_deletion_message, raws) if info.offload_context]
+    assert [context.lsb for context in contexts] == [9, 10]
+
+
 def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
     scene.load()
     on_write(scene, lambda: broker_rolls_over(scene), times=99)
