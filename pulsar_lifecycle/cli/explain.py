@@ -56,7 +56,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     """What the lake knows. A scan whose findings are not stored yet has none."""
     from pulsar_lifecycle.engine.explain import History
     from pulsar_lifecycle.errors import NotFound
-    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows, marked_ledgers
+    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows, marked_ledgers, released_ledgers
     from pulsar_lifecycle.io.lake import Lake
     from pulsar_lifecycle.plan.confirmation import standing_marks
 
@@ -72,6 +72,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
         journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
         archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
         marked=marks.get(ledger_id),
+        released=ledger_id in released_ledgers(settings.lake.path, settings.cluster),
     )
     if not epochs:
         return history

@@ -65,7 +65,7 @@ class History:
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
     ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's standing mark.
+    phase's standing mark; ``released``: a release of ours gave its BookKeeper copy up, and no deletion run settled it.
     """
 
     epoch: Epoch | None = None
@@ -76,6 +76,7 @@ class History:
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
+    released: bool = False
 
     def deletions(self, action: str = DELETE_LEDGER) -> list[Row]:
         """What the journal says was deleted: the ledger in BookKeeper, or by another action its offloaded copies."""
@@ -280,6 +281,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
             "finding": Finding.KEPT.value,
             "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
         }
+    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.released:
+        return Verdict.MAY_GO, RELEASED
     if judged["finding"] != Finding.ORPHAN:
         name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
         return Verdict.KEPT, f"{name}{judged['reason']}"
@@ -290,6 +293,7 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     return Verdict.MAY_GO, judged["reason"]
 
 
+RELEASED = "offloaded, and a release of ours gave its copy in BookKeeper up: the next deletion run deletes that copy"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
@@ -330,7 +334,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
     for row in history.deletions(DELETE_OFFLOADED):
         notes.append(f"run {row['run_id']} deleted an offloaded copy of it, which no undo brings back: {row['reason']}")
     if verdict is Verdict.MAY_GO:
-        if not history.marks(ledger) and not any(plan.actionable for plan in history.plans):
+        if not history.marks(ledger) and not history.released and not any(plan.actionable for plan in history.plans):
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:

@@ -277,6 +277,16 @@ def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) 
     assert found.answer.startswith("offload leftover")
 
 
+def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: World) -> None:
+    world.ledger(7, DATA)
+    world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
+    world.history = replace(world.history, released=True)
+    found = world.explain(7)
+    assert found.verdict is Verdict.MAY_GO
+    assert "the next deletion run deletes that copy" in found.answer
+    assert not any("second scan" in note for note in found.notes)
+
+
 def test_a_compacted_ledger_is_what_the_scan_found_because_only_scans_ask_brokers(world: World) -> None:
     world.ledger(7, COMPACTED)
     assert world.explain(7).verdict is Verdict.KEPT
