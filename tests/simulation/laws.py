@@ -12,10 +12,21 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_OFFLOADED, DELETED, FINAL, RETRYING
+from pulsar_lifecycle.plan.outcomes import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETE_OFFLOADED,
+    DELETED,
+    FINAL,
+    GONE,
+    KEPT,
+    REFUSED,
+    RETRYING,
+)
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
@@ -37,6 +48,8 @@ class Laws:
 
     ``seen``: by epoch id, when it truly began, the ledgers that nobody needed all the while, and why it cannot have
     read everything (empty if it can). ``namespaces`` and ``sources`` (of shadow topics) existed at the newest scan.
+    ``taken``: (ledger, action) of what our first phase took off a list and nothing needed since -> its topic, and what
+    forbade its deletion even then; ``ours``: the messages that it sent.
     """
 
     def __init__(self, world: World) -> None:
@@ -58,6 +71,10 @@ class Laws:
         self.whole: tuple[Topic | None, str, frozenset[int]] = None, "", frozenset()
         self.effects: list[tuple[str, int, int]] = []
         self.deleted = self.trimmed = 0
+        self.taken: dict[tuple[int, str], tuple[str, str]] = {}
+        self.restores = 0
+        self.ours: set[bytes] = set()
+        self.writing: frozenset[str] = frozenset()
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
         world.admin.on_delete_topic = self.about_to_delete_topic
@@ -250,7 +267,8 @@ class Laws:
             return
         if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
             raise Violation(f"I8: the product writes {path}")
-        before = [item.ledger_id for item in managed_ledger.decode(old).ledgers]
+        listed = managed_ledger.decode(old).ledgers
+        before = [item.ledger_id for item in listed]
         after = [item.ledger_id for item in managed_ledger.decode(new).ledgers]
         if not after or after != before[len(before) - len(after) :]:
             raise Violation(f"I5: the product makes {after} of {before} in {path}")
@@ -258,6 +276,67 @@ class Laws:
         if why:
             raise Violation(f"I5: the product makes {after} of {before} in {path}: {why}")
         self.trimmed += len(before) - len(after)
+        owner = str(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")))
+        for item in listed[: len(before) - len(after)]:
+            if self.world.exists(item.ledger_id):
+                self._take(item.ledger_id, DELETE_LEDGER, owner)
+            attempt = item.offload.uuid if item.offload and item.offload.complete else None
+            if attempt and str(self.world.attempts[attempt][0]) == owner:  # objects of a topic that was renamed stay
+                self._take(item.ledger_id, DELETE_OFFLOADED, owner)
+
+    def _take(self, ledger: int, action: str, topic: str) -> None:
+        if not self.world.clock.skew_ms:  # by a wrong clock its objects may be younger than its message
+            self.taken[ledger, action] = topic, self._forbids(topic)
+
+    def looked(self) -> None:
+        """A scan is through."""
+        self._forget_what_is_needed()
+        leaks = (self.world.model.ledgers[i] for i in self.world.leaks())
+        self.writing = frozenset(str(one.topic) for one in leaks if one.state is not LedgerState.CLOSED)
+
+    def _forbids(self, topic: str) -> str:
+        """Why a deletion run would keep what is of a topic, whoever took it off a list."""
+        return "an open ledger of it had leaked" if topic in self.writing else self._owner_forbids(topic)
+
+    def _forget_what_is_needed(self) -> None:
+        """What something refers to again may be kept, and all that a restore made uncertain."""
+        if self.world.restored != self.restores:
+            self.restores = self.world.restored
+            self.taken.clear()
+            self.ours.clear()
+        if self.taken:
+            live = self.world.live()
+            named = {self.world.attempts[uuid][1] for uuid in self.world.reachable() if uuid in self.world.attempts}
+            self.taken = {
+                (ledger, action): one
+                for (ledger, action), one in self.taken.items()
+                if ledger not in live and not (action == DELETE_OFFLOADED and ledger in named)
+            }
+
+    def _forget_what_ended(self, row: JournalRow) -> None:
+        """What was deleted, or is kept for a reason that is new."""
+        key = row.ledger_id, row.action
+        if key not in self.taken:
+            return
+        topic, why = self.taken[key]
+        path = f"/managed-ledgers/{Topic.parse(topic).namespace}"
+        shared = any(root.zookeeper.stat(path) is not None for root in self.world.roots.values())
+        made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
+        changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
+        changed = changed and row.action == DELETE_LEDGER
+        new = shared or (not why and (changed or self._forbids(topic)))
+        if row.outcome in (DELETED, GONE) or row.phase == "undo" or (row.outcome in (KEPT, REFUSED) and new):
+            del self.taken[key]
+
+    def _ends_well(self, row: JournalRow) -> None:
+        """What our first phase took off a list is deleted or gone, by its own message or another.
+
+        It may be dead-lettered, for what fails may fail each time, but not for a reason that was there before.
+        """
+        topic, why = self.taken.get((row.ledger_id, row.action), ("", ""))
+        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or (row.outcome == DEAD_LETTERED and why)):
+            said = f"{row.outcome}: {row.reason}" + (f" ({why})" if why else "")
+            raise Violation(f"our first phase took {row.ledger_id} off a list, and {row.action} ends as {said}")
 
     def _brought_back(self, path: str, data: bytes) -> None:
         """An undo creates what the archive holds, where it was, or the folders above it."""
@@ -280,7 +359,9 @@ class Laws:
 
     def about_to_record(self, rows: Sequence[JournalRow]) -> None:
         """Judge what the journal is told."""
+        self._forget_what_is_needed()
         for row in rows:
+            self._forget_what_ended(row)
             if row.phase == "mark" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))
                 self.marked_copies.add((row.ledger_id, row.topic))
@@ -320,6 +401,8 @@ class Laws:
 
     def was_sent(self, sent: Sent) -> None:
         """P13: however often a plan is applied, it sends no more than its cap."""
+        if not sent.error and not sent.info.plan_id:
+            self.ours.add(encode_deletion_message(sent.info))
         if sent.error or not sent.info.plan_id:
             return
         ledgers = self.sent[sent.info.plan_id]
@@ -333,7 +416,10 @@ class Laws:
         rows = self._rows_by_message()
         topics = self.world.deletion_topics
         for message in messages:
-            outcomes = rows.get(message.message_id.hex(), set())
+            said = rows.get(message.message_id.hex(), [])
+            outcomes = {row.outcome for row in said}
+            if said and message.raw in self.ours:
+                self._ends_well(said[-1])
             if outcomes & FINAL:
                 continue
             times = str(reconsume_times(message.properties) + 1)
@@ -346,11 +432,11 @@ class Laws:
             if not copied and DEAD_LETTERED not in outcomes:
                 raise Violation(f"I4: a message is acknowledged and there is no copy to retry: {message.raw[:80]!r}")
 
-    def _rows_by_message(self) -> dict[str, set[str]]:
-        found: dict[str, set[str]] = defaultdict(set)
+    def _rows_by_message(self) -> dict[str, list[JournalRow]]:
+        found: dict[str, list[JournalRow]] = defaultdict(list)
         for row in self.world.journal.rows:
             if row.phase == "delete":
-                found[json.loads(row.detail).get("message", "")].add(row.outcome)
+                found[json.loads(row.detail).get("message", "")].append(row)
         return found
 
 

@@ -14,10 +14,11 @@ from unittest.mock import patch
 from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, standing, topic_deletion, unsettled
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import RETRYING, WAITING
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
-from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.spark import phase_one, runs
 from pulsar_lifecycle.spark import undo as undoing
 from tests.fakes.metadata_store import FakeStore
 from tests.simulation.ports import SimDeadLetters, SimStore
@@ -317,6 +318,28 @@ def copies_unseen() -> AbstractContextManager[Any]:
     return patch.object(offloaded, "_judge", judge)
 
 
+def take_any_copy() -> AbstractContextManager[Any]:
+    """An offloaded ledger leaves its list wherever its copy is."""
+    return patch.object(trimming, "copy_rule", lambda offload, context: "")
+
+
+def take_beside_open_ledgers() -> AbstractContextManager[Any]:
+    """A ledger leaves its list whatever may be writing its topic."""
+    return patch.object(trimming, "intent_rule", lambda topic, context: "")
+
+
+@contextmanager
+def take_off_system_topics() -> Iterator[None]:
+    """The first phase asks for its own setting of system topics alone."""
+    real = phase_one._context
+
+    def context(cluster: Any, fingerprint: str) -> Any:
+        return replace(real(cluster, fingerprint), system_topics=cluster.settings.trimming.system_topics)
+
+    with patch.object(phase_one, "_context", context):
+        yield
+
+
 @contextmanager
 def delete_topics_at_once() -> Iterator[None]:
     """A topic is deleted first; its messages are for later."""
@@ -391,6 +414,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "never journal for a run that ended": unsettled_stays_unsaid,
     "delete offloaded copies that metadata names": any_copy_may_go,
     "delete objects whatever their age and origin": copies_unseen,
+    "take ledgers off lists whose offloaded copies no run deletes": take_any_copy,
+    "take ledgers off lists beside an open ledger that leaked": take_beside_open_ledgers,
+    "take ledgers off lists of system topics that deletion runs keep": take_off_system_topics,
     "delete topics before their messages are sent": delete_topics_at_once,
     "undo without asking the bookies": undo_without_asking,
     "acknowledge dead letters before they are sent again": redrive_unsaid,

@@ -152,6 +152,7 @@ class Operator:
         unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
         self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
         self.laws.namespaces, self.laws.sources = namespaces, sources
+        self.laws.looked()
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
 
     def plan(self) -> str:
@@ -278,6 +279,7 @@ class Operator:
         """Set every earlier scan aside, as the command of that name does."""
         self.lake.scans.clear()
         self.lake.until = self.world.clock.now_ms()
+        self.laws.taken.clear()
         return "earlier scans are set aside"
 
     def redrive(self) -> str:

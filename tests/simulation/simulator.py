@@ -423,20 +423,20 @@ def _settings(random: Random) -> Settings:
     holds = random.choice([[], [], [], ["acme/other"], ["persistent://acme/orders/placed"]])
     shared: dict[str, Any] = {"buckets": [BUCKET], "pulsar_cluster": CLUSTER}
     exclusive = shared | {"exclusive": True}
-    return Settings.model_validate(
-        {
-            **_BASE,
-            "bookkeeper": {
-                "shared_with": random.choice([[]] * 16 + [[{"name": WEST, "hosts": "west:2181"}]] * 3 + [None])
-            },
-            "orphans": {"legal_holds": holds, "system_topics": random.random() < 0.2},
-            "object_store": random.choice([None, shared, exclusive, exclusive, exclusive]),
-            "trimming": {"loaded_topics": random.random() < 0.6},
-            "apply": {"max_share": 1.0, "max_ledgers": random.choice([3, 100, 100])},
-            "deletion": {
-                "batch": random.choice([1, 2, 3, 5]),
-                "deletes_per_second": random.choice([1, 1000]),
-                "twoPhaseDeletionMaxRetryDeleteCount": random.choice([0, 2, 10]),
-            },
-        }
-    )
+    settings: dict[str, Any] = {
+        **_BASE,
+        "bookkeeper": {"shared_with": random.choice([[]] * 16 + [[{"name": WEST, "hosts": "west:2181"}]] * 3 + [None])},
+        "orphans": {"legal_holds": holds, "system_topics": random.random() < 0.2},
+        "object_store": random.choice([None, shared, exclusive, exclusive, exclusive]),
+        "trimming": {"loaded_topics": random.random() < 0.6},
+        "apply": {"max_share": 1.0, "max_ledgers": random.choice([3, 100, 100])},
+        "deletion": {
+            "batch": random.choice([1, 2, 3, 5]),
+            "deletes_per_second": random.choice([1, 1000]),
+            "twoPhaseDeletionMaxRetryDeleteCount": random.choice([0, 2, 10]),
+        },
+    }
+    settings["trimming"]["system_topics"] = random.random() < 0.3
+    if settings["object_store"] and random.random() < 0.1:
+        settings["object_store"] = settings["object_store"] | {"buckets": ["undeclared"]}
+    return Settings.model_validate(settings)
