@@ -26,7 +26,7 @@ from pulsar_lifecycle.engine import control, inventory, offloaded, release
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools, copy_of
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
-from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
+from pulsar_lifecycle.engine.unsettled import NOT_KNOWN, TWIN
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
@@ -118,7 +118,7 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
     for twin in twins:
         first = doomed[twin.path]
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
-        twin.settle(outcome, "another message of this batch is about the same ledger")
+        twin.settle(outcome, TWIN)
     _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
     for d in decisions:
         if d.outcome == WAITING and not d.message.topic:

@@ -31,6 +31,9 @@ WITHIN_MS = 7 * 86_400_000
 NOT_KNOWN = "whether it was deleted is not known"
 """How the reason of a message begins whose ledger may or may not have been deleted."""
 
+TWIN = "another message of this batch is about the same ledger"
+"""Reason of a message that shares the outcome of another one, and says nothing of its own."""
+
 ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
 """The archive's columns that :func:`unsettled` takes."""
 
@@ -49,7 +52,7 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
     keys = ["run_id", "ledger_id"]
     reason = pc.fill_null(journal.column("reason"), "")
     not_done = pc.is_in(journal.column("outcome"), pa.array([WAITING, NOT_DELETED]))
-    not_known = pc.and_(not_done, pc.starts_with(reason, NOT_KNOWN))
+    not_known = pc.and_(not_done, pc.or_(pc.starts_with(reason, NOT_KNOWN), pc.equal(reason, TWIN)))
     decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
     said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])

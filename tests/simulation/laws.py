@@ -305,7 +305,7 @@ class Laws:
             self.taken.clear()
             self.ours.clear()
         if self.taken:
-            live = self.world.live()
+            live = set(self.world.live()).union(*(topic.ledgers for topic in self.world.model.topics.values()))
             named = {self.world.attempts[uuid][1] for uuid in self.world.reachable() if uuid in self.world.attempts}
             self.taken = {
                 (ledger, action): one

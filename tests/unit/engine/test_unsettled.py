@@ -36,6 +36,7 @@ def test_what_was_archived_and_never_spoken_of_is_left() -> None:
         {"checksum": None},
         {"outcome": "waiting", "reason": "whether it was deleted is not known: the connection was lost"},
         {"outcome": "not-deleted", "reason": "whether it was deleted is not known: the connection was lost"},
+        {"outcome": "waiting", "reason": "another message of this batch is about the same ledger"},
         {"phase": "undo", "outcome": "restored", "at": 9},
     ],
 )
