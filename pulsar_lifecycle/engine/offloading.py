@@ -27,6 +27,7 @@ from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import NamedUuids, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.marking import GOES
+from pulsar_lifecycle.engine.other_copies import Spare, why_unproven
 from pulsar_lifecycle.engine.topic_write import (
     FAILED,
     LEFT_TO_BROKER,
@@ -645,13 +646,13 @@ def _without_another_copy(
     That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own pair is there.
     """
     offload = item.offload
-    if offload and offload.complete and offload.uuid:
-        with contextlib.suppress(LifecycleError):  # one that cannot be seen is no other copy
-            bucket = offload.driver_metadata.get("bucket", "")
-            if all(_heads(_objects(tools), bucket, offload.uuid, item.ledger_id)):
-                return ""
+    if offload and offload.complete:
+        spare = Spare(item.ledger_id, topic, item)
+        (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
+        if not unproven:
+            return ""
         if offload.bookkeeper_deleted:
-            return f"{_of_context(item)}, whose objects are not there or cannot be seen"
+            return f"{_of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
     elif offload and offload.bookkeeper_deleted:
         return _of_context(item)
     if all(_heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)):

@@ -56,7 +56,7 @@ def why_last(
             read.append(n)
         elif one.item or one.ledger_id in places.referenced.needed or one.ledger_id in places.referenced.offloaded:
             rest.append(n)
-    for n, why in zip(read, _not_whole([spares[n] for n in read], places, objects), strict=True):
+    for n, why in zip(read, why_unproven([spares[n] for n in read], places.buckets, objects), strict=True):
         found[n] = why
     for n, why in zip(rest, _not_in_bookkeeper([spares[n] for n in rest], places, store, reader), strict=True):
         found[n] = f"some topic lists its ledger, and no other copy of it is known: {why}" if why else ""
@@ -97,8 +97,8 @@ def _read_offload(spare: Spare) -> OffloadContext | None:
     return offload if offload and offload.complete else None
 
 
-def _not_whole(spares: Sequence[Spare], places: Places, objects: ObjectStore) -> list[str | LifecycleError]:
-    """Why the copy that each one's topic reads is not there whole; empty if it is."""
+def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: ObjectStore) -> list[str | LifecycleError]:
+    """Of each copy whose topic reads another one why that is not known to be there whole; empty if it is."""
     found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(spares)
     asked: dict[str, list[tuple[int, Copy, Naming]]] = {}
     for n, one in enumerate(spares):
@@ -107,7 +107,7 @@ def _not_whole(spares: Sequence[Spare], places: Places, objects: ObjectStore) ->
         assert offload
         bucket = offload.driver_metadata.get("bucket", "")
         s3 = (offload.driver_name or "").lower() in offload_object.S3_DRIVERS
-        if s3 and bucket in places.buckets and offload.uuid:
+        if s3 and bucket in buckets and offload.uuid:
             copy = Copy(bucket, offload.uuid, one.ledger_id)
             entries, size = one.item.entries, one.item.size
             naming = Naming(offload.uuid, one.ledger_id, True, entries, size, "", str(one.topic), "")

@@ -54,7 +54,7 @@ PLACE = (
     ("region", "r"),
     ("serviceEndpoint", "http://s3"),
 )
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({BUCKET}))
 UNKNOWN = b"\xf2\x01\x03abc"  # field 30 of a later version
 
 
@@ -1259,18 +1259,20 @@ def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("size", [None, 0, 10_000])
 def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
-    scene: Scene, there: bool, given_up: bool
+    scene: Scene, size: int | None, given_up: bool
 ) -> None:
+    """Missing its index object, cut short, or whole by its size."""
+    there = bool(size)
     begun(scene, scene.ids[:1])
     scene.law = lambda: None  # type: ignore[method-assign]
     theirs = context(complete=True, bookkeeper_deleted=given_up)
     assert theirs.uuid
     scene.offload(scene.ids[0], theirs)
-    scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), b"")
-    if there:
-        scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), b"")
+    scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), bytes(size or 0))
+    if size is not None:
+        scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), bytes(size))
     keys = scene.keys
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     _, (found,) = scene.session_again().settle()
