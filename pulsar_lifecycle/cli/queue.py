@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
 
 
-_TOLD = ["ledger_id", "action", "outcome", "reason"]
-
-
 @app.callback()
 def queue() -> None:
     """The deletion queue: main, retry and dead-letter topic."""
@@ -106,14 +103,19 @@ def _run(run: Any) -> dict[str, Any]:
 
 def _stuck(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     """What waited in both of the last two runs: it is neither retried nor dead-lettered, so somebody must look."""
+    import pyarrow.compute as pc
+
     from pulsar_lifecycle.io.journal import journal_rows
     from pulsar_lifecycle.plan.outcomes import WAITING
 
     if len(runs) < 2 or not all(run.outcomes.get(WAITING) for run in runs):
         return []
     before, now = (
-        {(row["ledger_id"], row["action"]): row["reason"] for row in rows.to_pylist() if row["outcome"] == WAITING}
-        for rows in (journal_rows(lake, run_id=run.run_id).select(_TOLD) for run in runs)
+        {
+            (row["ledger_id"], row["action"]): row["reason"]
+            for row in journal_rows(lake, run_id=run.run_id).filter(pc.field("outcome") == WAITING).to_pylist()
+        }
+        for run in runs
     )
     stuck = Counter(reason for key, reason in now.items() if key in before)
     return [

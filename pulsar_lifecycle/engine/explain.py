@@ -329,7 +329,8 @@ def _referring(rows: list[Row]) -> str:
 def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History) -> list[str]:
     """What an operator should know beside the answer."""
     notes: list[str] = []
-    if ledger and history.deletions():
+    deletions = history.deletions()
+    if ledger and deletions:
         notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
     for row in history.deletions(DELETE_OFFLOADED):
         notes.append(f"run {row['run_id']} deleted an offloaded copy of it, which no undo brings back: {row['reason']}")
@@ -340,7 +341,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
     if verdict is Verdict.DELETED:
         lost = False
         for row in history.journal:
-            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row not in history.deletions())
+            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row not in deletions)
         notes.append(
             "the job undo_deletions found it lost since: the bookies have collected its entries"
             if lost
