@@ -60,17 +60,22 @@ _TOPIC_POLICIES = ("offloadPolicies", "retention")
 class Policies:
     """What decides which ledgers go: by namespace, and by topic where a topic has policies of its own.
 
-    ``problems`` are what the plan cannot be applied with, ``warnings`` what the operator should know.
+    ``left_out``: namespace or topic -> why nothing of it is touched. ``problems`` are what the plan cannot be applied
+    with, ``warnings`` what the operator should know.
     """
 
     by_namespace: Mapping[str, tuple[OffloadPolicy, Retention]]
     by_topic: Mapping[str, tuple[OffloadPolicy, Retention]]
+    left_out: Mapping[str, str]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
 
-    def of(self, topic: str, namespace: str) -> tuple[OffloadPolicy, Retention]:
-        """Policy and retention of a topic; a partition has those of its partitioned topic."""
-        return self.by_topic.get(str(Topic.parse(topic).partitioned_parent), self.by_namespace[namespace])
+    def of(self, topic: Topic) -> tuple[OffloadPolicy, Retention, str]:
+        """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
+        own, namespace = str(topic.partitioned_parent), str(topic.namespace)
+        if own in self.by_topic:
+            return *self.by_topic[own], self.left_out.get(own, "")
+        return *self.by_namespace[namespace], self.left_out.get(namespace, "")
 
 
 def make_offload_plan(
@@ -203,14 +208,14 @@ class _Judging:
 
     def _of_topic(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
         topic = Topic.parse(row["topic"])
+        policy, retention, left_out = self.policies.of(topic)
         state = TopicState(
             row["topic"],
             row["namespace"],
             row["ledgers"] or [],
             row["topic"] in self.loaded,
-            trimming.topic_rule(topic, row["shadow_source"] or "", self.context),
+            trimming.topic_rule(topic, row["shadow_source"] or "", self.context) or left_out,
         )
-        policy, retention = self.policies.of(row["topic"], row["namespace"])
         return offload.judge(
             state,
             policy,
@@ -246,8 +251,11 @@ def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandb
         else:
             by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found), documents, broker)
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
-    problems += object_store_problems(in_use, settings.object_store)
-    return Policies(found, by_topic, tuple(dict.fromkeys(problems)), tuple(unproven(in_use)))
+    left_out = unlike_object_store(in_use, settings.object_store)
+    said = [f"{name} is left out: {why}" for name, why in left_out.items()]
+    if len(left_out) == len(in_use):
+        problems, said = [*problems, *said], []
+    return Policies(found, by_topic, left_out, tuple(problems), (*said, *unproven(in_use)))
 
 
 def broker_layer(
@@ -314,25 +322,25 @@ def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
     return [f"{name}: {offload.BOOKKEEPER_FIRST}" for name, policy in policies.items() if not policy.tiered_first]
 
 
-def object_store_problems(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> list[str]:
-    """Where what the brokers read from is not what we would write to; ``policies`` by namespace or topic."""
-    if not policies:
-        return []
+def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, str]:
+    """How what the brokers read from is not what we would write to, by the namespace or topic of ``policies``."""
     if store is None:
-        return ["object_store is not set: there is nowhere to offload to"]
-    problems: list[str] = []
+        return dict.fromkeys(policies, "object_store is not set: there is nowhere to offload to")
+    found = dict[str, str]()
     for name, policy in policies.items():
-        where = f"{name}: driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}"
-        if not policy.bucket:
-            problems.append(f"{where}: no API shows its bucket; say in offload.brokers what broker.conf says of it")
-        elif policy.bucket not in store.buckets:
-            problems.append(f"{where}: its bucket {policy.bucket} is not one of object_store.buckets")
-        if policy.endpoint and policy.endpoint != store.endpoint:
-            problems.append(f"{where}: its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}")
-        if policy.region and not policy.endpoint and policy.region != store.region:
-            problems.append(f"{where}: its region is {policy.region}, object_store.region {store.region!r}")
-        if policy.block_size is not None and policy.block_size < MIN_BLOCK_SIZE:
-            problems.append(
-                f"{where}: its MaxBlockSizeInBytes is {policy.block_size}, S3 needs {MIN_BLOCK_SIZE} or more"
-            )
-    return problems
+        if why := "; ".join(_unlike(policy, store)):
+            found[name] = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}: {why}"
+    return found
+
+
+def _unlike(policy: OffloadPolicy, store: ObjectStoreSettings) -> Iterator[str]:
+    if not policy.bucket:
+        yield "no API shows its bucket; say in offload.brokers what broker.conf says of it"
+    elif policy.bucket not in store.buckets:
+        yield f"its bucket {policy.bucket} is not one of object_store.buckets"
+    if policy.endpoint and policy.endpoint != store.endpoint:
+        yield f"its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}"
+    if policy.region and not policy.endpoint and policy.region != store.region:
+        yield f"its region is {policy.region}, object_store.region {store.region!r}"
+    if policy.block_size is not None and policy.block_size < MIN_BLOCK_SIZE:
+        yield f"its MaxBlockSizeInBytes is {policy.block_size}, S3 needs {MIN_BLOCK_SIZE} or more"

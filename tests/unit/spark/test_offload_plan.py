@@ -12,10 +12,11 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
-from pulsar_lifecycle.plan.offload_policy import BROKER_READ_PRIORITY, in_force
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.offload_policy import BROKER_READ_PRIORITY, DRIVER, in_force, retention_in_force
 from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_LEDGER, DELETED, KEPT, MARKED, RELEASE, RETRYING, SENT
-from pulsar_lifecycle.settings import OffloadSettings
-from pulsar_lifecycle.spark.offload_plan import broker_layer, in_flight, queued, unproven
+from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
+from pulsar_lifecycle.spark.offload_plan import Policies, broker_layer, in_flight, queued, unlike_object_store, unproven
 from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
 from tests.unit.io.test_journal import PROOF, ROW
 
@@ -43,6 +44,31 @@ def test_namespaces_where_reading_proves_nothing_are_named() -> None:
     policies = {"t/a": in_force(None, None, {}), "t/b": in_force(None, None, {BROKER_READ_PRIORITY: BOOKKEEPER})}
     (said,) = unproven(policies)
     assert said.startswith("t/b: brokers read BookKeeper first")
+
+
+# ------------------------------------------------------------------------------------------- what the brokers read from
+
+
+def test_a_namespace_with_a_bucket_of_its_own_is_left_out_alone() -> None:
+    ours = {DRIVER: "S3", "managedLedgerOffloadBucket": "tiered", "managedLedgerOffloadServiceEndpoint": "http://s3"}
+    theirs = {"offload_policies": {"managedLedgerOffloadBucket": "theirs", "managedLedgerOffloadServiceEndpoint": "x"}}
+    policies = {"t/a": in_force(None, None, ours), "t/b": in_force(None, theirs, ours)}
+    left_out = unlike_object_store(policies, ObjectStoreSettings(buckets=("tiered",), endpoint="http://s3"))
+    assert left_out == {
+        "t/b": "driver S3 of the broker: its bucket theirs is not one of object_store.buckets; "
+        "its endpoint is x, object_store.endpoint 'http://s3'"
+    }
+    assert set(unlike_object_store(policies, None)) == {"t/a", "t/b"}
+
+
+def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -> None:
+    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
+    by_topic = {"persistent://t/b/own": (policy, retention)}
+    policies = Policies({"t/b": (policy, retention)}, by_topic, {"t/b": "its bucket"}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == ("", "its bucket")
+    policies = Policies({"t/b": (policy, retention)}, by_topic, {"persistent://t/b/own": "its bucket"}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == ("its bucket", "")
 
 
 # --------------------------------------------------------------------------------------------------- messages under way
