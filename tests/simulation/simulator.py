@@ -328,14 +328,12 @@ class _Schedule:
             self.result.facts["report-only at the end"] += 1
             return
         self.say(f"peace: {self._calmly(lambda: operator.apply(summary.plan_id))}")
-        topics = world.deletion_topics
         for _ in range(13):
             world.wait_ms(HOUR)
-            if topics.waiting:
-                self.say(f"peace: {self._calmly(operator.scan)}")
-                self.say(f"peace: {self._calmly(operator.delete)}")
-            else:
+            if not self._undecided():
                 break
+            self.say(f"peace: {self._calmly(operator.scan)}")
+            self.say(f"peace: {self._calmly(operator.delete)}")
         self._all_done(summary, rows.column("ledger_id").to_pylist())
 
     def _scans_mislead(self) -> bool:
@@ -386,12 +384,16 @@ class _Schedule:
         finally:
             self.world.zookeeper.open.clear()
 
-    def _all_done(self, summary: Any, planned: list[int]) -> None:
-        world = self.world
-        left = [raw[:200] for _, _, raw, _ in world.deletion_topics.waiting.values()]
+    def _undecided(self) -> list[bytes]:
+        """The messages that runs must be able to settle."""
+        left = [raw[:200] for _, _, raw, _ in self.world.deletion_topics.waiting.values()]
         if self.operator.settings.object_store is None:  # nothing can be said of offloaded copies: they wait
             left = [raw for raw in left if b"OFFLOAD" not in raw.upper()]
-        if left:
+        return left
+
+    def _all_done(self, summary: Any, planned: list[int]) -> None:
+        world = self.world
+        if left := self._undecided():
             raise Violation(f"liveness: after all the queue still holds {left}")
         live = world.live()
         caps = self.operator.settings.apply.max_ledgers
