@@ -142,6 +142,7 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
             "sent": done.sent,
             "failed": done.failed,
             "looked at": done.looked,
+            "not handed out by the broker": done.withheld,
             "unparseable, left": done.unparseable,
             "sent again": dead_letters.sample(done.sample),
         }
@@ -149,6 +150,12 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
     if done.failed:
         raise dg.Failure(
             f"{done.failed} dead letters could not be sent, the first: {done.first_error}; they are where they were"
+        )
+    if done.withheld:
+        raise dg.Failure(
+            f"{done.sent} were sent, and {done.withheld} dead letters were never seen: another consumer holds them, or "
+            f"the {done.looked} before them, of which too many are not wanted, fill up maxUnackedMessagesPerConsumer; "
+            "end that consumer, or redrive what is in front first, without a filter"
         )
 
 

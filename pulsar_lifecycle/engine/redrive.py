@@ -129,9 +129,13 @@ def chosen(letters: Sequence[Letter], wanted: Wanted, room: int) -> list[Letter]
 
 @dataclass(slots=True)
 class Redriven:
-    """How a redrive went; ``looked`` is how many dead letters it saw."""
+    """How a redrive went; ``looked`` is how many dead letters it saw, ``withheld`` how many the broker kept back.
+
+    A broker hands a consumer no more than ``maxUnackedMessagesPerConsumer`` (50,000) that it has not acknowledged.
+    """
 
     looked: int = 0
+    withheld: int = 0
     sent: int = 0
     failed: int = 0
     unparseable: int = 0
@@ -160,7 +164,7 @@ def redrive(
     Ends after ``max_messages``, or once none comes for ``wait_ms``. Raises Paused or LeaseLost between
     batches; nothing of a batch is then half done.
     """
-    done = Redriven()
+    done, there = Redriven(), letters.backlog()
     for taken in _batches(letters, wait_ms, lambda: _may_go_on(store, lease)):
         seen = letters_of(taken, reasons)
         done.looked += len(seen)
@@ -178,6 +182,8 @@ def redrive(
         progress(f"{done.looked} dead letters looked at, {done.sent} sent again, {done.failed} failed")
         if done.sent >= max_messages or errors:
             break
+    else:
+        done.withheld = max(0, there - done.looked)
     return done
 
 

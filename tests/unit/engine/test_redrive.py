@@ -144,6 +144,15 @@ def test_the_cap_holds_over_batches(scene: Scene) -> None:
     assert len(scene.buried) == BATCH - 3
 
 
+def test_what_the_broker_keeps_back_is_told(scene: Scene) -> None:
+    scene.bury(*(intent(n) for n in range(BATCH + 3)))
+    unwanted = Wanted(ledger_ids=frozenset({BATCH + 1}))
+    assert scene.redrive(unwanted).withheld == 0
+    scene.topics.held.update(list(scene.topics.dead_letters)[-2:])
+    done = scene.redrive(unwanted)
+    assert (done.sent, done.looked, done.withheld) == (0, BATCH, 2)
+
+
 def test_what_cannot_be_parsed_is_shown_and_stays(scene: Scene) -> None:
     scene.topics.publish(b"not json", topic=DLQ_TOPIC)
     scene.bury(intent(1))
