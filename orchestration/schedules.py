@@ -117,7 +117,7 @@ def _unconfirmed(settings: Settings, now: int) -> str:
     """Why no scan made now could be confirmed by an earlier one. Without any, a run is to make the first."""
     declared = settings.bookkeeper.shared_with
     roots = None if declared is None else [root.name for root in declared]
-    epochs = [e for e in Lake(settings.lake.path).epochs() if e.cluster == settings.cluster and e.covers(roots)]
+    epochs = [e for e in Lake(settings.lake.path).epochs(cluster=settings.cluster) if e.covers(roots)]
     if not epochs:
         return ""
     wait = settings.orphans.confirm_after - (now - epochs[0].started_at) / 1000

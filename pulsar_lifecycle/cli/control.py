@@ -68,7 +68,7 @@ def accept_restore(
         raise UsageError("accept-restore: say what was restored, and from when")
     settings = settings_of(context)
     lake = Lake(settings.lake.path)
-    aside = [e for e in lake.epochs() if e.cluster == settings.cluster]
+    aside = lake.epochs(cluster=settings.cluster)
     broken = next((e.broken for e in reversed(aside) if e.broken), "")
     if not broken and not anyway:
         raise Refused(
@@ -104,17 +104,17 @@ def _status(settings: Settings) -> dict[str, Any]:
     from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
     lake = Lake(settings.lake.path)
-    every, root = lake.epochs(), settings.bookkeeper.ledgers_root
+    scans, root = lake.epochs(cluster=settings.cluster), settings.bookkeeper.ledgers_root
     refused = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [SWITCHED_OFF]
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, root)
-        broken = history.broken_since(store, [e for e in every if e.cluster == settings.cluster], fingerprint, root)
+        broken = history.broken_since(store, scans, fingerprint, root)
         refused += [broken] if broken else []
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
         owed = owed_unloads(store)
         latency = store.latency_ms()
-    epochs = [e for e in every if e.fingerprint == fingerprint]
+    epochs = [e for e in scans if e.fingerprint == fingerprint]
     plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
     newest = epochs[-1] if epochs else None
     try:

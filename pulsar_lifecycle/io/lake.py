@@ -202,7 +202,7 @@ class Lake:
 
         The latter may say that it began later, if a clock was wrong. Removes nothing.
         """
-        scans = [e.epoch_id for e in self.epochs() if e.cluster == cluster and e.started_at > now]
+        scans = [e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now]
         document = {"until": now, "scans": [*self._set_aside(cluster).scans, *scans], "reason": reason}
         self._write_document(f"{SET_ASIDE}/{cluster}.json", document)
 
@@ -252,16 +252,19 @@ class Lake:
         """The context of a finished epoch's decisions."""
         return self._parsed(f"epochs/{epoch_id}/{CONTEXT}", Context.from_json)
 
-    def epochs(self, fingerprint: str = "") -> list[Epoch]:
-        """Finished epochs, oldest first, without those set aside; of one metadata store if a fingerprint is given."""
+    def epochs(self, fingerprint: str = "", cluster: str = "") -> list[Epoch]:
+        """Finished epochs, covered or not, oldest first, without those set aside.
+
+        Of one metadata store if its fingerprint is given, of one cluster's name if that is.
+        """
         found: list[Epoch] = []
         for name in self._folders("epochs"):
             epoch = self._document(f"epochs/{name}/epoch.json", Epoch.from_json)
             if epoch is not None:
                 found.append(epoch)
-        aside = {cluster: self._set_aside(cluster) for cluster in {e.cluster for e in found}}
-        wanted = [e for e in found if not aside[e.cluster].holds(e) and fingerprint in ("", e.fingerprint)]
-        return sorted(wanted, key=lambda e: e.started_at)
+        found = [e for e in found if fingerprint in ("", e.fingerprint) and cluster in ("", e.cluster)]
+        aside = {name: self._set_aside(name) for name in {e.cluster for e in found}}
+        return sorted((e for e in found if not aside[e.cluster].holds(e)), key=lambda e: e.started_at)
 
     def prune(self, now: int) -> list[str]:
         """Remove epochs that are kept no longer: all of 48 hours stay, then the last covered one of each of 30 days.

@@ -45,7 +45,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     with KazooStore(settings.zookeeper, read_only=True) as store:
         # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
         # Listed before the counters are read: one that finishes in between is later, and no sign of a restore.
-        previous = [e for e in lake.epochs() if e.cluster == settings.cluster and e.epoch_id != epoch_id]
+        previous = [e for e in lake.epochs(cluster=settings.cluster) if e.epoch_id != epoch_id]
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
         last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)

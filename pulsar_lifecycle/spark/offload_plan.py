@@ -45,7 +45,6 @@ from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
 from pulsar_lifecycle.ports import BrokerAdmin
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
-from pulsar_lifecycle.spark.runs import scans
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.sources import configuration_settings
 
@@ -93,7 +92,8 @@ def make_offload_plan(
     with KazooStore(settings.zookeeper, read_only=True) as store:
         open_ones = attempts.open_attempts(store)
         sandbox = control.is_sandbox(store)
-        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
+        scans = cluster.lake.epochs(cluster=settings.cluster)
+        broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root)
     gaps += [broken] if broken and broken not in gaps else []
     gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
     policies = _policies(cluster, epoch, namespaces, sandbox)

@@ -42,7 +42,7 @@ def redrive_now(
     ):
         control.check_not_paused(store)
         root = settings.bookkeeper.ledgers_root
-        scans = [e for e in Lake(settings.lake.path).epochs() if e.cluster == settings.cluster]
+        scans = Lake(settings.lake.path).epochs(cluster=settings.cluster)
         history.check_history(store, scans, cluster_fingerprint(store, root), root)
         with held_lease(settings, store, f"redrive {run_id}") as lease:
             return redrive(

@@ -100,7 +100,8 @@ def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
     root = settings.bookkeeper.ledgers_root
     with KazooStore(settings.zookeeper, read_only=True) as store:
         gaps += _below_floor(settings, control.is_sandbox(store))
-        broken = history.broken_since(store, scans(cluster), cluster_fingerprint(store, root), root)
+        scans = cluster.lake.epochs(cluster=settings.cluster)
+        broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root)
     return gaps + ([broken] if broken and broken not in gaps else [])
 
 
@@ -172,11 +173,6 @@ def _roots(cluster: Cluster) -> tuple[str, ...] | None:
     return None if declared is None else tuple(root.name for root in declared)
 
 
-def scans(cluster: Cluster) -> list[Epoch]:
-    """The finished scans of this cluster's name that are kept, covered or not, of whatever metadata store."""
-    return [e for e in cluster.lake.epochs() if e.cluster == cluster.settings.cluster]
-
-
 def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
     """The store's fingerprint, if effects may begin: switched on, not paused, and the store did not go back in time.
 
@@ -193,7 +189,7 @@ def check_store(cluster: Cluster, store: MetadataStore) -> str:
     """The store's fingerprint, if it is a later state of what the scans saw. Raises Refused."""
     root = cluster.settings.bookkeeper.ledgers_root
     fingerprint = cluster_fingerprint(store, root)
-    history.check_history(store, scans(cluster), fingerprint, root)
+    history.check_history(store, cluster.lake.epochs(cluster=cluster.settings.cluster), fingerprint, root)
     return fingerprint
 
 

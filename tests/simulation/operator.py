@@ -59,7 +59,7 @@ class Lake:
         self.until = -1
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
 
-    def epochs(self, fingerprint: str = "") -> list[Epoch]:
+    def epochs(self, fingerprint: str = "", cluster: str = "") -> list[Epoch]:
         found = [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
         return sorted(found, key=lambda e: e.started_at)
 
@@ -323,6 +323,7 @@ class Operator:
             "marked_offloads": self._marked_offloads,
             "OffloadUuidsOf": lambda lake, epoch_id: self.lake.scan(epoch_id).offload_uuids,
             "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
+            "Lake": lambda path: self.lake,
             "PulsarDeadLetterQueue": lambda *_, **__: self._dead_letters(),
             "dead_letter_reasons": lambda *_: {},
             "last_archived": self._last_archived,

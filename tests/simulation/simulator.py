@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.settings import Settings
@@ -259,6 +260,7 @@ class _Schedule:
     def _process(self, random: Random, what: str, work: Callable[[], str], faulty: float = FAULTY) -> str:
         """One process of the control plane, to which something may happen."""
         world, operator = self.world, self.operator
+        world.wait_ms(1)  # no two processes journal at one moment
         interceptor = new_interceptor(world)
         operator.between = None
         if random.random() < faulty and what not in ("pause", "resume"):
@@ -386,10 +388,11 @@ class _Schedule:
 
     def _undecided(self) -> list[bytes]:
         """The messages that runs must be able to settle."""
-        left = [raw[:200] for _, _, raw, _ in self.world.deletion_topics.waiting.values()]
+        topics = self.world.deletion_topics
+        left = [topics.received(number) for number in topics.waiting]
         if self.operator.settings.object_store is None:  # nothing can be said of offloaded copies: they wait
-            left = [raw for raw in left if b"OFFLOAD" not in raw.upper()]
-        return left
+            left = [m for m in left if not m.info or m.info.ledger_type is not LedgerType.OFFLOAD_LEDGER]
+        return [message.raw[:200] for message in left]
 
     def _all_done(self, summary: Any, planned: list[int]) -> None:
         world = self.world
