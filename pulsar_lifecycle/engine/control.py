@@ -214,8 +214,9 @@ def owed_by(store: MetadataStore, guard: tuple[str, int]) -> list[OwedUnload | B
     Not those of another lease while somebody holds it, who may not have written yet. What such a one owes from now on
     has another version.
     """
+    found = owed_unloads(store)  # before the holders are read: one that begins after that owes another version
     busy = {lease for lease in UNLOAD_OWED if lease != guard[0] and store.read([holder_of(lease)])[0] is not None}
-    return [one for one in owed_unloads(store) if isinstance(one, BrokenOwed) or one.lease not in busy]
+    return [one for one in found if isinstance(one, BrokenOwed) or one.lease not in busy]
 
 
 def _owed(path: str, lease: str, node: Node | Unread) -> OwedUnload | BrokenOwed:

@@ -208,6 +208,8 @@ class _Trim:
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, Marked] = {}
         self._czxids: dict[int, int | None] = {}
+        self._copies: dict[int, str] = {}
+        """Ledger id -> the offloaded copy that its journalled mark names; empty if none."""
         self._outcomes: dict[int, Marked] = {}
         self._write = TopicWrite(tools.store, tools.admin, permit, tools.clock, order.topic)
 
@@ -310,7 +312,8 @@ class _Trim:
             return False
         removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
         about = [replace(removed[i], reason="about to be taken off its topic's list") for i in leaving]
-        self._journal(MARKED, [one for one in about if one.ledger_id not in self._marked])
+        self._journal(MARKED, [o for o in about if self._copies.get(o.ledger_id) != self._copy_sent(o.ledger_id)])
+        self._copies |= {i: self._copy_sent(i) for i in leaving}
         self._marked |= removed
         self._permit.check(store)
         self._write.owe(loaded)
@@ -364,13 +367,17 @@ class _Trim:
         now = self._tools.clock.now_ms()
         self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
 
+    def _copy_sent(self, ledger_id: int) -> str:
+        """The UUID of the offloaded copy that a message about a ledger names; empty if there is none."""
+        return "".join(copy_of(sent.info) for (one, _), sent in self._sent.items() if one == ledger_id)
+
     def _row(self, one: Marked, now: int) -> JournalRow:
         sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
         detail = {
             "czxid": self._czxids.get(one.ledger_id),
             "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
-            "uuid": "".join(copy_of(s.info) for s in sent.values()),
+            "uuid": self._copy_sent(one.ledger_id),
         }
         return journal_row(self._run, one, kind, detail, now)
 

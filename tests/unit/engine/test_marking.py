@@ -795,6 +795,19 @@ def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene
     raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
     contexts = [info.offload_context for info in map(decode_deletion_message, raws) if info.offload_context]
     assert [context.lsb for context in contexts] == [9, 10]
+    assert marked_copies(scene, MARKED) == [str(UUID(int=9)), str(UUID(int=10))]
+
+
+def test_a_ledger_that_is_offloaded_while_it_is_trimmed_is_marked_with_its_copy(scene: Scene) -> None:
+    scene.load()
+    copy = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
+    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: copy}))
+    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
+    assert marked_copies(scene, MARKED) == ["", str(copy.uuid)]
+
+
+def marked_copies(scene: Scene, outcome: str) -> list[str]:
+    return [json.loads(row.detail)["uuid"] for row in scene.journalled("mark") if row.outcome == outcome]
 
 
 def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:

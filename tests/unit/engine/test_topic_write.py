@@ -363,6 +363,20 @@ def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_come
     assert scene.owed == []
 
 
+def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() -> None:
+    """It has not written yet: settled now, nothing would be owed when it dies after its write."""
+    scene = Scene()
+
+    def begin(operation: Operation) -> None:
+        if operation == Operation("read", (control.holder_of(OTHER_LEASE),)) or operation.name == "children":
+            scene.store.before = lambda _: None
+            other = Other(scene)
+            control.owe_unload(other.store, OwedUnload(TOPIC, True, 1, OTHER_LEASE))
+
+    scene.store.before = begin
+    assert control.owed_by(scene.store, scene.permit.guard) == []
+
+
 def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
     scene = Scene()
     owed = OwedUnload(TOPIC, True, 1, LEASE)
