@@ -368,7 +368,7 @@ def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() 
     scene = Scene()
 
     def begin(operation: Operation) -> None:
-        if operation == Operation("read", (control.holder_of(OTHER_LEASE),)) or operation.name == "children":
+        if operation.name == "children":
             scene.store.before = lambda _: None
             other = Other(scene)
             control.owe_unload(other.store, OwedUnload(TOPIC, True, 1, OTHER_LEASE))
