@@ -65,10 +65,11 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An offloaded copy that our first phase asks to be deleted; ``uuid`` None, where its mark does not say: any."""
+    """An offloaded copy that our first phase asks to be deleted; None, where its mark does not say which: any."""
 
     topic: str
     uuid: UUID | None = None
+    bucket: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,11 @@ def copy_of(info: PendingDeleteLedgerInfo) -> str:
     """The UUID of the offloaded copy that a message is about; empty if it is about none."""
     context = info.offload_context
     return str(offload_object.uuid_of(context.msb, context.lsb)) if context else ""
+
+
+def bucket_of(info: PendingDeleteLedgerInfo) -> str:
+    """The bucket where a message says that the offloaded copy is; empty if it names none."""
+    return info.offload_context.metadata.get("bucket", "") if info.offload_context else ""
 
 
 @dataclass(slots=True)

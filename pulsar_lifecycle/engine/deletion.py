@@ -400,6 +400,8 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
         detail["reconsume_times"] = times
     if info and (uuid := copy_of(info)):
         detail["uuid"] = uuid
+    if "bucket" in d.extra:
+        detail["bucket"] = d.extra["bucket"]
     if "objects" in d.extra:
         detail["objects"] = d.extra["objects"]
     if "released" in d.extra:

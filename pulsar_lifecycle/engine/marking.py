@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
-from pulsar_lifecycle.engine.decision import Tools, copy_of
+from pulsar_lifecycle.engine.decision import Tools, bucket_of, copy_of
 from pulsar_lifecycle.engine.topic_write import (
     ATTEMPTS,
     FAILED,
@@ -207,9 +207,8 @@ class _Trim:
         self._run, self._tools, self._permit, self._order = run, tools, permit, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, Marked] = {}
-        self._czxids: dict[int, int | None] = {}
-        self._copies: dict[int, str] = {}
-        """Ledger id -> the offloaded copy that its journalled mark names; empty if none."""
+        self._marks: dict[int, Mapping[str, Any]] = {}
+        """Ledger id -> what its journalled mark names."""
         self._outcomes: dict[int, Marked] = {}
         self._write = TopicWrite(tools.store, tools.admin, permit, tools.clock, order.topic)
 
@@ -287,9 +286,6 @@ class _Trim:
         for sent in send_messages(self._run, self._tools, todo, lengths):
             self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
         leaving = trimming.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
-        for ledger_id in view.goes:
-            copy = view.copies.get(ledger_id)
-            self._czxids[ledger_id] = copy.row["czxid"] if copy and copy.row else None
         for ledger_id in view.goes[len(leaving) :]:
             error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
             why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"
@@ -312,8 +308,8 @@ class _Trim:
             return False
         removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
         about = [replace(removed[i], reason="about to be taken off its topic's list") for i in leaving]
-        self._journal(MARKED, [o for o in about if self._copies.get(o.ledger_id) != self._copy_sent(o.ledger_id)])
-        self._copies |= {i: self._copy_sent(i) for i in leaving}
+        self._journal(MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
+        self._marks |= {i: self._mark(i) for i in leaving}
         self._marked |= removed
         self._permit.check(store)
         self._write.owe(loaded)
@@ -367,18 +363,15 @@ class _Trim:
         now = self._tools.clock.now_ms()
         self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
 
-    def _copy_sent(self, ledger_id: int) -> str:
-        """The UUID of the offloaded copy that a message about a ledger names; empty if there is none."""
-        return "".join(copy_of(sent.info) for (one, _), sent in self._sent.items() if one == ledger_id)
+    def _mark(self, ledger_id: int) -> dict[str, Any]:
+        """What its acknowledged messages ask for."""
+        return mark_of([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
 
     def _row(self, one: Marked, now: int) -> JournalRow:
         sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
-        detail = {
-            "czxid": self._czxids.get(one.ledger_id),
-            "messages": {kind.value: s.message_id.hex() for kind, s in sent.items()},
-            "uuid": self._copy_sent(one.ledger_id),
-        }
+        messages = {kind.value: s.message_id.hex() for kind, s in sent.items()}
+        detail = {"messages": messages, **self._mark(one.ledger_id)}
         return journal_row(self._run, one, kind, detail, now)
 
 
@@ -400,6 +393,15 @@ def send_messages(
         rows.append(replace(row, phase="send"))
     tools.journal.record(rows)
     return outcomes
+
+
+def mark_of(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
+    """What a mark says of the copies that a ledger's messages are about; where there is no message it asks for none.
+
+    ``czxid`` is what waives the grace period of exactly the ledger whose own message went with the mark.
+    """
+    own = next((m.czxid for m in messages if m.ledger_type is LedgerType.LEDGER), None)
+    return {"czxid": own, "uuid": "".join(map(copy_of, messages)), "bucket": "".join(map(bucket_of, messages))}
 
 
 def journal_row(run: TopicRun, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import BrokenAttempt
-from pulsar_lifecycle.engine.decision import Decision, Run, Tools
+from pulsar_lifecycle.engine.decision import Decision, Run, Tools, bucket_of
 from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last
 from pulsar_lifecycle.engine.owners import ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
@@ -95,7 +95,7 @@ def _confirm(
 
 def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
     """What can be said without asking anybody."""
-    context, bucket = _context(d), _bucket(d)
+    context, bucket = _context(d), bucket_of(d.info)
     topic = Topic.parse(d.info.topic_name)
     namespace, owner = orphans.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
@@ -113,6 +113,8 @@ def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
         d.settle(KEPT, f"{rule[0]}: {rule[1]}")
     elif run.evidence.offloads.undecoded:
         d.settle(WAITING, "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy")
+    else:
+        d.extra["bucket"] = bucket
 
 
 def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
@@ -203,7 +205,7 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     d.length = sum(one.size for one in found)
     d.checksum = found[0].etag
     d.extra["objects"] = [
-        {"bucket": _bucket(d), "key": h.key, "size": h.size, "etag": h.etag, "last_modified": h.last_modified}
+        {"bucket": bucket_of(d.info), "key": h.key, "size": h.size, "etag": h.etag, "last_modified": h.last_modified}
         for h in found
     ]
     why = next((why for one in found if (why := _not_ours(run, d, one))), "")
@@ -254,16 +256,12 @@ def _marked_at(run: Run, d: Decision) -> int | None:
     asked, at = run.evidence.offloads.marked.get(d.info.ledger_id, (None, 0))
     if asked is None or asked.topic != d.info.topic_name:
         return None
-    return at if asked.uuid in (None, _uuid(d)) else None
+    return at if asked.uuid in (None, _uuid(d)) and asked.bucket in (None, bucket_of(d.info)) else None
 
 
 def _context(d: Decision) -> OffloadContext:
     assert d.info.offload_context is not None
     return d.info.offload_context
-
-
-def _bucket(d: Decision) -> str:
-    return _context(d).metadata.get("bucket", "")
 
 
 def _uuid(d: Decision) -> UUID:
@@ -282,7 +280,7 @@ def _open(copies: Sequence[Decision]) -> list[Decision]:
 def _by_bucket(copies: Iterable[Decision]) -> list[tuple[str, list[Decision]]]:
     groups: dict[str, list[Decision]] = {}
     for d in copies:
-        groups.setdefault(_bucket(d), []).append(d)
+        groups.setdefault(bucket_of(d.info), []).append(d)
     return list(groups.items())
 
 

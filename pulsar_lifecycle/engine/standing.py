@@ -21,6 +21,7 @@ from pulsar_lifecycle.formats.compression import unwrap
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
+from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.plan.orphans import full_names
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 
@@ -182,7 +183,8 @@ def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int
         if isinstance(node, Node):
             nodes.append(node)
         elif node is not None:
-            found[ledger_id] = {"ledger_id": ledger_id, "error": node.reason, "length": 0}
+            unread = {"ledger_id": ledger_id, "error": node.reason, "length": 0}
+            found[ledger_id] = dict.fromkeys(tables.BOOKKEEPER_LEDGERS.names) | unread
     if nodes:
         found |= {row["ledger_id"]: row for row in inventory.ledger_rows(nodes, root).to_pylist()}
     return found

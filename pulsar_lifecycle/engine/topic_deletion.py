@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
-from pulsar_lifecycle.engine.decision import Tools, copy_of
-from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, journal_row, send_messages
+from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, journal_row, mark_of, send_messages
 from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
@@ -125,8 +125,8 @@ def _journalled(
     now = tools.clock.now_ms()
     marked = _marked(topic, named, outcome, reason)
     rows: list[JournalRow] = []
-    for one, (row, messages) in zip(marked, named.values(), strict=True):
-        detail = {"czxid": row["czxid"] if row else None, "uuid": "".join(map(copy_of, messages))}
+    for one, (_, messages) in zip(marked, named.values(), strict=True):
+        detail = mark_of(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     tools.journal.record(rows)
     return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reason)]

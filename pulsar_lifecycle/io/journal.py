@@ -224,7 +224,7 @@ def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
     for row in _open(lake, cluster, True):
         with contextlib.suppress(ValueError):  # not as we write it: it asks for nothing
             uuid_of = None if row["uuid"] is None else UUID(row["uuid"])
-            found[row["ledger_id"]] = Asked(row["topic"], uuid_of), row["at"]
+            found[row["ledger_id"]] = Asked(row["topic"], uuid_of, row["bucket"]), row["at"]
     return found
 
 
@@ -265,31 +265,34 @@ def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     left = _scan(lake, JOURNAL, JOURNAL_SCHEMA, stayed, ["ledger_id", "at"])
     if offloaded:
         ended = _scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at", "detail"])
-        return open_copies(_with_uuids(marked), left, _with_uuids(ended)).to_pylist()
+        return open_copies(_with_copies(marked), left, _with_copies(ended)).to_pylist()
     ended = _scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at"])
     return open_marks(marked, pa.concat_tables([left, ended])).to_pylist()
 
 
-def _with_uuids(rows: pa.Table) -> pa.Table:
-    """Rows and the ``uuid`` that their ``detail`` names; null where it says nothing of one."""
-    found = pc.extract_regex(rows.column("detail"), '"uuid": "(?P<uuid>[^"]*)"')
-    return rows.append_column("uuid", pc.struct_field(found, "uuid"))
+def _with_copies(rows: pa.Table) -> pa.Table:
+    """Rows and the ``uuid`` and ``bucket`` that their ``detail`` names; null where it says nothing of one."""
+    for name in ("uuid", "bucket"):
+        found = pc.extract_regex(rows.column("detail"), f'"{name}": "(?P<{name}>[^"]*)"')
+        rows = rows.append_column(name, pc.struct_field(found, name))
+    return rows
 
 
 def open_copies(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:
     """As :func:`open_marks`, of offloaded copies: a row that settles one copy ends the mark of no other.
 
-    ``uuid`` of a mark is empty if it asks for none. Where it is null, in a row of an older version, it asks for any,
-    and whatever settles a copy of its ledger ends it. ``left``: ``ledger_id at`` of what ends every mark of a ledger;
-    ``settled``: ``ledger_id at uuid``, a null ends only marks that have none either.
+    ``uuid`` of a mark is empty if it asks for none. Where it or ``bucket`` is null, in a row of an older version, it
+    asks for any, and whatever settles such a copy of its ledger ends it. ``left``: ``ledger_id at`` of what ends every
+    mark of a ledger; ``settled``: ``ledger_id at uuid bucket``, a null ends only marks that have none either.
     """
     asking = marked.filter(pc.fill_null(pc.not_equal(marked.column("uuid"), ""), True))
     stand = open_marks(asking, left)
-    named = pc.is_valid(stand.column("uuid"))
+    named, placed = (pc.is_valid(stand.column(name)) for name in ("uuid", "bucket"))
     return pa.concat_tables(
         [
             open_marks(stand.filter(pc.invert(named)), settled),
-            open_marks(stand.filter(named), settled, ["ledger_id", "uuid"]),
+            open_marks(stand.filter(pc.and_not(named, placed)), settled, ["ledger_id", "uuid"]),
+            open_marks(stand.filter(pc.and_(named, placed)), settled, ["ledger_id", "uuid", "bucket"]),
         ]
     )
 

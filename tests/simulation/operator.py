@@ -356,8 +356,8 @@ class Operator:
         return {ledger: (czxid, at) for ledger, czxid, at in rows if czxid is not None}
 
     def _marked_offloads(self, lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
-        copies = ((r, _copy(r)) for r in self._open(DELETE_OFFLOADED))
-        return {r.ledger_id: (Asked(r.topic, UUID(copy) if copy else None), r.at) for r, copy in copies}
+        copies = ((r, *_copy(r)) for r in self._open(DELETE_OFFLOADED))
+        return {r.ledger_id: (Asked(r.topic, UUID(copy) if copy else None, bucket), r.at) for r, copy, bucket in copies}
 
     def _store_of(self, settings: Any, read_only: bool) -> Any:
         root = self.world.roots.get(settings.hosts.partition(":")[0])
@@ -388,7 +388,7 @@ class Operator:
             return []
         left = [r for r in rows if r.phase == "mark" and r.outcome == LEFT]
         ended = [r for r in rows if r.phase == "delete" and r.action == action and r.outcome in settled]
-        parts = (tuple((r.ledger_id, r.at, _copy(r)) for r in some) for some in (marked, left, ended))
+        parts = (tuple((r.ledger_id, r.at, *_copy(r)) for r in some) for some in (marked, left, ended))
         stand = _standing(open_copies if action == DELETE_OFFLOADED else _open_ledgers, *parts)
         return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
@@ -448,13 +448,14 @@ class Operator:
         return outcomes
 
 
-_MARKS = pa.schema({"ledger_id": pa.int64(), "at": pa.int64(), "uuid": pa.string()})
-_Said = tuple[tuple[int, int, str | None], ...]
+_MARKS = pa.schema({"ledger_id": pa.int64(), "at": pa.int64(), "uuid": pa.string(), "bucket": pa.string()})
+_Said = tuple[tuple[int, int, str | None, str | None], ...]
 
 
-def _copy(row: JournalRow) -> str | None:
-    """The offloaded copy that a row names."""
-    return json.loads(row.detail).get("uuid")
+def _copy(row: JournalRow) -> tuple[str | None, str | None]:
+    """The offloaded copy that a row names: its UUID and bucket."""
+    detail = json.loads(row.detail)
+    return detail.get("uuid"), detail.get("bucket")
 
 
 def _open_ledgers(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:

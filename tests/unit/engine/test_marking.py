@@ -32,6 +32,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.outcomes import DELETED, LEFT, MARKED, REFUSED
 from pulsar_lifecycle.ports import JournalRow
@@ -257,8 +258,8 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     ]
     actions = {row.ledger_id: row.action for row in scene.journalled("mark")}
     assert actions[second] == "delete-offload-ledger"
-    uuids = [json.loads(row.detail)["uuid"] for row in scene.journalled("mark") if row.outcome == MARKED]
-    assert uuids == [str(uuid), str(uuid), ""]
+    marks = [json.loads(row.detail) for row in scene.journalled("mark") if row.outcome == MARKED]
+    assert [(mark["uuid"], mark["bucket"]) for mark in marks] == [(str(uuid), "b"), (str(uuid), "b"), ("", "")]
 
 
 def test_a_copy_in_bookkeeper_that_was_given_up_and_is_there_gets_a_message_and_goes_at_once(scene: Scene) -> None:
@@ -275,6 +276,39 @@ def test_a_copy_in_bookkeeper_that_was_given_up_and_is_there_gets_a_message_and_
     found = {d.info.ledger_type: d.outcome for d in delete(scene.cluster, now, before, marked=scene.marks)}
     assert found[LedgerType.LEDGER] == DELETED
     assert not scene.cluster.exists(first)
+
+
+def test_the_row_of_a_ledger_that_cannot_be_read_is_as_wide_as_any(scene: Scene) -> None:
+    unread, *_ = ids = scene.ids
+    scene.cluster.zookeeper.unreadable.add(scene.cluster.path(unread))
+    rows = standing.ledger_rows(scene.store, ids, "/ledgers")
+    assert {tuple(row) for row in rows.values() if row} == {tuple(tables.BOOKKEEPER_LEDGERS.names)}
+    row = rows[unread]
+    assert row is not None
+    assert {name: value for name, value in row.items() if value} == {"ledger_id": unread, "error": row["error"]}
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_mark_waives_nothing_for_a_ledger_in_bookkeeper_that_got_no_message(
+    scene: Scene, foreign: bool, whole: bool
+) -> None:
+    """Its id was issued again for another topic's, or its z-node cannot be read: only the copy is asked for."""
+    given_up = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    first = scene.ids[0]
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={first: given_up})
+    scene.cluster.admin.topics[TOPIC] = {}
+    if foreign:
+        scene.cluster.remove(scene.cluster.path(first))
+        scene.cluster.ledger(data_tags(OTHER), ledger_id=first)
+    else:
+        scene.cluster.zookeeper.unreadable.add(scene.cluster.path(first))
+    scene.cluster.wait(1)
+    found = scene.delete_topic() if whole else scene.trim(0)
+    assert found[first].outcome == (LEFT if whole else REMOVED)
+    assert [kind for ledger_id, kind in scene.sent if ledger_id == first] == [LedgerType.OFFLOAD_LEDGER]
+    (mark,) = (row for row in scene.journalled("mark") if (row.ledger_id, row.outcome) == (first, MARKED))
+    assert json.loads(mark.detail)["czxid"] is None
 
 
 def test_an_offloaded_copy_that_could_not_be_deleted_stays_listed(scene: Scene) -> None:

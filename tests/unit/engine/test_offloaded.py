@@ -63,8 +63,8 @@ class Scene(Offloading):
     def intent(self) -> PendingDeleteLedgerInfo:
         return self.message(self.gone_uuid, self.gone, TOPIC)
 
-    def mark(self, ledger_id: int, topic: Topic = TOPIC, uuid: UUID | None = None) -> None:
-        self.marked[ledger_id] = Asked(str(topic), uuid), self.cluster.clock.now_ms()
+    def mark(self, ledger_id: int, topic: Topic = TOPIC, uuid: UUID | None = None, bucket: str | None = None) -> None:
+        self.marked[ledger_id] = Asked(str(topic), uuid, bucket), self.cluster.clock.now_ms()
 
     @property
     def keys(self) -> set[str]:
@@ -361,6 +361,22 @@ def test_a_message_about_another_attempt_has_no_part_in_the_mark_of_ours(scene: 
         *[(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")] * 2,
         (DELETED, "nothing refers to it"),
     ]
+
+
+def test_a_message_that_names_another_bucket_has_no_part_in_the_mark_of_ours(scene: Scene) -> None:
+    """There it finds nothing; ours goes on waiting for its own."""
+    scene.mark(scene.gone, uuid=scene.gone_uuid, bucket=BUCKET)
+    scene.rescan()
+    scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
+    scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="empty"), scene.intent)
+    assert [(d.outcome, d.reason) for d in scene.delete()] == [
+        (KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set"),
+        (DELETED, "nothing refers to it"),
+    ]
+    scene.offload = POLICY
+    scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="empty"))
+    assert [d.outcome for d in scene.delete()] == [GONE]
+    assert json.loads(scene.cluster.journal.rows[-1].detail)["bucket"] == "empty"
 
 
 def test_a_mark_newer_than_the_scan_waits(scene: Scene) -> None:

@@ -213,6 +213,23 @@ def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(tmp_path):
     assert marked_offloads(lake, "sandbox") == {}
 
 
+def test_a_mark_stands_until_its_copy_in_its_own_bucket_is_settled(tmp_path):
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    mark = replace(ROW, phase="mark", outcome="marked", action="delete-offload-ledger")
+    gone = replace(mark, phase="delete", outcome="gone", at=NOON + 1)
+    uuid = UUID(int=1)
+    anywhere, here, there = (
+        json.dumps({"uuid": str(uuid), **where}) for where in ({}, {"bucket": "b"}, {"bucket": "c"})
+    )
+    journal.record([replace(mark, ledger_id=1, detail=here), replace(mark, ledger_id=2, detail=anywhere)])
+    asked = {1: Asked(ROW.topic, uuid, "b"), 2: Asked(ROW.topic, uuid)}
+    assert marked_offloads(lake, "sandbox") == {i: (one, NOON) for i, one in asked.items()}
+    journal.record([replace(gone, ledger_id=i, detail=there) for i in (1, 2)])
+    assert marked_offloads(lake, "sandbox") == {1: (asked[1], NOON)}
+    journal.record([replace(gone, ledger_id=1, detail=here)])
+    assert marked_offloads(lake, "sandbox") == {}
+
+
 @pytest.mark.parametrize("detail", ["", "no JSON", "[]", "7", '{"czxid": "7"}', '{"czxid": true}', "[" * 100_000])
 def test_a_mark_that_names_no_z_node_waives_nothing(tmp_path, detail):
     mark = replace(ROW, phase="mark", outcome="marked", action="delete-ledger", detail=detail)
