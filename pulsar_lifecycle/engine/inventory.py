@@ -285,6 +285,7 @@ def _ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
         info.timestamp,
         str(offload.uuid) if offload and offload.uuid else None,
         bool(offload and offload.complete),
+        (offload and offload.driver_metadata.get("bucket")) or None,
         bool(offload and offload.bookkeeper_deleted),
         offload and offload.timestamp,
     )

@@ -44,6 +44,8 @@ from pulsar_lifecycle.ports import (
 T = TypeVar("T")
 Row = dict[str, Any]
 """A row of ``plan.objects.OBJECTS``."""
+Place = tuple[str, UUID, int]
+"""A copy's bucket (empty: its topic names none), UUID and ledger id."""
 
 AT_ONCE = 1_000
 """Copies that are judged, and asked for, at a time."""
@@ -83,8 +85,8 @@ def look_below(
 
     ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
     """
-    whole: set[tuple[UUID, int]] = set()
-    damaged: dict[tuple[UUID, int], list[Copy]] = {}
+    whole: set[Naming] = set()
+    damaged: dict[Place, Copy] = {}
     for bucket in inventory.buckets:
         for some in _batches(plan_objects.paired(bucket, _listed(objects, bucket, prefix))):
             unnamed: list[Copy] = []
@@ -96,24 +98,23 @@ def look_below(
                 if said is None:
                     unnamed.append(one)
                 elif said[0] is Kind.BROKEN:
-                    damaged.setdefault((one.uuid, one.ledger_id), []).append(one)
+                    damaged[bucket, one.uuid, one.ledger_id] = one
                 else:
                     if said[0] is Kind.COMPLETE:
-                        whole.add((one.uuid, one.ledger_id))
+                        whole.update(naming for naming in named[one.uuid] if naming.reads(one))
                     yield one.row(*said)
             yield from _unnamed(inventory, store, reader, objects, unnamed)
     missing = {
-        (uuid, one.ledger_id): one
+        (one.bucket or "", uuid, one.ledger_id): one
         for uuid, several in named.items()
         for one in several
-        if one.complete and one.ledger_id is not None and not one.root and (uuid, one.ledger_id) not in whole
+        if one.complete and one.ledger_id is not None and not one.root and one not in whole
     }
     for some in _batches(iter(missing.items())):
         yield from _missing(inventory, store, objects, dict(some), damaged)
-    for copies in damaged.values():
-        for one in copies:
-            first = named[one.uuid][0]
-            yield one.row(Kind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
+    for one in damaged.values():
+        first = named[one.uuid][0]
+        yield one.row(Kind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
 
 
 def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
@@ -260,20 +261,19 @@ def _missing(
     inventory: Inventory,
     store: MetadataStore,
     objects: ObjectStore,
-    named: Mapping[tuple[UUID, int], Naming],
-    damaged: dict[tuple[UUID, int], list[Copy]],
+    named: Mapping[Place, Naming],
+    damaged: dict[Place, Copy],
 ) -> Iterator[Row]:
     """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
     nodes = store.read([one.path for one in named.values()])
     asked: dict[str, list[tuple[Copy, Naming]]] = {}
-    for ((uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
+    for ((bucket, uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
         info = _decoded(node)
         if isinstance(info, str):
             raise StoreError(f"{naming.path}: {info}")
-        context = _context(info, uuid, ledger_id)
+        context = _context(info, naming)
         if context is None:
             continue
-        bucket = context.driver_metadata.get("bucket", "")
         copy = Copy(bucket, uuid, ledger_id)
         if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
             asked.setdefault(bucket, []).append((copy, naming))
@@ -284,21 +284,19 @@ def _missing(
         for copy, (_, naming) in zip(heads, several, strict=True):
             if isinstance(copy, LifecycleError):
                 raise copy
-            left = [one for one in damaged.pop((copy.uuid, copy.ledger_id), ()) if one.bucket != bucket]
+            damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
             wrong = plan_objects.damage(copy, naming)
             kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
             yield copy.row(kind, why, naming.topic)
-            for one in left:
-                yield one.row(
-                    Kind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {bucket}", naming.topic
-                )
 
 
-def _context(info: ManagedLedgerInfo, uuid: UUID, ledger_id: int) -> OffloadContext | None:
-    """The complete offload of a ledger under this UUID; None where the topic does not have it any more."""
-    item = next((item for item in info.ledgers if item.ledger_id == ledger_id), None)
+def _context(info: ManagedLedgerInfo, naming: Naming) -> OffloadContext | None:
+    """The complete offload that a scan found; None where its topic does not have it, or there, any more."""
+    item = next((item for item in info.ledgers if item.ledger_id == naming.ledger_id), None)
     offload = item.offload if item else None
-    return offload if offload and offload.complete and offload.uuid == uuid else None
+    if offload is None or not offload.complete or offload.uuid != naming.uuid:
+        return None
+    return offload if offload.driver_metadata.get("bucket", "") == (naming.bucket or "") else None
 
 
 # ------------------------------------------------------------------------------------------------------------ aborting

@@ -110,7 +110,7 @@ def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: Obj
         if s3 and bucket in buckets and offload.uuid:
             copy = Copy(bucket, offload.uuid, one.ledger_id)
             entries, size = one.item.entries, one.item.size
-            naming = Naming(offload.uuid, one.ledger_id, True, entries, size, "", str(one.topic), "")
+            naming = Naming(offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), "")
             asked.setdefault(bucket, []).append((n, copy, naming))
     for bucket, some in asked.items():
         heads = heads_of(objects, bucket, [copy for _, copy, _ in some])

@@ -37,7 +37,7 @@ class Kind(StrEnum):
     """What an offloaded copy, another object or an upload is."""
 
     COMPLETE = "complete"
-    """A topic reads it, and both of its objects are there."""
+    """A topic reads it, and both of its objects are there, in the bucket that the topic names."""
     IN_FLIGHT = "in flight"
     """Metadata names its UUID in another way, or an open attempt of our own has it."""
     BROKEN = "broken"
@@ -65,13 +65,14 @@ NAMINGS = pa.schema(
         pa.field("complete", pa.bool_()),
         pa.field("entries", pa.int64()),
         pa.field("size", pa.int64()),
+        pa.field("bucket", pa.string()),
         pa.field("root", pa.string()),
         pa.field("topic", pa.string()),
         pa.field("path", pa.string()),
     ]
 )
 """One row per offload UUID that a ledger of a topic names. ``ledger_id`` null: a segment of a streaming offload.
-``path`` is the topic's z-node under ``root`` (ours: empty)."""
+``bucket`` null: the topic names none. ``path`` is the topic's z-node under ``root`` (ours: empty)."""
 
 OBJECTS = pa.schema(
     [
@@ -201,6 +202,7 @@ class Naming:
     complete: bool
     entries: int | None
     size: int | None
+    bucket: str | None
     root: str
     topic: str
     path: str
@@ -209,6 +211,10 @@ class Naming:
     def smallest_data(self) -> int:
         """Bytes that the data object has at least: one block's header, and each entry with its length and id."""
         return DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH * (self.entries or 0) + (self.size or 0)
+
+    def reads(self, copy: Copy) -> bool:
+        """Whether this is what the topic reads; where it names no bucket, in whichever."""
+        return self.complete and self.ledger_id == copy.ledger_id and self.bucket in (None, copy.bucket)
 
 
 SMALLEST_INDEX = 32 + 20
@@ -226,6 +232,7 @@ def namings(topics: pa.RecordBatch, root: str) -> pa.Table:
             "complete": pc.fill_null(pc.struct_field(ledgers, "offload_complete"), False),
             "entries": pc.struct_field(ledgers, "entries"),
             "size": pc.struct_field(ledgers, "size"),
+            "bucket": pc.struct_field(ledgers, "offload_bucket"),
             "topic": topics.column("topic").take(pc.list_parent_indices(nested)),
             "path": topics.column("path").take(pc.list_parent_indices(nested)),
         }
@@ -293,12 +300,15 @@ class Rules:
 
 def in_use(copy: Copy, named: Sequence[Naming], rules: Rules) -> tuple[Kind, str, str] | None:
     """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
-    readers = [one for one in named if one.complete and one.ledger_id == copy.ledger_id]
+    readers = [one for one in named if one.reads(copy)]
     for reader in readers:
         if wrong := damage(copy, reader):
             return Kind.BROKEN, wrong, reader.topic
     if readers:
         return Kind.COMPLETE, "a topic reads it", readers[0].topic
+    for one in named:
+        if one.complete and one.ledger_id == copy.ledger_id:
+            return Kind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {one.bucket}", one.topic
     if named:
         return Kind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger", named[0].topic
     if copy.uuid in rules.open_attempts:

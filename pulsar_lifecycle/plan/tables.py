@@ -67,10 +67,13 @@ LEDGER_INFO = pa.struct(
         pa.field("timestamp", pa.int64()),
         pa.field("offload_uuid", pa.string()),
         pa.field("offload_complete", pa.bool_()),
+        pa.field("offload_bucket", pa.string()),
         pa.field("bookkeeper_deleted", pa.bool_()),
         pa.field("offloaded_at", pa.int64()),
     ]
 )
+"""A ledger as its topic lists it. ``offload_bucket``: the one that its offload's driver metadata names, null for none.
+"""
 
 MANAGED_LEDGERS = pa.schema(
     [

@@ -24,6 +24,7 @@ TOPICS = [Topic.parse(f"persistent://{name}") for name in ("acme/orders/a+b c~é
 GONE = Topic.parse("persistent://gone/ns/a")
 UUIDS = [UUID(int=(n << 124) + n) for n in range(6)]
 LEDGERS = range(1, 5)
+BUCKETS = (BUCKET, "empty")
 
 
 def contexts(draw: Any) -> dict[int, OffloadContext]:
@@ -34,7 +35,8 @@ def contexts(draw: Any) -> dict[int, OffloadContext]:
             segment = OffloadSegment(uuid, draw(st.booleans()), None, None, None, None, {})
             found[ledger] = OffloadContext(None, False, False, None, None, {}, (segment,))
         else:
-            found[ledger] = attempt(uuid, complete=draw(st.booleans()), bookkeeper_deleted=draw(st.booleans()))
+            complete, given_up, bucket = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([*BUCKETS, ""]))
+            found[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=given_up, bucket=bucket)
     return found
 
 
@@ -48,16 +50,16 @@ def write(draw: Any, offloading: Offloading) -> dict[Topic, set[UUID]]:
     return named
 
 
-def put(draw: Any, offloading: Offloading) -> dict[str, tuple[Topic, str]]:
-    """Objects of some attempts; what each says of its origin."""
-    says: dict[str, tuple[Topic, str]] = {}
+def put(draw: Any, offloading: Offloading) -> dict[tuple[str, str], tuple[Topic, str]]:
+    """Objects of some attempts, by bucket and key; what each says of its origin."""
+    says: dict[tuple[str, str], tuple[Topic, str]] = {}
     for uuid in draw(st.lists(st.sampled_from(UUIDS), unique=True)):
-        ledger = draw(st.sampled_from(LEDGERS))
+        ledger, bucket = draw(st.sampled_from(LEDGERS)), draw(st.sampled_from(BUCKETS))
         for key in draw(st.lists(st.sampled_from([data_key, index_key]), min_size=1, unique=True)):
             topic = draw(st.sampled_from([*TOPICS, GONE]))
             cluster = draw(st.sampled_from([CLUSTER, CLUSTER, CLUSTER, "another"]))
-            offloading.buckets.put(BUCKET, key(uuid, ledger), b"x" * 500, metadata(topic, cluster))
-            says[key(uuid, ledger)] = topic, cluster
+            offloading.buckets.put(bucket, key(uuid, ledger), b"x" * 500, metadata(topic, cluster))
+            says[bucket, key(uuid, ledger)] = topic, cluster
     return says
 
 
@@ -98,13 +100,13 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         before.epoch.started_at,
         frozenset(open_ones.values()),
     )
-    look = Inventory((BUCKET,), rules, now.offload_uuids, before.offload_uuids, now.refs, "/ledgers")
+    look = Inventory(BUCKETS, rules, now.offload_uuids, before.offload_uuids, now.refs, "/ledgers")
     rows = list(look_below(look, store, offloading.cluster.reader, offloading.store, "", namings))
     going = [row for row in rows if row["action"]]
     event("planned" if going else "nothing planned")
     for row in going:
-        uuid, ledger = UUID(row["uuid"]), row["ledger_id"]
-        keys = [key for key in (data_key(uuid, ledger), index_key(uuid, ledger)) if key in says]
+        uuid, ledger, bucket = UUID(row["uuid"]), row["ledger_id"], row["bucket"]
+        keys = [key for name in (data_key, index_key) if (key := (bucket, name(uuid, ledger))) in says]
         assert exclusive
         assert not now.offload_uuids.named([uuid])
         assert not before.offload_uuids.named([uuid])
@@ -112,9 +114,14 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         assert all(says[key][1] == CLUSTER and says[key][0] in TOPICS for key in keys)
         assert all(str(says[key][0].namespace) != "acme/held" for key in keys)
         assert all(uuid not in late.get(says[key][0], ()) for key in keys)
-        newest = max(offloading.buckets.objects[BUCKET][key].last_modified for key in keys)
+        newest = max(offloading.buckets.objects[bucket][key].last_modified for _, key in keys)
         assert newest + CLOCK_SKEW_MS < before.epoch.started_at
         assert rules.context.now - newest >= GRACE
         assert row["kind"] in (Kind.ORPHAN_PAIR, Kind.LONE_DATA, Kind.LONE_INDEX)
     listed = [row for row in rows if row["objects"]]
-    assert sum(row["objects"] for row in listed) == len(offloading.buckets.objects[BUCKET])
+    assert sum(row["objects"] for row in listed) == sum(len(offloading.buckets.objects[name]) for name in BUCKETS)
+    said = {(row["uuid"], row["ledger_id"], row["bucket"]): row["kind"] for row in rows}
+    for one in (one for several in namings.values() for one in several if one.complete and one.bucket and not late):
+        assert one.ledger_id is not None
+        whole = all((one.bucket, name(one.uuid, one.ledger_id)) in says for name in (data_key, index_key))
+        assert said[str(one.uuid), one.ledger_id, one.bucket] == (Kind.COMPLETE if whole else Kind.BROKEN)

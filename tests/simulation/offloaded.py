@@ -33,9 +33,12 @@ DATA, INDEX = b"d" * 1000, b"i" * 60
 POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
 
 
-def attempt(uuid: UUID | None, *, complete: bool = True, bookkeeper_deleted: bool = False) -> OffloadContext:
-    """An offload context as the broker writes it."""
-    return OffloadContext(uuid, complete, bookkeeper_deleted, 1, "aws-s3", {"bucket": BUCKET})
+def attempt(
+    uuid: UUID | None, *, complete: bool = True, bookkeeper_deleted: bool = False, bucket: str = BUCKET
+) -> OffloadContext:
+    """An offload context as the broker writes it; without a bucket where that is empty."""
+    driver = {"bucket": bucket} if bucket else {}
+    return OffloadContext(uuid, complete, bookkeeper_deleted, 1, "aws-s3", driver)
 
 
 def metadata(topic: Topic, cluster: str = CLUSTER) -> dict[str, str]:

@@ -168,19 +168,20 @@ def test_every_offload_attempt_is_in_the_table_of_topics(cluster: SimulatedClust
     plain, first, second = (cluster.ledger(data_tags(V2)) for _ in range(3))
     streaming = OffloadSegment(segment, False, None, None, None, None, {})
     contexts = {
-        first: OffloadContext(done, True, True, None, None, {}),
-        second: OffloadContext(begun, False, False, None, None, {}, (streaming,)),
+        first: OffloadContext(done, True, True, None, "aws-s3", {"bucket": "tiered"}),
+        second: OffloadContext(begun, False, False, None, "aws-s3", {"bucket": ""}, (streaming,)),
     }
     cluster.topic(V2, [plain, first, second], offloaded=contexts)
     cluster.topic(V1, [cluster.ledger(data_tags(V1))])
     store = cluster.open_store()
     rows = {
-        row["topic"]: row["offload_uuids"]
+        row["topic"]: row
         for batch in inventory.read_managed_ledgers(store, inventory.topic_units(store))
         for row in batch.to_pylist()
     }
-    assert rows[str(V1)] is None
-    assert set(rows[str(V2)]) == {str(done), str(begun), str(segment)}
+    assert rows[str(V1)]["offload_uuids"] is None
+    assert set(rows[str(V2)]["offload_uuids"]) == {str(done), str(begun), str(segment)}
+    assert [item["offload_bucket"] for item in rows[str(V2)]["ledgers"]] == [None, "tiered", None]
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.CLOSED])

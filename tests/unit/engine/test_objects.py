@@ -416,24 +416,73 @@ def test_another_bucket_is_not_looked_at(scene: Scene) -> None:
     for key in (data_key, index_key):
         scene.buckets.objects[BUCKET].pop(key(scene.live_uuid, scene.live))
     scene.cluster.topic(TOPIC, [scene.live, scene.last], offloaded={scene.live: context})
+    assert data_key(scene.live_uuid, scene.live) not in scene.look()
+    scene.scan()
     why = "its bucket is not one of object_store.buckets"
     assert scene.said(scene.live_uuid, scene.live) == (Kind.ELSEWHERE, "", why)
 
 
-def test_half_a_copy_in_a_bucket_that_its_topic_does_not_read_stays(scene: Scene) -> None:
-    scene.copy(scene.live_uuid, scene.live, bucket="empty", index=b"")
-    rows = [row for row in _every(scene) if row["uuid"] == str(scene.live_uuid)]
-    assert {(row["bucket"], row["kind"], row["action"]) for row in rows} == {
-        (BUCKET, Kind.COMPLETE, ""),
-        ("empty", Kind.IN_FLIGHT, ""),
+IN_ANOTHER = f"a topic names its UUID, and reads it from bucket {BUCKET}"
+
+
+@pytest.mark.parametrize("index", [INDEX, b""])
+def test_a_copy_in_a_bucket_that_its_topic_does_not_read_stays(scene: Scene, index: bytes) -> None:
+    scene.copy(scene.live_uuid, scene.live, bucket="empty", index=index)
+    assert _of_live(scene) == {
+        BUCKET: (Kind.COMPLETE, "", "a topic reads it"),
+        "empty": (Kind.IN_FLIGHT, "", IN_ANOTHER),
     }
 
 
-def _every(scene: Scene) -> list[dict[str, Any]]:
+def test_a_copy_that_is_gone_from_the_bucket_that_its_topic_names_is_missed_though_another_has_it(scene: Scene) -> None:
+    """Brokers read the bucket that the offload context names, and no other."""
+    scene.copy(scene.live_uuid, scene.live, bucket="empty")
+    elsewhere = {"empty": (Kind.IN_FLIGHT, "", IN_ANOTHER)}
+    objects = scene.buckets.objects[BUCKET]
+    objects.pop(index_key(scene.live_uuid, scene.live))
+    assert _of_live(scene) == elsewhere | {BUCKET: (Kind.BROKEN, "", "its index object is missing")}
+    objects.pop(data_key(scene.live_uuid, scene.live))
+    assert _of_live(scene) == elsewhere | {BUCKET: (Kind.BROKEN, "", "neither of its objects exists")}
+
+
+def test_a_copy_whose_topic_names_a_bucket_that_is_not_declared_is_not_complete_in_another(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="elsewhere")})
+    scene.scan()
+    assert _of_live(scene) == {
+        BUCKET: (Kind.IN_FLIGHT, "", "a topic names its UUID, and reads it from bucket elsewhere"),
+        "elsewhere": (Kind.ELSEWHERE, "", "its bucket is not one of object_store.buckets"),
+    }
+
+
+@pytest.mark.parametrize("bucket", [BUCKET, "empty"])
+def test_a_copy_whose_topic_names_no_bucket_is_complete_in_any(scene: Scene, bucket: str) -> None:
+    for key in (data_key, index_key):
+        scene.buckets.objects[BUCKET].pop(key(scene.live_uuid, scene.live))
+    scene.copy(scene.live_uuid, scene.live, bucket=bucket)
+    scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="")})
+    scene.scan()
+    assert _of_live(scene) == {bucket: (Kind.COMPLETE, "", "a topic reads it")}
+
+
+def test_a_copy_that_was_moved_after_the_scan_is_said_once(scene: Scene) -> None:
+    scene.copy(scene.live_uuid, scene.live, bucket="empty")
+    scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="empty")})
+    for key in (data_key, index_key):
+        scene.buckets.objects[BUCKET].pop(key(scene.live_uuid, scene.live))
+    assert _of_live(scene) == {"empty": (Kind.IN_FLIGHT, "", IN_ANOTHER)}
+    scene.scan()
+    assert _of_live(scene) == {"empty": (Kind.COMPLETE, "", "a topic reads it")}
+
+
+def _of_live(scene: Scene) -> dict[str, tuple[str, str, str]]:
+    """By bucket: kind, action and reason of the live ledger's copies."""
     store = scene.cluster.open_store(read_only=True)
     prefix = str(scene.live_uuid)
     named = {scene.live_uuid: scene.named[scene.live_uuid]}
-    return list(look_below(scene.inventory, store, scene.cluster.reader, scene.store, prefix, named))
+    rows = list(look_below(scene.inventory, store, scene.cluster.reader, scene.store, prefix, named))
+    said = {row["bucket"]: (row["kind"], row["action"], row["reason"]) for row in rows}
+    assert len(said) == len(rows)
+    return said
 
 
 # -------------------------------------------------------------------------------------------------------------- uploads

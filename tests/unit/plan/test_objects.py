@@ -48,16 +48,23 @@ def test_every_key_is_looked_for_in_exactly_one_place(key: str, digits: int) -> 
     assert below + between == 1
 
 
-def ledger(ledger_id: int, uuid: UUID | None = None, *, complete: bool = True) -> dict[str, Any]:
+def ledger(
+    ledger_id: int, uuid: UUID | None = None, *, complete: bool = True, bucket: str | None = None
+) -> dict[str, Any]:
     blank = dict.fromkeys(field.name for field in tables.LEDGER_INFO)
-    known = {"ledger_id": ledger_id, "entries": 3, "size": 30}
+    known = {"ledger_id": ledger_id, "entries": 3, "size": 30, "offload_bucket": bucket}
     return blank | known | {"offload_uuid": uuid and str(uuid), "offload_complete": complete if uuid else None}
 
 
 def test_what_topics_name_complete_or_not_and_segments_too() -> None:
     blank = dict.fromkeys(tables.MANAGED_LEDGERS.names)
     rows = [
-        blank | {"topic": "t", "path": "/t", "ledgers": [ledger(1, ONE), ledger(2), ledger(3, TWO, complete=False)]},
+        blank
+        | {
+            "topic": "t",
+            "path": "/t",
+            "ledgers": [ledger(1, ONE, bucket="b"), ledger(2), ledger(3, TWO, complete=False)],
+        },
         blank | {"topic": "s", "path": "/s", "ledgers": [ledger(4)]},
     ]
     rows[0]["offload_uuids"] = [str(ONE), str(TWO)]
@@ -65,12 +72,15 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
     found = objects.namings(pa.RecordBatch.from_pylist(rows, tables.MANAGED_LEDGERS), "other")
     named = objects.by_uuid(found.to_pylist())
     assert {
-        uuid: [(one.ledger_id, one.complete, one.entries, one.size, one.root, one.topic, one.path) for one in some]
+        uuid: [
+            (one.ledger_id, one.complete, one.entries, one.size, one.bucket, one.root, one.topic, one.path)
+            for one in some
+        ]
         for uuid, some in named.items()
     } == {
-        ONE: [(1, True, 3, 30, "other", "t", "/t")],
-        TWO: [(3, False, 3, 30, "other", "t", "/t")],
-        THREE: [(None, False, None, None, "other", "s", "/s")],
+        ONE: [(1, True, 3, 30, "b", "other", "t", "/t")],
+        TWO: [(3, False, 3, 30, None, "other", "t", "/t")],
+        THREE: [(None, False, None, None, None, "other", "s", "/s")],
     }
     assert named[ONE][0].smallest_data == 128 + 3 * 12 + 30
     assert objects.namings(pa.RecordBatch.from_pylist([], tables.MANAGED_LEDGERS), "").num_rows == 0
