@@ -57,8 +57,8 @@ CANDIDATES = pa.schema(
     ]
 )
 """One row per ledger of a topic with an offload policy, oldest first. ``uuid``: of the attempt that its topic names.
-``closed_at`` ms, sizes bytes; ``block_size`` null: the settings' own;
-``lag_ms`` is the deletion lag."""
+``bucket``: where an offloaded ledger lies, as far as its topic says; else its policy's. ``closed_at`` ms, sizes bytes;
+``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,14 @@ def judge(
     everything: bool = False,
     leftovers: Container[int] = (),
     release: bool = True,
+    buckets: Container[str],
 ) -> list[dict[str, Any]]:
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
     still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible. Without ``release`` copies in BookKeeper are the brokers' to give up. The last ledger is
-    never offloaded: a broker that loads the topic forgets its offload.
+    for all that is eligible. Without ``release`` copies in BookKeeper are the brokers' to give up. ``buckets`` are
+    those of object_store. The last ledger is never offloaded: a broker that loads the topic forgets its offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
     whole = state.rule or _whole(policy, retention, everything=everything)
@@ -142,6 +143,8 @@ def judge(
             action, reason = _of_leftover(state, item, policy)
         if action == RELEASE and not release:
             action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to give up (offload.release)"
+        if action == RELEASE and (bucket := _bucket(item, policy)) not in buckets:
+            action, reason = DONE, f"{reason}; its copy in BookKeeper stays: name {bucket} in object_store.buckets"
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
         found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
@@ -240,6 +243,10 @@ def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, n
     return KEEP, "below the thresholds"
 
 
+def _bucket(item: Mapping[str, Any], policy: OffloadPolicy) -> str:
+    return (item["offload_complete"] and item["offload_bucket"]) or policy.bucket
+
+
 def _row(
     state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, action: str, reason: str, warned: str
 ) -> dict[str, Any]:
@@ -254,7 +261,7 @@ def _row(
         "closed_at": item["timestamp"] or None,
         "uuid": item["offload_uuid"],
         "driver": policy.driver,
-        "bucket": policy.bucket,
+        "bucket": _bucket(item, policy),
         "region": policy.region,
         "endpoint": policy.endpoint,
         "block_size": policy.block_size,

@@ -113,6 +113,7 @@ def make_offload_plan(
         now,
         everything,
         settings.offload.release == "ours",
+        settings.object_store.buckets if settings.object_store else (),
     )
     cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
     todo = pc.field("action").isin([OFFLOAD, RELEASE])
@@ -197,6 +198,7 @@ class _Judging:
     now: int
     everything: bool
     release: bool
+    buckets: tuple[str, ...]
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`CANDIDATES`."""
@@ -225,6 +227,7 @@ class _Judging:
             everything=self.everything,
             leftovers=self.leftovers,
             release=self.release,
+            buckets=self.buckets,
         )
 
 

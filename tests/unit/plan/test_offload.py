@@ -31,6 +31,7 @@ def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
         "timestamp": NOW - 5000,
         "offload_uuid": None,
         "offload_complete": False,
+        "offload_bucket": None,
         "bookkeeper_deleted": False,
         "offloaded_at": None,
     }
@@ -52,7 +53,7 @@ def judged(
     topic: TopicState, policy: OffloadPolicy = POLICY, now: int = NOW, **given: Any
 ) -> dict[int, dict[str, Any]]:
     retention, ours = given.pop("retention", FOREVER), given.pop("ours", {})
-    rows = judge(topic, policy, retention, now, ours, **given)
+    rows = judge(topic, policy, retention, now, ours, **{"buckets": {"b", "old"}, **given})
     assert [row["ledger_id"] for row in rows] == sorted(item["ledger_id"] for item in topic.ledgers)
     assert pa.Table.from_pylist(rows, CANDIDATES).to_pylist() == rows  # every column, of its type
     return {row["ledger_id"]: row for row in rows}
@@ -324,6 +325,29 @@ def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
     assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=Retention(1, 1))[0] == RELEASE
 
 
+@pytest.mark.parametrize("given_up", [False, True])
+def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(given_up: bool) -> None:
+    item = complete(1, offload_bucket="old", bookkeeper_deleted=given_up)
+    row = judged(state(item, LAST), leftovers={1})[1]
+    assert (row["action"], row["bucket"]) == (RELEASE, "old")
+    row = judged(state(item, LAST), leftovers={1}, buckets={"b"})[1]
+    assert (row["action"], row["bucket"]) == (DONE, "old")
+    assert row["reason"].endswith("; its copy in BookKeeper stays: name old in object_store.buckets")
+    assert one(item, leftovers={1}, buckets={"b"}, release=False)[1].endswith("(offload.release)")
+
+
+@pytest.mark.parametrize("named", [None, ""])
+def test_a_copy_of_which_its_topic_names_no_bucket_lies_in_its_policys(named: str | None) -> None:
+    row = judged(state(complete(1, offload_bucket=named), LAST))[1]
+    assert (row["action"], row["bucket"]) == (RELEASE, "b")
+    assert judged(state(complete(1, offload_bucket=named), LAST), buckets={"old"})[1]["action"] == DONE
+
+
+def test_what_is_offloaded_again_goes_where_its_policy_says() -> None:
+    row = judged(state(ledger(1, offload_uuid=str(THEIRS), offload_bucket="old"), LAST))[1]
+    assert (row["action"], row["bucket"]) == (OFFLOAD, "b")
+
+
 # ---------------------------------------------------------------------------------------------------------------- rows
 
 
@@ -356,7 +380,7 @@ def test_a_row_says_where_and_why() -> None:
 
 
 def table(count: int = 3, **changes: Any) -> pa.Table:
-    rows = judge(state(*(ledger(n) for n in range(count)), LAST), POLICY, FOREVER, NOW, {})
+    rows = judge(state(*(ledger(n) for n in range(count)), LAST), POLICY, FOREVER, NOW, {}, buckets={"b"})
     return pa.Table.from_pylist([row | changes if row["ledger_id"] == 1 else row for row in rows], CANDIDATES)
 
 
