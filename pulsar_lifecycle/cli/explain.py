@@ -72,7 +72,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
         journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
         archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
         marked=marks.get(ledger_id),
-        released=ledger_id in released_ledgers(settings.lake.path, settings.cluster),
+        released=released_ledgers(settings.lake.path, settings.cluster).get(ledger_id),
     )
     if not epochs:
         return history

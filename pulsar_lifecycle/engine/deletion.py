@@ -26,11 +26,10 @@ from pulsar_lifecycle.engine import control, inventory, offloaded, release
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools, copy_of
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
-from pulsar_lifecycle.engine.unsettled import NOT_KNOWN, TWIN
+from pulsar_lifecycle.engine.unsettled import DELETING, NOT_KNOWN, TWIN
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
@@ -177,8 +176,7 @@ def _delete_copies(
 
 
 ARCHIVE = "archive"
-DELETING = "deleting"
-"""Phase and outcome of the journal row that names objects about to be deleted; the message's own row follows it."""
+"""Phase of the journal row that names objects about to be deleted; the message's own row follows it."""
 
 
 def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
@@ -271,7 +269,8 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, tools, d, "something refers to it", marked_at or 0)
         elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
-            _judge_released(d, row, context)
+            if rule := orphans.released_rule(row, context):  # its owner has the next word
+                d.settle(*rule)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
             d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
@@ -290,16 +289,6 @@ def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
         return False
     d.extra["released"] = released
     return True
-
-
-def _judge_released(d: Decision, row: Mapping[str, Any], context: orphans.Context) -> None:
-    """The rules of an orphan that hold for a ledger that its topic lists, too; its owner has the next word."""
-    if rule := orphans.owner_rule(*orphans.owner_in(row), context):
-        d.settle(KEPT, f"{rule[0]}: {rule[1]}")
-    elif row["state"] != LedgerState.CLOSED.name:
-        d.settle(KEPT, "offloaded, and never closed in BookKeeper")
-    elif d.info.ledger_id in context.under_replicated:
-        d.settle(RETRYING, "under-replicated")
 
 
 def _found(rows: pa.Table, run: Run, context: orphans.Context) -> dict[int, dict[str, Any]]:

@@ -19,9 +19,10 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import attempts, inventory, references
 from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.engine.undo import LOST
-from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
+from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, lost_copies, unsettled
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.model import Topic
@@ -30,8 +31,8 @@ from pulsar_lifecycle.plan import references as kinds
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context, Finding
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED
-from pulsar_lifecycle.plan.reconciliation import STANDING, standing
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT, STANDING, standing
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 
 Row = dict[str, Any]
@@ -65,7 +66,7 @@ class History:
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
     ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's standing mark; ``released``: a release of ours gave its BookKeeper copy up, and no deletion run settled it.
+    phase's standing mark; ``released`` what a release of ours gave up and no deletion run settled.
     """
 
     epoch: Epoch | None = None
@@ -76,11 +77,11 @@ class History:
     journal: tuple[Row, ...] = ()
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
-    released: bool = False
+    released: Released | None = None
 
-    def deletions(self, action: str = DELETE_LEDGER) -> list[Row]:
-        """What the journal says was deleted: the ledger in BookKeeper, or by another action its offloaded copies."""
-        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == action]
+    def deletions(self) -> list[Row]:
+        """What the journal says of its deletion in BookKeeper."""
+        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
 
     def intent(self) -> str:
         """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.standing``); empty without one."""
@@ -90,6 +91,12 @@ class History:
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
         return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
+
+    def releases(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether a release of ours gave up this very copy in BookKeeper, and no deletion run settled it yet."""
+        if ledger is None or self.released is None:
+            return False
+        return (self.released.czxid, self.released.topic) == (ledger["czxid"], orphans.owner_in(ledger)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +273,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
         return Verdict.IN_USE, _referring(needing)
     if found.trouble:
         return Verdict.KEPT, "whether its owner refers to it could not be read"
-    epoch, context = history.epoch, history.context
-    if history.marks(rows.to_pylist()[0]):
+    epoch, context, ledger = history.epoch, history.context, rows.to_pylist()[0]
+    if history.marks(ledger):
         return _marked(rows, found, history, now)
     if epoch is None or context is None:
         return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
@@ -281,8 +288,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
             "finding": Finding.KEPT.value,
             "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
         }
-    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.released:
-        return Verdict.MAY_GO, RELEASED
+    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
+        return _released(ledger, history, context.at(now))
     if judged["finding"] != Finding.ORPHAN:
         name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
         return Verdict.KEPT, f"{name}{judged['reason']}"
@@ -293,8 +300,21 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     return Verdict.MAY_GO, judged["reason"]
 
 
-RELEASED = "offloaded, and a release of ours gave its copy in BookKeeper up: the next deletion run deletes that copy"
+GIVEN_UP = "offloaded, and a release of ours gave its copy in BookKeeper up"
 TAKEN_OFF = "our first phase took it off its topic's list"
+
+
+def _released(ledger: Row, history: History, context: Context) -> tuple[Verdict, str]:
+    """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
+    intent = history.intent()
+    if rule := orphans.released_rule(ledger, context):
+        return Verdict.KEPT, f"{GIVEN_UP}, but {rule[1]}"
+    if intent == DEAD:
+        return Verdict.KEPT, f"{GIVEN_UP}; its intent is a dead letter: the job redrive_dead_letters sends it again"
+    if intent != IN_FLIGHT:
+        last = f"its last intent was {intent}" if intent else "our journal has no intent"
+        return Verdict.KEPT, f"{GIVEN_UP}; {last}: the next offload plan proves its offloaded copy anew"
+    return Verdict.MAY_GO, f"{GIVEN_UP}: the next deletion run deletes that copy"
 
 
 def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
@@ -332,10 +352,14 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
     deletions = history.deletions()
     if ledger and deletions:
         notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
-    for row in history.deletions(DELETE_OFFLOADED):
-        notes.append(f"run {row['run_id']} deleted an offloaded copy of it, which no undo brings back: {row['reason']}")
+    for row in {id(row): row for row in lost_copies(history.journal).values()}.values():
+        known = row["outcome"] == DELETED
+        done = "deleted an offloaded copy of it" if known else "was the last to delete an offloaded copy of it"
+        why = row["reason"] if known else "it ended before it could say so, or got no answer"
+        notes.append(f"run {row['run_id']} {done}, which no undo brings back: {why}")
     if verdict is Verdict.MAY_GO:
-        if not history.marks(ledger) and not history.released and not any(plan.actionable for plan in history.plans):
+        ours = history.marks(ledger) or history.releases(ledger)
+        if not ours and not any(plan.actionable for plan in history.plans):
             notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
         notes.append("before it is deleted its owner is asked again, its broker's memory too")
     if verdict is Verdict.DELETED:

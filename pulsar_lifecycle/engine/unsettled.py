@@ -3,7 +3,8 @@
 # pyarrow has no types.
 """Deletions that were archived and never journalled, because their run ended in between: whose they were.
 
-Belongs here: telling which they are from archive and journal, and writing the missing rows. Not here: reading either.
+Belongs here: telling which they are from archive and journal, and writing the missing rows. Of offloaded copies, which
+no archive holds, only telling. Not here: reading either.
 Whoever archived a ledger last, under the lease, is the only one who can have deleted it since: every deletion checks
 the lease, and archives the z-node as it is then.
 """
@@ -12,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, NOT_DELETED, WAITING
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore
 
 WITHIN_MS = 7 * 86_400_000
@@ -33,6 +35,9 @@ NOT_KNOWN = "whether it was deleted is not known"
 
 TWIN = "another message of this batch is about the same ledger"
 """Reason of a message that shares the outcome of another one, and says nothing of its own."""
+
+DELETING = "deleting"
+"""Outcome of the journal row that names objects about to be deleted."""
 
 ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
 """The archive's columns that :func:`unsettled` takes."""
@@ -93,6 +98,50 @@ def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal
     for _, day in groupby(gone, key=lambda one: datetime.fromtimestamp(one.at / 1000, UTC).date()):
         journal.record(_rows(run_id, list(day), ledgers_root))
     return len(gone)
+
+
+def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Objects of offloaded copies that are gone for good: ``s3://BUCKET/KEY`` -> the row of the run that deleted it.
+
+    ``rows`` are a cluster's journal in the order of its time; those of other actions do not count. What a run was about
+    to delete is its own unless the next word on that copy says otherwise: a run may die, or get no answer.
+    """
+    said: dict[int, list[Mapping[str, Any]]] = {}
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["action"] != DELETE_OFFLOADED:
+            continue
+        if row["outcome"] in (DELETING, DELETED):
+            last |= dict.fromkeys(_objects(row), row)
+        if row["phase"] == "delete":
+            said.setdefault(row["ledger_id"], []).append(row)
+
+    def lost(row: Mapping[str, Any]) -> bool:
+        words = [one for one in said.get(row["ledger_id"], ()) if one["at"] >= row["at"] and _same_copy(one, row)]
+        return not words or any(one["outcome"] in (DELETED, GONE) for one in words)
+
+    return {name: row for name, row in last.items() if lost(row)}
+
+
+def _objects(row: Mapping[str, Any]) -> list[str]:
+    try:
+        return [f"s3://{one['bucket']}/{one['key']}" for one in _detail(row)["objects"]]
+    except (KeyError, TypeError):  # not as we write it
+        return [f"the copy of ledger {row['ledger_id']}"]
+
+
+def _same_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows about a ledger are about one copy of it; one that does not say is about any."""
+    found, known = _detail(one), _detail(other)
+    return all(name not in found or name not in known or found[name] == known[name] for name in ("uuid", "bucket"))
+
+
+def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        found = json.loads(row["detail"])
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:

@@ -32,7 +32,7 @@ from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.engine.offload_proof import Verified
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
-from pulsar_lifecycle.engine.unsettled import SAID, unsettled
+from pulsar_lifecycle.engine.unsettled import SAID, lost_copies, unsettled
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.objects import Begun
@@ -171,15 +171,12 @@ def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
 
 
 def deleted_copies(lake: str, cluster: str, run_id: str) -> list[str]:
-    """What a run deleted of offloaded copies, ``s3://BUCKET/KEY``: no archive holds them."""
-    found: set[str] = set()
-    mine = (pc.field("cluster") == cluster) & (pc.field("run_id") == run_id) & _OFFLOADED
-    for row in _outcomes(lake, DELETED, 0, mine).to_pylist():
-        try:
-            found |= {f"s3://{one['bucket']}/{one['key']}" for one in json.loads(row["detail"])["objects"]}
-        except (ValueError, KeyError, TypeError):  # not as we write it
-            found.add(f"the copy of ledger {row['ledger_id']}")
-    return sorted(found)
+    """What a run deleted of offloaded copies, ``s3://BUCKET/KEY``: no archive holds them; :func:`lost_copies`."""
+    mine = (pc.field("cluster") == cluster) & _OFFLOADED
+    ids = _scan(lake, JOURNAL, JOURNAL_SCHEMA, mine & (pc.field("run_id") == run_id), ["ledger_id"])
+    about = mine & pc.is_in(pc.field("ledger_id"), ids.column("ledger_id").combine_chunks())
+    rows = _scan(lake, JOURNAL, JOURNAL_SCHEMA, about).sort_by("at").to_pylist()
+    return sorted(name for name, row in lost_copies(rows).items() if row["run_id"] == run_id)
 
 
 def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:

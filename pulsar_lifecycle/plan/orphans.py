@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Topic, cursor_name
+from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS, GONE
 
@@ -269,6 +271,19 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
             "system topic (orphans.system_topics opts in; to trim or delete it trimming.system_topics, too)",
         )
     return None
+
+
+def released_rule(row: Mapping[str, Any], context: Context) -> tuple[str, str] | None:
+    """Why a copy in BookKeeper stays that our own run gave up: (outcome of its message, reason), or None.
+
+    ``row`` is of ``tables.BOOKKEEPER_LEDGERS``. These are the rules of an orphan that hold for a ledger that its topic
+    lists, too.
+    """
+    if rule := owner_rule(*owner_in(row), context):
+        return KEPT, f"{rule[0]}: {rule[1]}"
+    if row["state"] != LedgerState.CLOSED.name:
+        return KEPT, "offloaded, and never closed in BookKeeper"
+    return (RETRYING, "under-replicated") if row["ledger_id"] in context.under_replicated else None
 
 
 def holders(namespace: str, topic: str) -> tuple[str, str, str, str]:

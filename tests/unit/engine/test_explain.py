@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts
+from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
@@ -99,7 +102,7 @@ def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
     reason = "orphan: nothing refers to it"
     said = {"run_id": "run-9", "action": DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
-    return {**said, "ledger_id": 7, "topic": topic, "at": at}
+    return {**said, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at}
 
 
 def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
@@ -277,14 +280,70 @@ def test_an_offload_leftover_is_named_although_its_topic_lists_it(world: World) 
     assert found.answer.startswith("offload leftover")
 
 
-def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: World) -> None:
-    world.ledger(7, DATA)
+SENT = journalled("sent") | {"phase": "send"}
+
+
+def release(world: World, *said: dict[str, object], state: LedgerState = LedgerState.CLOSED) -> None:
+    """A release of ours gave ledger 7 up and sent a message, of which the journal ``said`` this since."""
+    world.ledger(7, DATA, state)
     world.topic(LedgerInfo(7, offload=OffloadContext(None, True, True, 1, "aws-s3", {})))
-    world.history = replace(world.history, released=True)
+    stat = world.zookeeper.stat(ledger_path(7, ROOT))
+    assert stat is not None
+    released = Released("persistent://shop/orders/placed", UUID(int=1), "b", stat.czxid, {})
+    world.history = replace(world.history, released=released, journal=(SENT, *said))
+
+
+def test_an_offload_leftover_that_was_released_goes_with_the_next_run(world: World) -> None:
+    release(world)
     found = world.explain(7)
     assert found.verdict is Verdict.MAY_GO
     assert "the next deletion run deletes that copy" in found.answer
     assert not any("second scan" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        ({"holds": frozenset({"shop"})}, "legal hold"),
+        ({"shadow_sources": frozenset({"persistent://shop/orders/placed"})}, "source of a shadow topic"),
+        ({"shared_namespaces": frozenset({"shop/orders"})}, "is another cluster's too"),
+        ({"under_replicated": BitMap64([7])}, "under-replicated"),
+    ],
+)
+def test_what_was_released_is_kept_by_the_rules_of_a_deletion_run(
+    world: World, context: dict[str, Any], why: str
+) -> None:
+    release(world)
+    world.history = replace(world.history, context=replace(world.context(), **context))
+    found = world.explain(7)
+    assert (found.verdict, why in found.answer) == (Verdict.KEPT, True)
+
+
+def test_what_was_released_and_never_closed_is_kept(world: World) -> None:
+    release(world, state=LedgerState.OPEN)
+    found = world.explain(7)
+    assert (found.verdict, "never closed" in found.answer) == (Verdict.KEPT, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (journalled("kept", 5), "its last intent was kept: the next offload plan proves its offloaded copy anew"),
+        (journalled("dead-lettered", 5), "redrive_dead_letters"),
+    ],
+)
+def test_what_was_released_does_not_go_without_its_intent(world: World, said: dict[str, object], why: str) -> None:
+    release(world, said)
+    found = world.explain(7)
+    assert (found.verdict, why in found.answer) == (Verdict.KEPT, True)
+
+
+def test_another_ledger_with_the_id_of_a_released_one_is_a_leftover(world: World) -> None:
+    release(world)
+    assert world.history.released is not None
+    world.history = replace(world.history, released=replace(world.history.released, czxid=-1))
+    found = world.explain(7)
+    assert (found.verdict, found.answer.startswith("offload leftover")) == (Verdict.KEPT, True)
 
 
 def test_a_compacted_ledger_is_what_the_scan_found_because_only_scans_ask_brokers(world: World) -> None:
@@ -359,6 +418,16 @@ def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -
     world.topic(LedgerInfo(7))
     found = world.explain(7)
     assert (found.verdict, found.notes) == (Verdict.IN_USE, (note,))
+
+
+def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: World) -> None:
+    begun = journalled("deleting") | {"action": DELETE_OFFLOADED, "phase": "archive", "reason": ""}
+    world.history = replace(world.history, journal=(begun,))
+    (note,) = world.explain(7).notes
+    assert note.startswith("run run-9 was the last to delete an offloaded copy of it, which no undo brings back")
+    there = journalled("retrying", 2) | {"action": DELETE_OFFLOADED}
+    world.history = replace(world.history, journal=(begun, there))
+    assert world.explain(7).notes == ()
 
 
 def test_a_ledger_that_was_lost_stays_so_whatever_becomes_of_its_offloaded_copy(world: World) -> None:

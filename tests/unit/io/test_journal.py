@@ -148,6 +148,41 @@ def test_what_a_run_deleted_of_offloaded_copies_is_named(tmp_path):
     assert deleted_copies(str(tmp_path), "sandbox", "run-2") == []
 
 
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        ([], "run-1"),
+        ([("run-2", "gone")], "run-1"),
+        ([("run-1", "retrying")], ""),
+        ([("run-1", "retrying"), ("run-2", "gone")], "run-1"),
+        ([("run-1", "retrying"), ("run-2", "deleting"), ("run-2", "deleted")], "run-2"),
+        ([("run-1", "deleted"), ("run-2", "kept")], "run-1"),
+    ],
+)
+def test_an_offloaded_copy_is_lost_to_the_run_that_was_about_to_delete_it(tmp_path, words, whose):
+    """It may have died before its last word, or got no answer; another copy's words say nothing of this one."""
+    copy = {"uuid": str(UUID(int=1)), "bucket": "b"}
+    objects = [{"bucket": "b", "key": "u-ledger-1"}]
+    begun = replace(ROW, action="delete-offload-ledger", phase="archive", outcome="deleting")
+    begun = replace(begun, detail=json.dumps({**copy, "objects": objects}))
+    said = [
+        replace(
+            begun,
+            run_id=run_id,
+            phase="archive" if outcome == "deleting" else "delete",
+            outcome=outcome,
+            detail=begun.detail if outcome in ("deleting", "deleted") else json.dumps(copy),
+            at=NOON + n,
+        )
+        for n, (run_id, outcome) in enumerate(words, 1)
+    ]
+    others = [{**copy, "uuid": str(UUID(int=2))}, {**copy, "bucket": "c"}]
+    kept = replace(begun, phase="delete", outcome="kept", at=NOON + 9)
+    FileJournal(str(tmp_path)).record([begun, *said, *(replace(kept, detail=json.dumps(other)) for other in others)])
+    for run_id in ("run-1", "run-2"):
+        assert deleted_copies(str(tmp_path), "sandbox", run_id) == (["s3://b/u-ledger-1"] if run_id == whose else [])
+
+
 def test_a_mark_is_open_for_each_copy_until_that_copy_is_settled(tmp_path):
     journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
     assert (marked_ledgers(lake, "sandbox"), marked_offloads(lake, "sandbox")) == ({}, {})
