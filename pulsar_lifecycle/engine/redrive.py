@@ -164,8 +164,9 @@ def redrive(
     Ends after ``max_messages``, or once none comes for ``wait_ms``. Raises Paused or LeaseLost between
     batches; nothing of a batch is then half done.
     """
-    done, there = Redriven(), letters.backlog()
+    done, there = Redriven(), 0
     for taken in _batches(letters, wait_ms, lambda: _may_go_on(store, lease)):
+        there = there or letters.backlog()  # after the first take, which mends a missing subscription
         seen = letters_of(taken, reasons)
         done.looked += len(seen)
         done.unparseable += sum(letter.unparseable for letter in seen)
@@ -183,7 +184,7 @@ def redrive(
         if done.sent >= max_messages or errors:
             break
     else:
-        done.withheld = max(0, there - done.looked)
+        done.withheld = max(0, (there or letters.backlog()) - done.looked)
     return done
 
 

@@ -171,9 +171,12 @@ class FakeDeadLetterQueue:
         self._mine: set[int] = set()
 
     def backlog(self) -> int:
+        if DLQ_TOPIC not in self.topics.subscribed:
+            raise NotFound(f"{DLQ_TOPIC}: no subscription {SUBSCRIPTION}")
         return len(self.topics.dead_letters)
 
     def take(self, limit: int, wait_ms: int) -> list[Received]:
+        self.topics.subscribed.add(DLQ_TOPIC)
         ready = self.topics.take(self.topics.dead_letters, limit)
         self._mine.update(ready)
         return [self.topics.received(n) for n in ready]

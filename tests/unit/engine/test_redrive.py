@@ -153,6 +153,14 @@ def test_what_the_broker_keeps_back_is_told(scene: Scene) -> None:
     assert (done.sent, done.looked, done.withheld) == (0, BATCH, 2)
 
 
+def test_a_missing_subscription_is_made_before_the_backlog_is_read(scene: Scene) -> None:
+    scene.bury(intent(1))
+    scene.topics.subscribed.discard(DLQ_TOPIC)
+    assert scene.redrive().sent == 1
+    scene.topics.subscribed.discard(DLQ_TOPIC)
+    assert scene.redrive().withheld == 0
+
+
 def test_what_cannot_be_parsed_is_shown_and_stays(scene: Scene) -> None:
     scene.topics.publish(b"not json", topic=DLQ_TOPIC)
     scene.bury(intent(1))
