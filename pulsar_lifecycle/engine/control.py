@@ -144,8 +144,8 @@ def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
 class OwedUnload:
     """An unload owed to a topic: at once if it was ``loaded``, else only if a broker lists it after all.
 
-    ``since`` is when (ms) its z-node was about to be written, by a run of ``lease``. ``version`` is that of the z-node
-    that was read; -1: whatever it has.
+    ``since`` is when (ms) its z-node was about to be written, by a run of ``lease``. ``version`` and ``czxid`` are
+    those of the z-node that was read; -1: whatever it has.
     """
 
     topic: Topic
@@ -153,6 +153,7 @@ class OwedUnload:
     since: int
     lease: str
     version: int = field(default=-1, compare=False)
+    czxid: int = field(default=-1, compare=False)
 
     @property
     def path(self) -> str:
@@ -227,7 +228,8 @@ def _owed(path: str, lease: str, node: Node | Unread) -> OwedUnload | BrokenOwed
         if isinstance(node, Unread):
             return BrokenOwed(path, topic, f"{path} cannot be read: {node.reason}")
         document = json.loads(node.data)
-        return OwedUnload(topic, bool(document["loaded"]), int(document["since"]), lease, node.stat.version)
+        loaded, since = bool(document["loaded"]), int(document["since"])
+        return OwedUnload(topic, loaded, since, lease, node.stat.version, node.stat.czxid)
     except (CorruptFormat, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         why = "its name is no topic's" if topic is None else "it is not an owed unload as JSON"
         return BrokenOwed(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
@@ -235,6 +237,10 @@ def _owed(path: str, lease: str, node: Node | Unread) -> OwedUnload | BrokenOwed
 
 def settle_unload(store: MetadataStore, owed: OwedUnload) -> None:
     """This is not owed any more; harmless when it is settled already, or owed anew since it was read."""
+    if owed.czxid != -1:  # one that was settled and owed anew has the first version again
+        node = store.read([owed.path])[0]
+        if not isinstance(node, Node) or node.stat.czxid != owed.czxid:
+            return
     # One left behind is settled once more, which does no harm.
     with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
         store.delete(owed.path, owed.version)

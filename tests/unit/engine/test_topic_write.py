@@ -390,6 +390,19 @@ def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
     assert scene.owed == []
 
 
+def test_what_was_settled_and_is_owed_anew_since_it_was_read_stays_owed() -> None:
+    """Its z-node has the first version again."""
+    scene = Scene()
+    control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1, LEASE))
+    (read,) = control.owed_unloads(scene.store)
+    assert isinstance(read, OwedUnload)
+    control.settle_unload(scene.store, read)
+    assert scene.owed == []
+    control.owe_unload(scene.store, OwedUnload(TOPIC, True, 2, LEASE))
+    control.settle_unload(scene.store, read)
+    assert scene.owed == [True]
+
+
 # ------------------------------------------------------------------------------------------------ what stops an edit
 
 
