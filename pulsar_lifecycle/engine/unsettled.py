@@ -25,7 +25,7 @@ from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
-from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore
+from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
@@ -83,18 +83,25 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
 
 def absent(store: MetadataStore, nodes: Sequence[Archived]) -> list[Archived]:
     """Those of ``nodes`` that are not there now."""
+    return [one for one, node in _now(store, nodes) if node is None]
+
+
+def _now(store: MetadataStore, nodes: Sequence[Archived]) -> list[tuple[Archived, Node | Unread | None]]:
     if not nodes:
         return []
     store.sync("/")
-    return [one for one, node in zip(nodes, store.read([n.path for n in nodes]), strict=True) if node is None]
+    return list(zip(nodes, store.read([one.path for one in nodes]), strict=True))
 
 
 def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
     """Journal the unsettled ``nodes`` that are not there as deleted by the runs that archived them; returns how many.
 
-    To be called under the lease. What is there still needs no word: it is decided again.
+    To be called under the lease. What is there still needs no word: it is decided again. What was created again since,
+    by another transaction, was deleted before.
     """
-    gone = sorted(absent(store, nodes), key=lambda one: (one.at, one.ledger_id))
+    now = _now(store, nodes)
+    gone = [one for one, n in now if n is None or (isinstance(n, Node) and n.stat.czxid != one.czxid)]
+    gone.sort(key=lambda one: (one.at, one.ledger_id))
     for _, day in groupby(gone, key=lambda one: datetime.fromtimestamp(one.at / 1000, UTC).date()):
         journal.record(_rows(run_id, list(day), ledgers_root))
     return len(gone)

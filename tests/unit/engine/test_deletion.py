@@ -603,6 +603,28 @@ def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
     assert len([row for row in journal.rows if row.outcome == DELETED]) == 5
 
 
+def test_a_deletion_that_nobody_spoke_of_is_made_up_for_although_its_ledger_is_there_again(scene: Scene) -> None:
+    scene.send_all()
+    journal = scene.cluster.journal
+
+    def full(tools: Tools) -> Tools:
+        def fail(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                journal.failure = StoreError("the disk is full")
+
+        tools.store.after = fail
+        return tools
+
+    with pytest.raises(StoreError):
+        scene.delete(full, run_id="failed")
+    journal.failure = None
+    again, *_ = archived = [node for node in journal.nodes if not scene.cluster.exists(node.ledger_id)]
+    scene.cluster.put(again.path, again.data)
+    scene.delete()
+    said = {row.ledger_id for row in journal.rows if (row.run_id, row.outcome) == ("failed", DELETED)}
+    assert said == {node.ledger_id for node in archived}
+
+
 class Killed(BaseException):
     """The process died here."""
 
