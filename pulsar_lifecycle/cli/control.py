@@ -5,6 +5,7 @@ Belongs here: the commands. Not here: the z-nodes (``engine/control.py``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.plan.coverage import Epoch
     from pulsar_lifecycle.ports import MetadataStore
     from pulsar_lifecycle.settings import Settings
 
@@ -95,21 +97,18 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    from pulsar_lifecycle.engine import control, history
+    from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.errors import LifecycleError, NotFound
     from pulsar_lifecycle.io.admin import HttpBrokerAdmin
     from pulsar_lifecycle.io.lake import Lake
     from pulsar_lifecycle.io.queue import pending
     from pulsar_lifecycle.io.zk import cluster_fingerprint
-    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
     lake = Lake(settings.lake.path)
     scans, root = lake.epochs(cluster=settings.cluster), settings.bookkeeper.ledgers_root
-    refused = [] if settings.deletion.topicTwoPhaseDeletionEnabled else [SWITCHED_OFF]
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, root)
-        broken = history.broken_since(store, scans, fingerprint, root)
-        refused += [broken] if broken else []
+        refused = refusals(settings, store, scans)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
         owed = owed_unloads(store)
@@ -210,6 +209,18 @@ def _offloading(document: dict[str, Any]) -> list[str]:
         then = "" if lease else ": the next run of job offload finishes or removes them"
         lines.append(f"{show.counted(attempts['open'], 'attempt')} open{then}")
     return [*lines, *(f"UNREADABLE: {why}" for why in attempts["broken"])]
+
+
+def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[str]:
+    """Why every run with effects would refuse before it begins; ``scans`` are the finished ones of this cluster."""
+    from pulsar_lifecycle.engine import history
+    from pulsar_lifecycle.io.zk import cluster_fingerprint
+    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
+
+    root = settings.bookkeeper.ledgers_root
+    broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else ""
+    off = "" if settings.deletion.topicTwoPhaseDeletionEnabled else SWITCHED_OFF
+    return [why for why in (off, broken) if why]
 
 
 def open_attempts(store: MetadataStore) -> dict[str, Any]:

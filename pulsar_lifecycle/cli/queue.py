@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.control import note, owed_unloads, show_owed, since
+from pulsar_lifecycle.cli.control import note, owed_unloads, refusals, show_owed, since
 from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 
 if TYPE_CHECKING:
@@ -55,15 +55,18 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.io.admin import HttpBrokerAdmin
     from pulsar_lifecycle.io.journal import tallied
+    from pulsar_lifecycle.io.lake import Lake
     from pulsar_lifecycle.io.prometheus import write_textfile
     from pulsar_lifecycle.io.queue import PulsarQueueReader
     from pulsar_lifecycle.io.queue_state import look
     from pulsar_lifecycle.plan import metrics
+    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
     now = now_ms()
     with looking(settings) as store:
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         owed = owed_unloads(store)
+        refused = refusals(settings, store, Lake(settings.lake.path).epochs(cluster=settings.cluster))
     with (
         closing(HttpBrokerAdmin(settings.pulsar)) as admin,
         closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
@@ -78,6 +81,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "cluster": settings.cluster,
         "enabled": settings.deletion.topicTwoPhaseDeletionEnabled,
         "paused": paused,
+        "refused": refused,
         "lease": holder,
         "owed_unloads": owed,
         "queue": waiting.to_json(),
@@ -85,6 +89,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "last_run": _run(runs[-1]) if runs else None,
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
         "findings": [
+            *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
             *_findings(waiting, paused, metrics.retries_grow(runs), settings),
             *_stuck(settings.lake.path, runs[-2:]),
             *(show_owed(one) for one in owed if "error" in one or not holder),

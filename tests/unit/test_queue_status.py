@@ -17,8 +17,13 @@ from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
 from pulsar_lifecycle.io import queue_state
 from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.zk import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Page, Received
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
@@ -159,7 +164,7 @@ def test_what_is_due_need_not_be_known(
     assert "the binary port does not answer" in out
 
 
-@pytest.mark.parametrize("finding", ["dead letters", "subscription", "paused", "retries", "off"])
+@pytest.mark.parametrize("finding", ["dead letters", "subscription", "paused", "retries", "off", "restored"])
 def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     finding: str,
     cluster: Path,
@@ -176,6 +181,12 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         control.pause(zookeeper.session(), "bookie-3 is being replaced")
     elif finding == "retries":
         FileJournal(str(tmp_path / "lake")).record([replace(ROW, outcome="retrying")])
+    elif finding == "restored":
+        store = zookeeper.session()
+        for root in ("/ledgers", "/managed-ledgers"):
+            store.create(root, b"", parents=True)
+        epoch = Epoch("e1", ROW.cluster, cluster_fingerprint(store, "/ledgers"), NOW, NOW, (), 1, 1, (), zxid=2**60)
+        Lake(str(tmp_path / "lake")).store_epoch(epoch, Referenced(), Context(NOW, 1, frozenset()))
     else:
         cluster.write_text(cluster.read_text() + "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n")
         fill(admin, part(DELETION_TOPIC, 0), 1)
@@ -186,6 +197,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         "paused": "bookie-3 is being replaced",
         "retries": "retries grow",
         "off": "topicTwoPhaseDeletionEnabled is false while intents are in flight",
+        "restored": "every run is refused: ",
     }
     out = capsys.readouterr().out
     assert said[finding] in out
