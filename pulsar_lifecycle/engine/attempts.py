@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -33,7 +33,7 @@ class Attempt:
     """An offload of one ledger that was begun and not settled. ``since`` ms, ``block_size`` bytes.
 
     ``metadata`` are the driver's properties for the topic's metadata: ``bucket``, ``region``, ``serviceEndpoint``,
-    ``managedLedgerOffloadDriver``.
+    ``managedLedgerOffloadDriver``. Once ``condemned`` its objects may be removed at any moment: it is never finished.
     """
 
     ledger_id: int
@@ -44,6 +44,7 @@ class Attempt:
     block_size: int
     run_id: str
     since: int
+    condemned: bool = False
 
     @property
     def path(self) -> str:
@@ -92,6 +93,21 @@ def touch(store: MetadataStore, attempt: Attempt) -> int:
     raise OutcomeUnknown(f"{attempt.path}: whether it is open is not known")
 
 
+def condemn(store: MetadataStore, attempt: Attempt) -> Attempt:
+    """Let no run finish an open attempt from here on. Raises Conflict if it ended."""
+    condemned = replace(attempt, condemned=True)
+    for _ in range(3):
+        node = store.read([attempt.path])[0]
+        if isinstance(node, Node) and node.data == _encoded(condemned):
+            return condemned
+        if not isinstance(node, Node) or node.data != _encoded(attempt):
+            raise Conflict(f"{attempt.path}: the offload attempt {attempt.uuid} is not open any more")
+        with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
+            store.write(attempt.path, _encoded(condemned), node.stat.version)
+            return condemned
+    raise OutcomeUnknown(f"{attempt.path}: whether it is open is not known")
+
+
 def end(store: MetadataStore, attempt: Attempt) -> None:
     """Nothing is to be done for it any more; harmless when it is ended already, or another has taken its place."""
     node = store.read([attempt.path])[0]
@@ -129,7 +145,7 @@ _JSON = TypeAdapter(Attempt)
 
 
 def _encoded(attempt: Attempt) -> bytes:
-    return _JSON.dump_json(attempt)
+    return _JSON.dump_json(attempt, exclude_defaults=True)
 
 
 def _decoded(path: str, node: Node | Unread) -> Attempt | BrokenAttempt:

@@ -1,14 +1,16 @@
-"""Offloading the ledgers of a topic: begun, committed once they are proven, rolled back, abandoned.
+"""Offloading the ledgers of a topic: begun, committed once they are proven, taken back.
 
 Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
-here: which ledgers an operator wants (``plan/offload.py``), copying and verifying one (``offload_copy.py``).
+here: which ledgers an operator wants (``plan/offload.py``), copying and verifying one (``offload_copy.py``), attempts
+that earlier runs left open (``cut_off.py``).
 
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
 ``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
 it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
-The first commit of a namespace and bucket is one ledger, the canary, that its brokers must then be able to read; if
+The first commit of a namespace and place is one ledger, the canary, that its brokers must then be able to read; if
 they are not, it is taken back while BookKeeper has it, and the run stops. Its attempt stays open until they have read
-it: a run that finds a committed ledger with an open attempt has its brokers read it first.
+it: a run that finds a committed ledger with an open attempt has its brokers read it first. Where brokers read
+BookKeeper first, such a read shows nothing of the bucket, and stands for no topic where they do not.
 Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
 """
 
@@ -22,12 +24,10 @@ from typing import Any, cast
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
-from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
+from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import OwedUnload
-from pulsar_lifecycle.engine.decision import NamedUuids, Tools
-from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import GOES
-from pulsar_lifecycle.engine.other_copies import Spare, why_unproven
 from pulsar_lifecycle.engine.topic_write import (
     FAILED,
     LEFT_TO_BROKER,
@@ -40,14 +40,22 @@ from pulsar_lifecycle.engine.topic_write import (
     why_loaded,
 )
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, Refused
-from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, offload_object
+from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan import trimming
-from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
-from pulsar_lifecycle.ports import EntryBatch, JournalRow, MetadataStore, Node, ObjectHead, ObjectStore, Unread
+from pulsar_lifecycle.plan.outcomes import (
+    OFFLOAD,
+    OFFLOADED,
+    PREPARED,
+    READ_THROUGH_BROKER,
+    REFUSED,
+    ROLLED_BACK,
+    SEEN,
+)
+from pulsar_lifecycle.ports import EntryBatch, JournalRow, MetadataStore, Node
 
 POLICY = "offload.loaded_topics"
 
@@ -72,14 +80,6 @@ class Wanted:
     driver: str
     metadata: tuple[tuple[str, str], ...]
     block_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ownership:
-    """How to tell our own objects: the cluster's name that they carry, and what the newest scan found named."""
-
-    cluster: str
-    named: NamedUuids
 
 
 class CanaryFailed(Refused):
@@ -127,7 +127,7 @@ def begin_topic(
             outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
         else:
             begun.append(attempt)
-    record(run, tools, [replace(_of(attempt, PREPARED, "its attempt is open")) for attempt in begun])
+    record(run, tools, [replace(said_of(attempt, PREPARED, "its attempt is open")) for attempt in begun])
     return begun, outcomes
 
 
@@ -148,7 +148,7 @@ def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection
             return "its topic does not list it any more"
         if ledger_id == max(listed):
             return "the last ledger of its topic"
-        if why := _of_context(item):
+        if why := of_context(item):
             return why
         if problem := trimming.copy_of(ledger_id, row, topic).problem:
             return problem
@@ -173,7 +173,8 @@ def _unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
     return f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
 
 
-def _of_context(item: LedgerInfo) -> str:
+def of_context(item: LedgerInfo) -> str:
+    """Why what its topic says of a ledger's offload leaves no place for another; empty if it does."""
     offload = item.offload
     if offload and offload.complete:
         return f"offloaded already, as {offload.uuid}"
@@ -187,26 +188,51 @@ def _of_context(item: LedgerInfo) -> str:
 # -------------------------------------------------------------------------------------------------------------- commit
 
 
+Place = tuple[str, str, tuple[tuple[str, str], ...]]
+"""A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
+
+
+def place_of(topic: Topic, attempt: Attempt) -> Place:
+    """Where an attempt of a topic goes; one canary stands for all of a place."""
+    return str(topic.namespace), attempt.driver.lower(), attempt.metadata
+
+
 @dataclass(slots=True)
 class Canary:
-    """Which namespaces and buckets were proven readable in this run. ``waived``: only the sandbox may."""
+    """What brokers have read. ``waived``: only the sandbox may.
+
+    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
+    places that such topics were read from, by this run or any before it.
+    """
 
     waived: bool
-    passed: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    tiered_first: Collection[str] = ()
+    seen: set[Place] = field(default_factory=set[Place])
+    unseen: dict[Place, str] = field(default_factory=dict[Place, str])
+    """Places that a broker could not read in this run, and why."""
+    _passed: set[tuple[Place, bool]] = field(default_factory=set[tuple[Place, bool]])
 
     def due(self, topic: Topic, attempt: Attempt) -> bool:
-        """Whether this ledger must be read through its broker before any other is committed."""
-        return not self.waived and (str(topic.namespace), attempt.bucket) not in self.passed
+        """Whether this ledger must be read through its broker before any other is committed in this run."""
+        return not self.waived and self._key(topic, attempt) not in self._passed
 
-    def passes(self, topic: Topic, attempt: Attempt) -> None:
-        """Its broker has read this ledger."""
-        self.passed.add((str(topic.namespace), attempt.bucket))
+    def passes(self, topic: Topic, attempt: Attempt) -> bool:
+        """Its broker has read this ledger; whether that shows that the place can be read, for the first time."""
+        place, proves = self._key(topic, attempt)
+        self._passed.add((place, proves))
+        new = proves and place not in self.seen
+        if new:
+            self.seen.add(place)
+        return new
+
+    def _key(self, topic: Topic, attempt: Attempt) -> tuple[Place, bool]:
+        return place_of(topic, attempt), str(topic) in self.tiered_first
 
 
 CANARY_UNLOADS = 2
 """Unloads that a canary may take: after its commit, and after it is taken back."""
 
-_NO_UNLOADS = "its broker must read it first, and this run may unload no more (trimming.max_unloads)"
+NO_UNLOADS = "its broker must read it first, and this run may unload no more (trimming.max_unloads)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,18 +261,17 @@ def commit_topic(
         if canary.due(topic, one.attempt):
             rest.remove(one)
             if permit.unloads.left < CANARY_UNLOADS:
-                outcomes.append(_of(one.attempt, LEFT_TO_BROKER, _NO_UNLOADS))
+                outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, NO_UNLOADS))
                 record(run, tools, outcomes[-1:])
                 continue
             committed = _commit(run, tools, permit, topic, [one], policy)
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
-                if unread := _unread_by_broker(run, tools, permit, topic, one):
+                if unread := unread_by_broker(run, tools, permit, topic, [one], canary):
                     raise CanaryFailed(
-                        f"{topic}: ledger {unread.ledger_id} was offloaded, and {unread.reason}; "
+                        f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         f"nothing else of {topic.namespace} was committed"
                     )
-                canary.passes(topic, one.attempt)
                 policy = ""
                 _forget(tools, [one], committed)
     if rest:
@@ -265,7 +290,8 @@ def _commit(
     change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
     said = edit_topic(run, tools, permit, topic, change, policy)
     outcomes = [
-        replace(_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes) for i, one in sorted(said.items())
+        replace(said_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
+        for i, one in sorted(said.items())
     ]
     record(run, tools, outcomes, {i: one.detail for i, one in by_id.items()})
     return outcomes
@@ -280,22 +306,22 @@ def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, At
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             attempt = ours.get(item.ledger_id)
-            if attempt and not _is_ours(item, attempt):
+            if attempt and not is_ours(item, attempt):
                 why = obstacle(node, info, item.ledger_id, attempt.uuid)
-                said[item.ledger_id] = Said(REFUSED, why) if why else Said(OFFLOADED, _COMMITTED, changes=True)
+                said[item.ledger_id] = Said(REFUSED, why) if why else Said(OFFLOADED, COMMITTED, changes=True)
                 item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
             elif attempt:
-                said[item.ledger_id] = Said(OFFLOADED, _COMMITTED)
+                said[item.ledger_id] = Said(OFFLOADED, COMMITTED)
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
 
     return change
 
 
-_COMMITTED = "its topic's metadata says so"
+COMMITTED = "its topic's metadata says so"
 
 
-def _is_ours(item: LedgerInfo, attempt: Attempt) -> bool:
+def is_ours(item: LedgerInfo, attempt: Attempt) -> bool:
     """Whether the topic names this attempt as complete."""
     return item.offload is not None and item.offload.complete and item.offload.uuid == attempt.uuid
 
@@ -311,37 +337,93 @@ def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloade
             attempts.end(tools.store, one.attempt)
 
 
-def _unread_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, one: Proven) -> Offloaded | None:
-    """None if its broker reads the first and the last entry of a committed ledger; else what became of it.
+def unread_by_broker(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, committed: Sequence[Proven], canary: Canary
+) -> list[Offloaded]:
+    """Nothing if its broker reads the first and the last entry of the first of these; else what became of them all.
 
-    A broker that still has the topic as it was before the commit reads BookKeeper: that proves nothing. Where the
-    policy does not let loaded topics be written, it must not stay loaded because of this: it is owed an unload.
+    They are of one place. A broker that still has the topic as it was before the commit reads BookKeeper: that proves
+    nothing. Where the policy does not let loaded topics be written, it must not stay loaded because of this: it is
+    owed an unload.
     """
-    attempt = one.attempt
+    first = committed[0]
+    attempt = first.attempt
+    try:
+        read_by_broker(run, tools, permit, topic, attempt.ledger_id, first.entries)
+    except Unheard as unheard:
+        return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
+    except LifecycleError as error:
+        why = unread(error, attempt)
+    else:
+        if canary.passes(topic, attempt):
+            record_seen(run, tools, topic, attempt)
+        return []
+    uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
+    try:
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, uuids, given_up=False), "")
+    except STOPPING:
+        raise
+    except LifecycleError as failure:
+        said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
+    taken_back = [
+        replace(said_of(one.attempt, said[i].outcome, f"{why}; {said[i].reason}"), bytes=one.bytes)
+        for i, one in ((one.attempt.ledger_id, one) for one in committed)
+    ]
+    record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+    return taken_back
+
+
+def why_unseen(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, entries: int, canary: Canary
+) -> str:
+    """Why no broker has shown that it can read the place of a complete offload; empty once one has, in any run.
+
+    If none has yet, its own broker reads this ledger, and its topic is loaded then. Raises Paused, LeaseLost.
+    """
+    place = place_of(topic, attempt)
+    if canary.waived or place in canary.seen:
+        return ""
+    if place in canary.unseen:
+        return canary.unseen[place]
+    permit.check(tools.store)
+    if permit.unloads.exhausted:
+        return NO_UNLOADS
+    try:
+        read_by_broker(run, tools, permit, topic, attempt.ledger_id, entries)
+    except STOPPING:
+        raise
+    except Unheard as unheard:
+        return str(unheard)
+    except LifecycleError as error:
+        canary.unseen[place] = unread(error, attempt)
+        return canary.unseen[place]
+    if canary.passes(topic, attempt):
+        record_seen(run, tools, topic, attempt)
+    return ""
+
+
+class Unheard(Refused):
+    """A broker may have a topic as it was before it was written: nothing that it reads shows anything."""
+
+
+def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_id: int, entries: int) -> None:
+    """Have its broker read the first and the last entry of an offloaded ledger. Raises Unheard, and what it says."""
     if why := _owed_unload(tools.store, topic):
-        return _of(attempt, FAILED, f"whether its broker can read it is not known: {why}")
+        raise Unheard(f"whether its broker can read it is not known: {why}")
     if not run.writes_loaded(topic):
         control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms(), permit.guard[0]))
-    try:
-        for entry_id in dict.fromkeys((0, one.entries - 1)):
-            tools.admin.read_entry(topic, Position(attempt.ledger_id, entry_id))
-    except LifecycleError as error:
-        why = (
-            f"its broker cannot read it from bucket {attempt.bucket}: {error} (give the brokers an offloader for "
-            f"driver {attempt.driver} and this bucket)"
-        )
-        try:
-            said = edit_topic(
-                run, tools, permit, topic, _taking_back(run, tools, topic, {attempt.ledger_id: attempt.uuid}), ""
-            )[attempt.ledger_id]
-        except STOPPING:
-            raise
-        except LifecycleError as failure:
-            said = Said(FAILED, f"whether it was taken back is not known, run again: {failure}")
-        taken_back = replace(_of(attempt, said.outcome, f"{why}; {said.reason}"), bytes=one.bytes)
-        record(run, tools, [taken_back], {attempt.ledger_id: one.detail})
-        return taken_back
-    return None
+    for entry_id in dict.fromkeys((0, entries - 1)):
+        tools.admin.read_entry(topic, Position(ledger_id, entry_id))
+
+
+def unread(error: LifecycleError, attempt: Attempt) -> str:
+    """Why a read through a broker has not shown that it can read this place."""
+    if isinstance(error, Unavailable):
+        return f"its broker did not answer when it was to read it from bucket {attempt.bucket}: {error}"
+    return (
+        f"its broker cannot read it from bucket {attempt.bucket}: {error} (give the brokers an offloader for "
+        f"driver {attempt.driver} and this bucket)"
+    )
 
 
 def _owed_unload(store: MetadataStore, topic: Topic) -> str:
@@ -356,14 +438,15 @@ def take_back_topic(
 ) -> list[Offloaded]:
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
-    The objects stay; nothing names them any more. A ledger may then be offloaded anew. Raises as ``edit_topic``.
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. The caller holds the deletion
+    lease, too: BookKeeper may still have what its topic gave up. Raises as ``edit_topic``.
     """
     permit.check(tools.store)
     planned = plan_take_back(run, tools, topic, ledger_ids, permit)
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
-        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going), POLICY)
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going, given_up=True), POLICY)
         done = [
             Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
         ]
@@ -390,10 +473,8 @@ def plan_take_back(
             why = "it is not offloaded"
         elif ledger_id in opened:
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
-        elif item.offload and item.offload.bookkeeper_deleted:
-            why = "its copy in BookKeeper was given up"
         else:
-            why = _not_whole_in_bookkeeper(run, tools, topic, item, permit)
+            why = not_whole_in_bookkeeper(run, tools, topic, item, permit)
         outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
         found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
@@ -406,14 +487,14 @@ LOOK_EVERY = 2_000
 """How long (ms) a ledger is read without a look at the pause z-node and the lease."""
 
 
-def _not_whole_in_bookkeeper(
+def not_whole_in_bookkeeper(
     run: TopicRun, tools: Tools, topic: Topic, item: LedgerInfo, permit: Permit | None = None
 ) -> str:
     """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
 
     With a ``permit`` raises Paused and LeaseLost meanwhile.
     """
-    if problem := _without_bookkeeper(run, tools, topic, item.ledger_id):
+    if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
         return problem
     node = tools.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
     if not isinstance(node, Node):
@@ -437,287 +518,42 @@ def _not_whole_in_bookkeeper(
     return ""
 
 
-def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID]) -> Change:
-    """Offloads by ledger id that its topic's metadata is to forget."""
+def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool) -> Change:
+    """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up."""
+
+    def one(item: LedgerInfo) -> Said:
+        offload = item.offload
+        if offload is None:
+            return Said(ROLLED_BACK, _TAKEN_BACK)
+        if not offload.complete or offload.uuid != uuids[item.ledger_id]:
+            return Said(FAILED, f"its topic names another offload by now, {offload.uuid}")
+        if offload.bookkeeper_deleted and not given_up:
+            return Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
+        if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
+            return Said(FAILED, f"it stays offloaded: {problem}")
+        return Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
-        said = dict.fromkeys(uuids, Said(ROLLED_BACK, _TAKEN_BACK))
-        ledgers: list[LedgerInfo] = []
-        for item in info.ledgers:
-            offload = item.offload
-            if offload and offload.complete and offload.uuid == uuids.get(item.ledger_id):
-                problem = _without_bookkeeper(run, tools, topic, item.ledger_id)
-                if offload.bookkeeper_deleted:
-                    said[item.ledger_id] = Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
-                elif problem:
-                    said[item.ledger_id] = Said(FAILED, f"it stays offloaded: {problem}")
-                else:
-                    said[item.ledger_id] = Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
-                    item = replace(item, offload=None)
-            ledgers.append(item)
-        return replace(info, ledgers=tuple(ledgers)), said
+        said = dict.fromkeys(uuids, Said(FAILED, "its topic does not list it any more"))
+        said |= {item.ledger_id: one(item) for item in info.ledgers if item.ledger_id in uuids}
+        back = {ledger_id for ledger_id, word in said.items() if word.changes}
+        ledgers = tuple(replace(item, offload=None) if item.ledger_id in back else item for item in info.ledgers)
+        return replace(info, ledgers=ledgers), said
 
     return change
 
 
-def _without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
+def without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
     """Why the copy in BookKeeper cannot be relied on; empty if it can."""
     row = standing.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
     return trimming.copy_of(ledger_id, row, topic).problem
 
 
-# ------------------------------------------------------------------------------------------- attempts that were cut off
-
-
-def settle_attempts(
-    run: TopicRun,
-    tools: Tools,
-    permit: Permit,
-    wanted: Mapping[int, Wanted],
-    canary: Canary,
-    ownership: Ownership,
-) -> tuple[list[Attempt], list[Offloaded]]:
-    """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
-
-    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its canary;
-    what brokers cannot read is taken back. One that its topic's metadata has no place for, that the plan wants
-    somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
-    if they are proven its own. Comes after ``unloads.settle_unloads``. An error that concerns one attempt is its
-    outcome. Raises Paused, LeaseLost, Overloaded.
-    """
-    resumed: list[Attempt] = []
-    outcomes: list[Offloaded] = []
-    for attempt in attempts.open_attempts(tools.store):
-        permit.check(tools.store)
-        if isinstance(attempt, BrokenAttempt):
-            outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
-            continue
-        try:
-            found = _settle(run, tools, permit, attempt, wanted, canary, ownership)
-        except STOPPING:
-            raise
-        except LifecycleError as error:
-            found = _of(attempt, FAILED, f"it cannot be settled now: {error}")
-        if found:
-            outcomes.append(found)
-        else:
-            resumed.append(attempt)
-    return resumed, outcomes
-
-
-def _settle(
-    run: TopicRun,
-    tools: Tools,
-    permit: Permit,
-    attempt: Attempt,
-    wanted: Mapping[int, Wanted],
-    canary: Canary,
-    ownership: Ownership,
-) -> Offloaded | None:
-    """What became of an open attempt; None if it is to be finished."""
-    topic = Topic.parse(attempt.topic)
-    item, why = _place_of(run, tools, topic, attempt)
-    if item and _is_ours(item, attempt):
-        return _settle_committed(run, tools, permit, topic, attempt, item, canary)
-    if not why:
-        asked = wanted.get(attempt.ledger_id)
-        if asked and (asked.driver, asked.metadata, asked.block_size) == (
-            attempt.driver,
-            attempt.metadata,
-            attempt.block_size,
-        ):
-            return None
-        if not asked and tools.clock.now_ms() - attempt.since < run.context.grace:
-            return _of(attempt, LEFT, "this plan does not name it: its attempt stays open for one that does")
-        why = (
-            "the plan names another place or block size for it"
-            if asked
-            else "no plan has named it for the grace period"
-        )
-    return _abandon(run, tools, permit, topic, attempt, item, why, ownership)
-
-
-def _settle_committed(
-    run: TopicRun,
-    tools: Tools,
-    permit: Permit,
-    topic: Topic,
-    attempt: Attempt,
-    item: LedgerInfo,
-    canary: Canary,
-) -> Offloaded:
-    """A run was cut off between the commit of a ledger and the end of its attempt: it may have been the canary."""
-    if canary.due(topic, attempt):
-        if permit.unloads.exhausted:
-            return _of(attempt, FAILED, _NO_UNLOADS)
-        if unread := _unread_by_broker(
-            run, tools, permit, topic, Proven(attempt, item.entries or 1, item.size or 0, {})
-        ):
-            return unread
-        canary.passes(topic, attempt)
-    done = _of(attempt, OFFLOADED, _COMMITTED)
-    record(run, tools, [done])
-    attempts.end(tools.store, attempt)
-    return done
-
-
-def _place_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
-    """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
-
-    Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
-    """
-    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    tools.store.sync(path)
-    node = tools.store.read([path])[0]
-    if isinstance(node, Unread):
-        raise Refused(f"{path} cannot be read: {node.reason}")
-    if node is None:
-        if run.brokers.silence:
-            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.silence}")
-        if broker := run.brokers.loaded.get(str(topic)):
-            raise Refused(f"{path} does not exist, and {broker} still lists the topic")
-        return None, "its topic is gone"
-    info = managed_ledger.decode(node.data)
-    item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
-    if attempt.uuid in managed_ledger.offload_uuids(info) and not (item and _is_ours(item, attempt)):
-        raise Refused(f"{path} names its UUID, but not as a complete offload of its ledger: look at it")
-    if item is None:
-        return None, "its topic does not list its ledger any more"
-    if item.offload and item.offload.complete:
-        return item, "" if item.offload.uuid == attempt.uuid else f"it is offloaded as {item.offload.uuid}"
-    return item, ""
-
-
-def _abandon(
-    run: TopicRun,
-    tools: Tools,
-    permit: Permit,
-    topic: Topic,
-    attempt: Attempt,
-    item: LedgerInfo | None,
-    why: str,
-    ownership: Ownership,
-) -> Offloaded:
-    """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
-
-    It stays open if that fails, where that might be another's, and where no other copy is known to be whole.
-    """
-
-    def last_look() -> None:
-        """A run that took our lease over meanwhile may have finished the attempt."""
-        tools.store.sync("/")
-        permit.check(tools.store)
-        now, _ = _place_of(run, tools, topic, attempt)
-        if now and _is_ours(now, attempt):
-            raise Refused("its topic names them by now")
-        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != attempt:
-            raise Refused("it is not open any more")
-
-    removed = "its objects are removed"
-    try:
-        gone = _bucket_is_gone(_objects(tools), attempt)
-    except Refused as refusal:
-        way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
-        return _of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
-    try:
-        if doubt := _not_its_own(_objects(tools), attempt, ownership):
-            return _of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
-        if gone:
-            removed = f"there is no bucket {attempt.bucket}"
-        elif item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
-            return _of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
-        else:
-            remove_objects(_objects(tools), attempt, last_look)
-    except STOPPING:
-        raise
-    except LifecycleError as error:
-        return _of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
-    done = _of(attempt, ABANDONED, f"{why}; {removed}")
-    record(run, tools, [done])
-    attempts.end(tools.store, attempt)
-    return done
-
-
-def _without_another_copy(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, item: LedgerInfo
-) -> str:
-    """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
-
-    That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own pair is there.
-    """
-    offload = item.offload
-    if offload and offload.complete:
-        spare = Spare(item.ledger_id, topic, item)
-        (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
-        if not unproven:
-            return ""
-        if offload.bookkeeper_deleted:
-            return f"{_of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
-    elif offload and offload.bookkeeper_deleted:
-        return _of_context(item)
-    if all(_heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)):
-        return _not_whole_in_bookkeeper(run, tools, topic, item, permit)
-    return _without_bookkeeper(run, tools, topic, item.ledger_id)
-
-
-def _heads(objects: ObjectStore, bucket: str, uuid: UUID, ledger_id: int) -> list[ObjectHead | None]:
-    """Of the data object and the index object of an offload; None where there is none, or not even a bucket."""
-    found: list[ObjectHead | None] = []
-    for head in objects.head_many(bucket, _keys(uuid, ledger_id)):
-        if isinstance(head, LifecycleError) and not isinstance(head, NotFound):
-            raise head
-        found.append(None if isinstance(head, NotFound) else head)
-    return found
-
-
-def _keys(uuid: UUID, ledger_id: int) -> list[str]:
-    return [offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)]
-
-
-def _bucket_is_gone(objects: ObjectStore, attempt: Attempt) -> bool:
-    """Whether there is no such bucket, and so nothing in it. Raises Refused for one that the settings do not name."""
-    (head,) = objects.head_many(attempt.bucket, [offload_object.data_key(attempt.uuid, attempt.ledger_id)])
-    return isinstance(head, NotFound)
-
-
-def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:
-    """Why what lies under an attempt's keys may not be what it uploaded; empty if it is, or nothing is there."""
-    if ownership.named.named([attempt.uuid]):
-        return "the newest scan found its UUID in a topic's metadata; scan again"
-    topic = Topic.parse(attempt.topic).managed_ledger
-    for head in _heads(objects, attempt.bucket, attempt.uuid, attempt.ledger_id):
-        said = head and tuple(map(head.metadata.get, (offload_object.CLUSTER_NAME, offload_object.MANAGED_LEDGER_NAME)))
-        if head and said != (ownership.cluster, topic):
-            return f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
-    return ""
-
-
-def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[], object]) -> None:
-    """Drop the uploads of an attempt and, right after ``last_look``, delete both its objects. Raises what they do."""
-    drop_uploads(objects, attempt)
-    last_look()
-    for one in objects.delete_many(attempt.bucket, _keys(attempt.uuid, attempt.ledger_id)):
-        if one.error:
-            raise Refused(f"{one.key}: {one.error}")
-
-
-def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:
-    """Drop what an earlier try of an attempt has uploaded in part."""
-    key = offload_object.data_key(attempt.uuid, attempt.ledger_id)
-    for page in objects.list_uploads(attempt.bucket, key):
-        for upload in page:
-            objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
-
-
-def _objects(tools: Tools) -> ObjectStore:
-    assert tools.objects is not None
-    return tools.objects
-
-
 # -------------------------------------------------------------------------------------------------------- the journal
 
 
-def _of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+    """What became of an attempt."""
     return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
 
 
@@ -729,6 +565,25 @@ def record(
     tools.journal.record(
         [journal_row(run.run_id, run.cluster, one, (details or {}).get(one.ledger_id, {}), now) for one in outcomes]
     )
+
+
+def record_seen(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> None:
+    """A broker was seen to read this ledger where it was offloaded to: the runs after this one may know that place."""
+    namespace, driver, metadata = place_of(topic, attempt)
+    detail = {"namespace": namespace, "driver": driver, "metadata": metadata}
+    said, now = said_of(attempt, SEEN, "its broker reads it in the object store"), tools.clock.now_ms()
+    row = journal_row(run.run_id, run.cluster, said, detail, now, action=READ_THROUGH_BROKER, phase=READ_THROUGH_BROKER)
+    tools.journal.record([row])
+
+
+def seen_place(detail: str) -> Place | None:
+    """The place in the detail of a row of :func:`record_seen`; None if we did not write it."""
+    try:
+        found = json.loads(detail)
+        pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
+        return str(found["namespace"]), str(found["driver"]), pairs
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def journal_row(

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 
 from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.engine.offload_proof import Verified
+from pulsar_lifecycle.engine.offloading import Place, seen_place
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.engine.unsettled import SAID, lost_copies, unsettled
@@ -46,7 +47,9 @@ from pulsar_lifecycle.plan.outcomes import (
     MARKED,
     OFFLOAD,
     PREPARED,
+    READ_THROUGH_BROKER,
     RELEASE,
+    SEEN,
     SENT,
     VERIFIED,
 )
@@ -248,6 +251,13 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
             uuid_of = UUID(detail.pop("uuid"))
             found[row["ledger_id"], uuid_of] = Verified(**detail)
     return found
+
+
+def seen_places(lake: str, cluster: str) -> set[Place]:
+    """Where brokers were seen to read offloaded ledgers."""
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
+    found = {seen_place(detail) for detail in _outcomes(lake, SEEN, 0, mine).column("detail").to_pylist()}
+    return {place for place in found if place}
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

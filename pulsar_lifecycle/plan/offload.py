@@ -143,8 +143,8 @@ def judge(
             action, reason = _of_leftover(state, item, policy)
         if action == RELEASE and not release:
             action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to give up (offload.release)"
-        if action == RELEASE and (bucket := _bucket(item, policy)) not in buckets:
-            action, reason = DONE, f"{reason}; its copy in BookKeeper stays: name {bucket} in object_store.buckets"
+        if action == RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
+            action, reason = DONE, f"{reason}; its copy in BookKeeper stays: {why}"
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
         found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
@@ -241,6 +241,12 @@ def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, n
     if 0 <= policy.threshold_seconds <= age:
         return OFFLOAD, f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
     return KEEP, "below the thresholds"
+
+
+def _unreachable(bucket: str | None, buckets: Container[str]) -> str:
+    if not bucket:
+        return "its topic does not say which bucket it was offloaded to"
+    return "" if bucket in buckets else f"name {bucket} in object_store.buckets"
 
 
 def _bucket(item: Mapping[str, Any], policy: OffloadPolicy) -> str:

@@ -56,6 +56,12 @@ checksum agreed; ``detail`` has what the objects were then. ``offloaded``: its t
 ``rolled-back``: brokers could not read it, its topic's metadata names it no more. ``abandoned``: its objects are gone.
 """
 
+READ_THROUGH_BROKER = "read-through-broker"
+"""Action, and phase: having a broker read an offloaded ledger; ``detail`` has where it is."""
+
+SEEN = "seen"
+"""Outcome of action ``read-through-broker``: it read it, and it reads the object store first."""
+
 ABORT_UPLOAD = "abort-upload"
 """Action, and phase: dropping an upload that an offload run of ours left behind."""
 

@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
 Belongs here: composing plan, lease, engine and Spark; what one task does; how far the run is. Not here: the rules and
@@ -15,14 +17,18 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from uuid import UUID, uuid4
 
-from pulsar_lifecycle.engine import control, offloading, release
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import attempts, control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import Lease
+from pulsar_lifecycle.engine.cut_off import Ownership, drop_uploads, settle_attempts
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import Canary, Offloaded, Ownership, Proven, Wanted
+from pulsar_lifecycle.engine.offloading import Canary, Offloaded, Proven, Wanted, why_unseen
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
@@ -37,7 +43,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, verified_copies
+from pulsar_lifecycle.io.journal import FileJournal, seen_places, verified_copies
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.zk import KazooStore
@@ -51,7 +57,8 @@ from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, waves
+from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, in_agreement, waves
+from pulsar_lifecycle.spark.offload_plan import policies_now
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 from pulsar_lifecycle.spark.topic_runs import owners_rules, topic_run, topic_tools
@@ -104,9 +111,9 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
     In this order: a topic that was just written counts as loaded, so one that offloads in every run would never
     release. What waits for that is offloaded by a run in which nothing is due to go.
     """
-    with _begun(cluster, run_id, order) as (work, rows):
+    with _begun(cluster, run_id, order) as (work, rows, planned):
         going = [row for row in rows if row["action"] == OFFLOAD]
-        work.settle(going)
+        work.settle(planned, progress)
         for wave in waves([row for row in rows if row["action"] == RELEASE]):
             work.release(wave, progress)
         for wave in waves(going):
@@ -116,8 +123,11 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
 
 
 @contextmanager
-def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[Row]]]:
-    """Check that we may act on this plan, and hold the offload lease for as long as the work lasts."""
+def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple[_Work, list[Row], pa.Table]]:
+    """Check that we may act on this plan, and hold the offload lease for as long as the work lasts.
+
+    Gives what this run works on, and all that is planned.
+    """
     settings = cluster.settings
     if order.limit < 0:
         raise UsageError(f"limit: expected 0 (all) or a number of ledgers, found {order.limit}")
@@ -140,12 +150,21 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         with _acting(cluster, run_id, store, epoch) as (run, tools, permit, lease):
             caps = settings.offload
             tools.store.sync("/")
+            now_in_force = policies_now(cluster, epoch, rows.column("topic").unique().to_pylist())
+            agreed, against = in_agreement(rows, now_in_force, release=caps.release == "ours")
             waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            some = chosen(rows, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without)
+            some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
-            canary = Canary(settings.offload.waive_canary)
-            yield _Work(cluster, run, tools, permit, lease, canary, ownership, waiting), some
+            canary = Canary(
+                settings.offload.waive_canary,
+                {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
+                seen_places(cluster.lake.location, run.cluster),
+            )
+            lags = {name: policy.deletion_lag_ms for name, (policy, _) in now_in_force.items()}
+            work = _Work(cluster, run, tools, permit, lease, canary, ownership, lags)
+            work.outcomes += against + waiting.outcomes()
+            yield work, some, rows
 
 
 @contextmanager
@@ -170,7 +189,7 @@ def _acting(
 def take_back(
     cluster: Cluster, run_id: str, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
 ) -> list[Offloaded]:
-    """``offloading.take_back_topic`` under the offload lease; a dry run writes nothing, and needs none.
+    """``offloading.take_back_topic`` under both leases; a dry run writes nothing, and needs none.
 
     Raises Refused, NotFound, Paused, LeaseLost.
     """
@@ -184,7 +203,10 @@ def take_back(
     with KazooStore(settings.zookeeper) as store:
         control.check_not_paused(store)
         epoch = runs.newest_epoch(cluster, runs.check_store(cluster, store))
-        with _acting(cluster, run_id, store, epoch) as (run, tools, permit, _):
+        with (
+            runs.held_lease(settings, store, f"taking offloads back in run {run_id}"),
+            _acting(cluster, run_id, store, epoch) as (run, tools, permit, _),
+        ):
             settle_unloads(store, tools.admin, tools.clock, permit, wait=False)
             outcomes = offloading.take_back_topic(run, tools, permit, topic, ledger_ids)
             owing = settle_unloads(store, tools.admin, tools.clock, permit, wait=True)
@@ -203,20 +225,21 @@ class _Work:
         lease: Lease,
         canary: Canary,
         ownership: Ownership,
-        waiting: Waiting,
+        lags: Mapping[str, int | None],
     ) -> None:
-        self.outcomes: list[Offloaded] = waiting.outcomes()
+        self.outcomes: list[Offloaded] = []
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
-        self._lease, self._canary, self._ownership, self._waiting = lease, canary, ownership, waiting
+        self._lease, self._canary, self._ownership, self._lags = lease, canary, ownership, lags
         self._resumed: dict[int, Attempt] = {}
 
-    def settle(self, going: Sequence[Row]) -> None:
-        """What earlier runs owe: unloads, and attempts that were cut off; those of rows that wait are wanted, too."""
-        rows = [*going, *(row for row in self._waiting.rows if row["action"] == OFFLOAD)]
+    def settle(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
+        """What earlier runs owe: unloads, and attempts that were cut off; those that wait or come later are wanted."""
+        ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
+        rows = planned.filter((pc.field("action") == OFFLOAD) & pc.field("ledger_id").isin(ids)).to_pylist()
         wanted = {row["ledger_id"]: wanted_of(row, self._cluster.settings) for row in rows}
         settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
-        resumed, outcomes = offloading.settle_attempts(
-            self._run, self._tools, self._permit, wanted, self._canary, self._ownership
+        resumed, outcomes = settle_attempts(
+            self._run, self._tools, self._permit, wanted, self._canary, self._ownership, progress
         )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
@@ -263,39 +286,41 @@ class _Work:
 
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Read the offloaded copies back whole once more; then give up those in BookKeeper."""
-        tools = self._tools
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
-        whole: dict[str, list[release.Due]] = {}
-        attempts = [_as_attempt(row, self._cluster.settings) for row in wave]
-        items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in attempts]
+        whole: dict[str, list[tuple[Attempt, release.Due]]] = {}
+        again = [_as_attempt(row, self._cluster.settings) for row in wave]
+        items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
         for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress):
             attempt = answer.item.attempt
             if answer.verified is None:
-                reason = f"its offloaded copy is not proven, and its copy in BookKeeper stays: {answer.reason}"
-                failed = _said(attempt, FAILED, reason)
-                self.outcomes.append(failed)
-                row = offloading.journal_row(
-                    self._run.run_id,
-                    self._run.cluster,
-                    failed,
-                    {},
-                    tools.clock.now_ms(),
-                    action=RELEASE_ACTION,
-                    phase=release.PHASE,
-                )
-                tools.journal.record([row])
+                self._stays(attempt, f"its offloaded copy is not proven: {answer.reason}")
             else:
                 due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
-                whole.setdefault(attempt.topic, []).append(due)
-        lags = {row["topic"]: row["lag_ms"] for row in wave}
+                whole.setdefault(attempt.topic, []).append((attempt, due))
         for name, some in whole.items():
             topic = Topic.parse(name)
-            self._guarded(
-                topic,
-                lambda topic=topic, some=some, name=name: release.release_topic(
-                    self._run, tools, self._permit, topic, some, lags[name]
-                ),
-            )
+            self._guarded(topic, lambda topic=topic, some=some: self._release(topic, some))
+
+    def _release(self, topic: Topic, proven: Sequence[tuple[Attempt, release.Due]]) -> list[Offloaded]:
+        going: list[release.Due] = []
+        for attempt, due in proven:
+            entries = due.verified.entries
+            if why := why_unseen(self._run, self._tools, self._permit, topic, attempt, entries, self._canary):
+                self._stays(attempt, why)
+            else:
+                going.append(due)
+        lag = self._lags[str(topic)]
+        return release.release_topic(self._run, self._tools, self._permit, topic, going, lag) if going else []
+
+    def _stays(self, attempt: Attempt, why: str) -> None:
+        """The copy in BookKeeper stays, and somebody must look at it."""
+        failed = _said(attempt, FAILED, f"its copy in BookKeeper stays: {why}")
+        self.outcomes.append(failed)
+        now, run = self._tools.clock.now_ms(), self._run
+        row = offloading.journal_row(
+            run.run_id, run.cluster, failed, {}, now, action=RELEASE_ACTION, phase=release.PHASE
+        )
+        self._tools.journal.record([row])
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
@@ -432,7 +457,7 @@ class _Task:
             copied = copy_ledger(reader, objects, source, target, pace=pace)
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
-            offloading.drop_uploads(objects, attempt)
+            drop_uploads(objects, attempt)
         said = replace(_said(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
         now = SystemClock().now_ms()
         row = offloading.journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)

@@ -1,7 +1,7 @@
 """Which rows of an offload plan one run works on, and in which order.
 
-Belongs here: what counts against the caps, what waits because its topic may not be written now, the waves. Not here:
-the plan's own rule (``plan/offload.py``), doing it (``offload.py``).
+Belongs here: what counts against the caps, what what is in force by now speaks against, what waits because its topic
+may not be written now, the waves. Not here: the plan's own rule (``plan/offload.py``), doing it (``offload.py``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
+from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST, OFFLOAD, RELEASE
+from pulsar_lifecycle.plan.offload_policy import OffloadPolicy
+from pulsar_lifecycle.plan.outcomes import REFUSED
 from pulsar_lifecycle.ports import MetadataStore, Node
 
 WAVE_BYTES = 64 << 30
@@ -89,6 +91,49 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
         return (node, managed_ledger.decode(node.data)) if isinstance(node, Node) else None
     except CorruptFormat:
         return None
+
+
+def in_agreement(
+    rows: pa.Table, policies: Mapping[str, tuple[OffloadPolicy, str]], *, release: bool
+) -> tuple[pa.Table, list[Offloaded]]:
+    """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
+
+    ``policies``: topic -> its policy as it is now, and why it is not to be touched by it. ``release``: whether copies
+    in BookKeeper are ours to give up.
+    """
+    parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
+    against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
+    counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
+    outcomes = [
+        Offloaded(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}")
+        for (name, why), count in counts.items()
+        if why
+    ]
+    return rows.filter(pa.array([not why for why in against], pa.bool_())), outcomes
+
+
+def _against(
+    now: tuple[OffloadPolicy, str] | None, release: bool, action: str, driver: str, bucket: str, region: str, end: str
+) -> str:
+    if now is None:
+        return "its namespace is gone"
+    policy, left_out = now
+    if left_out:
+        return left_out
+    if action == OFFLOAD and (driver, bucket, region, end) != (
+        policy.driver,
+        policy.bucket,
+        policy.region,
+        policy.endpoint,
+    ):
+        return "its offload policy names another place than when the plan was made: plan again"
+    if action == RELEASE and not release:
+        return "copies in BookKeeper are the brokers' to give up (offload.release)"
+    if action == RELEASE and not policy.acts:
+        return f"its offload driver is {policy.driver or 'none'} by now, which does not act"
+    if action == RELEASE and not policy.tiered_first:
+        return BOOKKEEPER_FIRST
+    return ""
 
 
 def chosen(

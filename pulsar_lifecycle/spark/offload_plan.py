@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, history, inventory
-from pulsar_lifecycle.errors import NotFound, UsageError
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
@@ -234,8 +234,34 @@ class _Judging:
 # ------------------------------------------------------------------------------------------------------- the policies
 
 
-def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandbox: bool) -> Policies:
-    """Policy and retention of every candidate namespace, and of its topics that have their own."""
+def policies_now(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, str]]:
+    """The policies of a plan's topics as they are now, and why one is not to be touched; without what is gone.
+
+    Raises Refused where nothing may be offloaded as the cluster is configured by now.
+    """
+    parsed = [Topic.parse(name) for name in topics]
+    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
+        sandbox = control.is_sandbox(store)
+    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
+        existing = inventory.namespace_policies(configuration).keys()
+    namespaces = {str(topic.namespace) for topic in parsed} & existing
+    if not namespaces:
+        return {}
+    policies = _policies(cluster, epoch, namespaces, sandbox, {topic.partitioned_parent for topic in parsed})
+    if policies.problems:
+        raise Refused("; ".join(policies.problems))
+    found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
+    return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
+
+
+def _policies(
+    cluster: Cluster,
+    epoch: Epoch,
+    namespaces: Collection[str],
+    sandbox: bool,
+    topics: Collection[Topic] | None = None,
+) -> Policies:
+    """Policy and retention of every candidate namespace, and of its topics (or of ``topics``) that have their own."""
     settings = cluster.settings
     with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
         broker, problems = broker_layer(admin.configurations(), settings.offload, sandbox=sandbox)
@@ -252,7 +278,7 @@ def _policies(cluster: Cluster, epoch: Epoch, namespaces: Collection[str], sandb
         if broker.get("topicLevelPoliciesEnabled") == "false":
             by_topic = dict[str, tuple[OffloadPolicy, Retention]]()
         else:
-            by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found), documents, broker)
+            by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found, topics), documents, broker)
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
@@ -285,8 +311,10 @@ def broker_layer(
     return broker, problems
 
 
-def _topics_with_policies(cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any]) -> dict[str, list[Topic]]:
-    """The topics of candidate namespaces in which any topic can have policies of its own; partitions as one."""
+def _topics_with_policies(
+    cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any], wanted_topics: Collection[Topic] | None
+) -> dict[str, list[Topic]]:
+    """The topics (of those wanted) of namespaces in which any topic can have policies of its own; partitions as one."""
     wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(candidates))
     rows = cluster.lake.batches(
         cluster.parts(epoch.epoch_id, "managed_ledgers"), ["topic", "namespace", "error"], wanted
@@ -296,7 +324,11 @@ def _topics_with_policies(cluster: Cluster, epoch: Epoch, candidates: Mapping[st
         for name, namespace in zip(*(batch.column(c).to_pylist() for c in ("topic", "namespace")), strict=True):
             topics.setdefault(namespace, {})[Topic.parse(name).partitioned_parent] = None
     return {
-        namespace: [topic for topic in found if not topic.local.startswith("__")]
+        namespace: [
+            topic
+            for topic in found
+            if not topic.local.startswith("__") and (wanted_topics is None or topic in wanted_topics)
+        ]
         for namespace, found in topics.items()
         if any(topic.local == CHANGE_EVENTS for topic in found)
     }

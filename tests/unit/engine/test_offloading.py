@@ -16,9 +16,19 @@ import pytest
 from pulsar_lifecycle.engine import attempts, control, offloading, standing
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.cut_off import Ownership, remove_objects, settle_attempts
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.offloading import Canary, CanaryFailed, Offloaded, Ownership, Proven, Wanted
+from pulsar_lifecycle.engine.offloading import (
+    Canary,
+    CanaryFailed,
+    Offloaded,
+    Place,
+    Proven,
+    Wanted,
+    seen_place,
+    why_unseen,
+)
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
@@ -149,6 +159,8 @@ class Scene:
         self.tick: Callable[[str], None] = lambda name: None
         self.limit = 500
         self.waived = False
+        self.tiered_first: Collection[str] = (str(TOPIC), str(OTHER))
+        self.seen = set[Place]()
         self.named = OffloadUuids()
         self.grace = 0
         self.silence = ""
@@ -235,12 +247,16 @@ class Scene:
         context = replace(CONTEXT, grace=self.grace)
         return TopicRun(run_id, "simulated", "/ledgers", now, heard, context, 600_000, self.loaded_topics, shadows)
 
+    def canary(self) -> Canary:
+        """``seen`` as the journal has it."""
+        return Canary(self.waived, self.tiered_first, set(self.seen))
+
     def session(self) -> Session:
         """A run of its own, with its lease."""
         tools = self.tools()
         lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
         permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-        return Session(self, tools, permit, self.topic_run(tools), Canary(self.waived))
+        return Session(self, tools, permit, self.topic_run(tools), self.canary())
 
     def release(self) -> None:
         """The run that :meth:`session` began is over."""
@@ -266,7 +282,7 @@ class Scene:
         try:
             lease = control.take_lease(tools.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
             permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-            session = Session(self, tools, permit, self.topic_run(tools), Canary(self.waived))
+            session = Session(self, tools, permit, self.topic_run(tools), self.canary())
             try:
                 outcomes = session.proceed(wanted)
             except LifecycleError:
@@ -328,7 +344,7 @@ class Session:
     def settle(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[Offloaded]]:
         asked = {one.ledger_id: one for one in self.asked(wanted)}
         ownership = Ownership("simulated", self.scene.named)
-        return offloading.settle_attempts(self.run, self.tools, self.permit, asked, self.canary, ownership)
+        return settle_attempts(self.run, self.tools, self.permit, asked, self.canary, ownership, lambda _: None)
 
 
 @pytest.fixture
@@ -835,8 +851,7 @@ def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
     assert scene.open_attempts == scene.wanted
     scene.broker.reads = False
     scene.cluster.admin.on_unload = scene.broker.unload
-    (one, *_) = scene.settle_later()
-    assert (one.ledger_id, one.outcome) == (scene.ids[0], ROLLED_BACK)
+    assert outcomes(scene.settle_later())[scene.ids[0]] == ROLLED_BACK
     assert scene.complete == []
 
 
@@ -1129,8 +1144,8 @@ def test_uploads_under_way_are_dropped_and_nothing_of_another_attempt(scene: Sce
     _, (one, other, _) = begun(scene)
     for attempt in (one.attempt, other.attempt):
         scene.objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
-    offloading.remove_objects(scene.objects, one.attempt, lambda: None)
-    offloading.remove_objects(scene.objects, one.attempt, lambda: None)
+    remove_objects(scene.objects, one.attempt, lambda: None)
+    remove_objects(scene.objects, one.attempt, lambda: None)
     (left,) = scene.buckets.uploads.values()
     assert left.listed.key == data_key(other.attempt.uuid, other.attempt.ledger_id)
     assert len(scene.keys) == 4
@@ -1168,7 +1183,7 @@ def while_uploads_are_listed(scene: Scene, act: Callable[[], object]) -> None:
 
 
 def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scene) -> None:
-    """The other run resumes the attempt and commits it."""
+    """Nor does it touch what the other run offloads anew, under a UUID of its own."""
     scene.waived = True
     begun(scene, scene.ids[:1])
     late = scene.session_again()
@@ -1184,7 +1199,7 @@ def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scen
         late.settle()
     assert scene.complete == scene.ids[:1]
     assert scene.pair(scene.items[scene.ids[0]]) == scene.keys
-    assert ABANDONED not in {outcome for _, outcome in scene.rows}
+    assert [outcome for _, outcome in scene.rows].count(ABANDONED) == 1
 
 
 def commit_by_hand(scene: Scene, attempt: Attempt) -> None:
@@ -1367,11 +1382,12 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     scene.cluster.wait(1)
     first, second, third = scene.wanted
     offloads = {item.ledger_id: item.offload for item in scene.info.ledgers}
-    scene.offload(first, replace(offloads[first], bookkeeper_deleted=True))  # type: ignore[type-var]
+    for given_up in (first, second):
+        scene.offload(given_up, replace(offloads[given_up], bookkeeper_deleted=True))  # type: ignore[type-var]
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
     found = {one.ledger_id: (one.outcome, one.reason) for one in taken_back(scene, dry_run=True)}
-    assert found[first] == (REFUSED, "its copy in BookKeeper was given up")
+    assert found[first][0] == "goes"  # nobody has deleted it yet, and no deletion run is at it
     assert found[second] == (REFUSED, "BookKeeper does not have it: a dangling reference")
     assert found[third][0] == "goes"
     assert scene.info == before
@@ -1392,6 +1408,34 @@ def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> No
         )
         assert (found[second].outcome, "BookKeeper 1 of 9" in found[second].reason) == (REFUSED, True)
     assert scene.complete == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        (None, "its topic does not list it any more"),
+        (uuid4(), "its topic names another offload by now"),
+    ],
+)
+def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | None, why: str) -> None:
+    scene.waived = True
+    scene.proceed(scene.ids[:1])
+    scene.cluster.wait(1)
+
+    def act() -> None:
+        if then:
+            data = f"{data_key(then, scene.ids[0])}", f"{index_key(then, scene.ids[0])}"
+            for key in data:
+                scene.buckets.put(BUCKET, key, b"x", SAYS)
+            scene.offload(scene.ids[0], context(then, complete=True))
+        else:
+            scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=scene.info.ledgers[1:])))
+
+    session = scene.session_again()
+    on_write(scene, act)
+    run = replace(session.run, loaded_topics=True)
+    (found,) = offloading.take_back_topic(run, session.tools, session.permit, TOPIC, scene.ids[:1])
+    assert (found.outcome, found.reason.startswith(why)) == (FAILED, True)
 
 
 def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene) -> None:
@@ -1415,8 +1459,8 @@ def test_a_plan_that_wants_it_elsewhere_begins_anew(scene: Scene, changes: dict[
     session = scene.session_again()
     asked = {one.ledger_id: one for one in session.asked(scene.wanted, **changes)}
     ownership = Ownership("simulated", scene.named)
-    resumed, found = offloading.settle_attempts(
-        session.run, session.tools, session.permit, asked, session.canary, ownership
+    resumed, found = settle_attempts(
+        session.run, session.tools, session.permit, asked, session.canary, ownership, lambda _: None
     )
     assert (resumed, {one.outcome for one in found}) == ([], {ABANDONED})
     assert (scene.keys, scene.open_attempts) == (set(), [])
@@ -1547,3 +1591,127 @@ def test_killed_anywhere_without_a_plan_nothing_is_left() -> None:
                 scene.cluster.wait(1)
             assert (scene.open_attempts, scene.owed) == ([], [])
             assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.complete))
+
+
+# ----------------------------------------------------------------------------------------------- what brokers have read
+
+
+def cut_off_after_the_commit(scene: Scene) -> None:
+    """Killed between the compare-and-set of three ledgers and the end of their attempts."""
+    scene.waived = True
+    session, proven = begun(scene)
+
+    def die(name: str) -> None:
+        if name == "after record" and len(scene.complete) == len(proven):
+            raise Crash
+
+    scene.tick = die
+    with pytest.raises(Crash):
+        session.commit(proven)
+    scene.tick = lambda name: None
+    scene.waived = False
+    assert (scene.complete, scene.open_attempts) == (scene.wanted, scene.wanted)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    cut_off_after_the_commit(scene)
+    scene.broker.reads = False
+    unloads: list[Topic] = []
+
+    def unload(topic: Topic) -> None:
+        unloads.append(topic)
+        scene.broker.unload(topic)
+
+    scene.cluster.admin.on_unload = unload
+    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, ROLLED_BACK)
+    assert (scene.complete, len(unloads)) == ([], 1)
+    assert scene.open_attempts == scene.wanted
+
+
+def test_what_was_committed_together_is_read_once(scene: Scene) -> None:
+    cut_off_after_the_commit(scene)
+    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
+    assert [row.outcome for row in scene.cluster.journal.rows].count("seen") == 1
+
+
+def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(scene: Scene) -> None:
+    scene.tiered_first = (str(OTHER),)
+    ids = [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)]
+    scene.cluster.topic(OTHER, ids)
+    scene.cluster.wait(1)
+    session, proven = begun(scene, scene.ids[:1])
+    read = scene.cluster.admin.on_read
+    assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
+    assert not session.canary.seen
+
+    def unread(topic: Topic, position: Position) -> None:
+        if topic == OTHER:
+            raise StoreError("500 UnsupportedOperationException: no offloader")
+        read(topic, position)
+
+    scene.cluster.admin.on_read = unread
+    wanted = session.asked(ids[:1])
+    begun_there, _ = offloading.begin_topic(session.run, session.tools, session.permit, OTHER, wanted, uuid4)
+    proven = [session.copy(one) for one in begun_there]
+    with pytest.raises(CanaryFailed, match="cannot read it"):
+        offloading.commit_topic(session.run, session.tools, session.permit, OTHER, proven, session.canary)
+
+
+def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
+    scene.proceed()
+    (row,) = [row for row in scene.cluster.journal.rows if row.outcome == "seen"]
+    assert seen_place(row.detail) == (str(TOPIC.namespace), "aws-s3", PLACE)
+    assert [seen_place(detail) for detail in ("", "[]", "{}", '{"metadata": 1}')] == [None] * 4
+
+
+def unseen(scene: Scene, session: Session) -> str:
+    attempt = Attempt(scene.ids[0], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
+    return why_unseen(session.run, session.tools, session.permit, TOPIC, attempt, 1, session.canary)
+
+
+def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed(scene.ids[:1])
+    scene.waived = False
+    session = scene.session_again()
+    assert unseen(scene, session) == ""
+    assert scene.owed == [False]
+    assert scene.broker.memory is not None
+    scene.broker.reads = False
+    assert unseen(scene, session) == ""  # once is enough, in this run and after it
+    scene.seen = {(str(TOPIC.namespace), "aws-s3", PLACE)}
+    assert unseen(scene, scene.session_again()) == ""
+
+
+def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed(scene.ids[:1])
+    scene.waived, scene.broker.reads = False, False
+    session = scene.session_again()
+    assert "its broker cannot read it from bucket" in unseen(scene, session)
+    scene.broker.reads = True
+    assert "its broker cannot read it from bucket" in unseen(scene, session)  # asked once in a run
+    session = scene.session_again()
+    scene.cluster.admin.on_read = raising(Unavailable("timed out"))
+    assert "did not answer" in unseen(scene, session)
+    scene.limit = 0
+    assert "max_unloads" in unseen(scene, scene.session_again())
+
+
+def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:
+    """An object store may carry out a deletion after the run that asked for it is gone."""
+    _, (one,) = begun(scene, scene.ids[:1])
+    condemned = attempts.condemn(scene.store, one.attempt)
+    assert attempts.condemn(scene.store, one.attempt) == attempts.condemn(scene.store, condemned) == condemned
+    with pytest.raises(Conflict):
+        attempts.touch(scene.store, one.attempt)
+    scene.waived = True
+    assert outcomes(scene.proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
+    offload = scene.items[scene.ids[0]].offload
+    assert offload
+    assert offload.uuid != one.attempt.uuid
+    with pytest.raises(Conflict):
+        attempts.condemn(scene.store, one.attempt)

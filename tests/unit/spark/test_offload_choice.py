@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -14,9 +15,11 @@ from pulsar_lifecycle.engine.offloading import Offloaded
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE
+from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, in_force
+from pulsar_lifecycle.plan.outcomes import REFUSED
 from pulsar_lifecycle.spark import offload
 from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen
+from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen, in_agreement
 from tests.simulation.cluster import data_tags
 from tests.unit.engine.test_offloading import OTHER, TOPIC, Scene, context
 
@@ -70,6 +73,37 @@ def test_what_is_set_aside_uses_up_no_cap() -> None:
         3,
         last,
     ]
+
+
+# ---------------------------------------------------------------------------------------------- what is in force by now
+
+POLICY = in_force(None, None, {DRIVER: "S3", "managedLedgerOffloadBucket": "b"})
+
+
+def planned(ledger_id: int, action: str) -> dict[str, Any]:
+    return row(ledger_id, action) | {"driver": "S3", "bucket": "b", "region": "", "endpoint": ""}
+
+
+@pytest.mark.parametrize(
+    ("policy", "left_out", "release", "stay", "why"),
+    [
+        (POLICY, "", True, [1, 2], ""),
+        (POLICY, "", False, [1], "offload.release"),
+        (POLICY, "its bucket", True, [], "its bucket"),
+        (replace(POLICY, tiered_first=False), "", True, [1], "BookKeeper first"),
+        (replace(POLICY, bucket="c"), "", True, [2], "another place"),
+        (replace(POLICY, driver="filesystem"), "", True, [], "does not act"),
+        (None, "", True, [], "namespace is gone"),
+    ],
+)
+def test_what_changed_since_the_plan_was_made_is_left_alone(
+    policy: OffloadPolicy | None, left_out: str, release: bool, stay: list[int], why: str
+) -> None:
+    rows = table(planned(1, OFFLOAD), planned(2, RELEASE))
+    found, outcomes = in_agreement(rows, {str(TOPIC): (policy, left_out)} if policy else {}, release=release)
+    assert found.column("ledger_id").to_pylist() == stay
+    assert any(why in one.reason for one in outcomes) == bool(why)
+    assert all(one.outcome == REFUSED for one in outcomes)
 
 
 # ------------------------------------------------------------------------------------------------------- loaded topics
@@ -147,8 +181,8 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
     class Work:
         outcomes: Sequence[Offloaded] = ()
 
-        def settle(self, rows: Sequence[Row]) -> None:
-            done.append(("settle", ids(rows)))
+        def settle(self, planned: pa.Table, _: object) -> None:
+            done.append(("settle", planned.column("ledger_id").to_pylist()))
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
             done.append((OFFLOAD, ids(rows)))
@@ -160,9 +194,9 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
             done.append(("finish", []))
 
     @contextmanager
-    def begun(*_: object) -> Iterator[tuple[Work, list[Row]]]:
-        yield Work(), [row(1), row(2, RELEASE), row(3)]
+    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
+        yield Work(), [row(1), row(2, RELEASE), row(3)], table(row(1), row(2, RELEASE), row(3), row(4))
 
     monkeypatch.setattr(offload, "_begun", begun)
     offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
-    assert done == [("settle", [1, 3]), (RELEASE, [2]), (OFFLOAD, [1, 3]), ("finish", [])]
+    assert done == [("settle", [1, 2, 3, 4]), (RELEASE, [2]), (OFFLOAD, [1, 3]), ("finish", [])]
