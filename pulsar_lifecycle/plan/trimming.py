@@ -27,6 +27,11 @@ from pulsar_lifecycle.plan.deletion import component_of
 NEVER_TRIMMED = "__transaction_"
 """Local names of transaction topics begin so; ``orphans.NEVER`` has those that bear it elsewhere."""
 
+UNKNOWN_NAMESPACE = (
+    "namespace {} is not known to the newest scan: run the job `scan`; if that does not know it either, "
+    "it is foreign or gone, and nothing of it is touched"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -91,6 +96,8 @@ def topic_rule(topic: Topic, shadow_source: str, context: orphans.Context) -> st
     if topic.local.startswith(NEVER_TRIMMED):
         return "deletion queue or transaction: never deleted"
     found = orphans.owner_rule(str(topic.namespace), str(topic), context)
+    if found and found[0] is orphans.Finding.FOREIGN:  # of a topic that is there now, and perhaps newer than the scan
+        return UNKNOWN_NAMESPACE.format(topic.namespace)
     return found[1] if found else ""
 
 

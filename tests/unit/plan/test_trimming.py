@@ -214,7 +214,7 @@ SYSTEM = Context(
         ("pulsar/system/transaction_coordinator_assign-partition-0", SYSTEM, "transaction"),
         ("acme/orders/__transaction_buffer_snapshot", SYSTEM, "transaction"),
         ("acme/orders/t-s__transaction_pending_ack", SYSTEM, "transaction"),
-        ("other/orders/plain", CONTEXT, "namespace other/orders"),
+        ("other/orders/plain", CONTEXT, "namespace other/orders is not known to the newest scan: run the job `scan`"),
     ],
 )
 def test_owners_are_refused_by_name(name: str, context: Context, reason: str) -> None:
