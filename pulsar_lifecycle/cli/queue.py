@@ -90,7 +90,8 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
         "findings": [
             *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
-            *_findings(waiting, paused, metrics.retries_grow(runs), settings),
+            *_findings(waiting, paused, settings),
+            *_failing(settings.lake.path, runs[-2:]),
             *_stuck(settings.lake.path, runs[-2:]),
             *(show_owed(one) for one in owed if "error" in one or not holder),
         ],
@@ -129,7 +130,28 @@ def _stuck(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     ]
 
 
-def _findings(waiting: QueueState, paused: dict[str, Any] | None, grow: bool, settings: Settings) -> list[str]:
+def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
+    """Whether the last of these runs failed more often than the one before it; what is held as in use did not fail."""
+    import pyarrow.compute as pc
+
+    from pulsar_lifecycle.engine.owners import STILL_IN_USE
+    from pulsar_lifecycle.io.journal import journal_rows
+    from pulsar_lifecycle.plan.metrics import FAILED
+
+    failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
+    reasons = (journal_rows(lake, run_id=run.run_id).filter(failed)["reason"].to_pylist() for run in runs)
+    counts = [Counter(why for why in found if not why.startswith(STILL_IN_USE)) for found in reasons]
+    if not counts or counts[-1].total() <= sum(before.total() for before in counts[:-1]):
+        return []
+    ((reason, number),) = counts[-1].most_common(1)
+    return [
+        f"retries grow: the last deletion run failed {counts[-1].total()} times, more often than the one before it, "
+        f"{number} of them with: {reason}; mend that before they become dead letters "
+        f"(`pulsar-lifecycle journal --run {runs[-1].run_id}` has every reason)"
+    ]
+
+
+def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Settings) -> list[str]:
     """What needs an operator, each with what to do."""
     found: list[str] = []
     if waiting.dead:
@@ -146,8 +168,6 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, grow: bool, se
         found.append("paused: `pulsar-lifecycle resume` lets effects go on")
     if not settings.deletion.topicTwoPhaseDeletionEnabled and waiting.in_flight:
         found.append("deletion.topicTwoPhaseDeletionEnabled is false while intents are in flight: they wait")
-    if grow:
-        found.append("retries grow: the last deletion run failed more often than the one before it")
     return found
 
 

@@ -18,7 +18,7 @@ from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools, bucket_of
 from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last
-from pulsar_lifecycle.engine.owners import ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.engine.owners import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import OffloadContext
@@ -173,7 +173,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
         elif item is None and unsure:
             d.settle(RETRYING, unsure)
         elif item is None and d.info.ledger_id in memory:
-            d.settle(RETRYING, "still in use: its broker holds it in memory")
+            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
         else:
             d.extra["listed"] = item
 

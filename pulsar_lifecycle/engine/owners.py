@@ -29,6 +29,9 @@ RACE_WINDOW_MS = 3_600_000
 """A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
 
 
+STILL_IN_USE = "still in use: "
+"""Reasons begin so where a ledger, or a copy, is only held: retried or not, nothing failed."""
+
 Look = Callable[[Run, Tools, Topic, Node | None, Sequence[Decision]], None]
 """Settles the messages of one topic by its z-node as it is now, None where there is none."""
 
@@ -56,7 +59,7 @@ def ask_owners(run: Run, tools: Tools, live: Sequence[Decision], look: Look) -> 
 def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> None:
     """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
     fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
-    d.settle(RETRYING if fresh else KEPT, f"still in use: {why}")
+    d.settle(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
 
 
 def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
@@ -107,7 +110,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
         elif unsure:
             d.settle(RETRYING, unsure)
         elif d.info.ledger_id in memory:
-            d.settle(RETRYING, "still in use: its broker holds it in memory")
+            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
             pending.append(d)
     base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"

@@ -70,7 +70,8 @@ def _grouped(rows: pa.Table, sums: list[tuple[str, str]]) -> pa.Table:
 
 # --------------------------------------------------------------------------------------------------------- the metrics
 
-_FAILED = frozenset({RETRYING, DEAD_LETTERED})
+FAILED = frozenset({RETRYING, DEAD_LETTERED})
+"""Outcomes of messages that go to the retry or the dead-letter topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +136,7 @@ def _counts_for(phase: str, action: str, outcome: str) -> Iterable[str]:
         yield "messages_received"
         if outcome == DELETED:
             yield f"{ledgers}s_deleted"
-        if outcome in _FAILED:
+        if outcome in FAILED:
             yield f"{ledgers}_deletions_failed"
         if outcome not in (WAITING, NOT_DELETED):
             yield "messages_acknowledged"
@@ -158,7 +159,7 @@ class DeletionRun:
     @property
     def failed(self) -> int:
         """Messages that went to the retry or the dead-letter topic."""
-        return sum(self.outcomes.get(outcome, 0) for outcome in _FAILED)
+        return sum(self.outcomes.get(outcome, 0) for outcome in FAILED)
 
 
 def deletion_runs(tallies: pa.Table, cluster: str) -> list[DeletionRun]:
@@ -177,11 +178,6 @@ def deletion_runs(tallies: pa.Table, cluster: str) -> list[DeletionRun]:
         for run_id, rows in found.items()
     ]
     return sorted(runs, key=lambda run: (run.last_at, run.run_id))
-
-
-def retries_grow(runs: Sequence[DeletionRun]) -> bool:
-    """Whether the last deletion run failed more often than the one before it."""
-    return bool(runs) and runs[-1].failed > (runs[-2].failed if len(runs) > 1 else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     elif finding == "paused":
         control.pause(zookeeper.session(), "bookie-3 is being replaced")
     elif finding == "retries":
-        FileJournal(str(tmp_path / "lake")).record([replace(ROW, outcome="retrying")])
+        FileJournal(str(tmp_path / "lake")).record([replace(ROW, outcome="retrying", reason="its bookie is away")])
     elif finding == "restored":
         store = zookeeper.session()
         for root in ("/ledgers", "/managed-ledgers"):
@@ -195,13 +195,31 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         "dead letters": "2 dead letters: look why",
         "subscription": "no subscription on persistent://pulsar/system/__ledger_deletion-RETRY-partition-1",
         "paused": "bookie-3 is being replaced",
-        "retries": "retries grow",
+        "retries": "1 of them with: its bookie is away; mend that",
         "off": "topicTwoPhaseDeletionEnabled is false while intents are in flight",
         "restored": "every run is refused: ",
     }
     out = capsys.readouterr().out
     assert said[finding] in out
     assert "nothing needs you" not in out
+
+
+def test_retries_grow_by_what_failed_and_not_by_what_is_held(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = FileJournal(str(tmp_path / "lake"))
+    held = replace(ROW, outcome="retrying", reason="still in use: its broker holds it in memory")
+    failed = replace(held, reason="its owner could not be asked: timeout")
+    journal.record([held, replace(held, ledger_id=ROW.ledger_id + 1)])
+    assert run("queue", "status") == 0
+    capsys.readouterr()
+    journal.record([replace(failed, run_id="later", at=ROW.at + 1)])  # fewer are retried, and more have failed
+    assert run("queue", "status", "--json") == 1
+    (finding,) = document(capsys)["findings"]
+    assert "failed 1 times, more often than the one before it, 1 of them with: its owner could not be asked" in finding
+    assert "`pulsar-lifecycle journal --run later`" in finding
+    journal.record([replace(failed, run_id="last", at=ROW.at + 2)])
+    assert run("queue", "status") == 0
 
 
 def test_what_waited_twice_is_a_finding_with_its_reason(

@@ -93,11 +93,6 @@ def test_runs_in_the_order_of_their_end_with_outcomes_and_bytes() -> None:
     first, second = metrics.deletion_runs(tally(*rows), "c")
     assert (first.run_id, first.last_at, first.outcomes, first.deleted_bytes) == ("first", AT + 8, {"deleted": 2}, 15)
     assert (second.outcomes, second.failed) == ({"deleted": 1, "retrying": 1}, 1)
-    assert metrics.retries_grow([first, second])
-    assert not metrics.retries_grow([second, first])
-    assert not metrics.retries_grow([second, second])
-    assert metrics.retries_grow([second])
-    assert not metrics.retries_grow([])
 
 
 def test_intervals_have_no_holes_and_leave_out_what_is_older() -> None:
