@@ -53,6 +53,13 @@ class SecretRef(_Section):
     file: str = ""
     env: str = ""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        if isinstance(value, str):  # never shown: it is probably the secret
+            raise ValueError("a secret is not written here: name { file = ... } or { env = ... }")
+        return value
+
     def resolve(self, key: str) -> str:
         """Read the secret now; raises ConfigError naming ``key``. Never log what it returns."""
         if bool(self.file) == bool(self.env):

@@ -95,6 +95,13 @@ def test_a_secret_comes_from_a_file_or_a_variable(tmp_path: Path, monkeypatch: p
             wrong.resolve("pulsar.token")
 
 
+def test_a_secret_in_the_file_is_refused_and_not_shown(tmp_path: Path) -> None:
+    section = '[object_store]\nendpoint = "http://s3"\nbuckets = ["b"]\naccess_key = "AKIA1"\nsecret_key = "AKIA2"\n'
+    with pytest.raises(ConfigError, match=r"object_store\.access_key: .*name \{ file = ... \} or \{ env") as refused:
+        load_settings(write(tmp_path, MINIMAL + section))
+    assert "AKIA" not in str(refused.value)
+
+
 def test_every_key_is_documented() -> None:
     text = (Path(__file__).parents[2] / "docs" / "settings.md").read_text()
     for section, field in Settings.model_fields.items():
