@@ -10,7 +10,7 @@ from pydantic import Field
 from assets import show
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder
-from pulsar_lifecycle.engine.topic_write import FAILED
+from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
@@ -68,7 +68,8 @@ def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
     ledgers = [one for one in marked if one.ledger_id >= 0]
     first = {FAILED: 0, LEFT: 1, REFUSED: 2}
     rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
-    totals = Counter((one.topic, one.outcome, one.reason if one.outcome in first else "") for one in marked)
+    told = {*first, LEFT_TO_BROKER}
+    totals = Counter((one.topic, one.outcome, one.reason if one.outcome in told else "") for one in marked)
     return {
         "dry run": dry_run,
         "ledgers": len(ledgers),

@@ -7,7 +7,7 @@ import pytest
 
 from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.engine.marking import REMOVED, Marked, Report, TrimOrder
-from pulsar_lifecycle.engine.topic_write import FAILED
+from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import REFUSED
@@ -43,12 +43,19 @@ def test_what_needs_an_eye_comes_first() -> None:
         Marked(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger"),
         Marked(NAME, 2, REFUSED, "cursor s stands at 2:0", 20, "Managed-Ledger"),
         Marked(f"{NAME}-2", -1, FAILED, "no answer"),
+        Marked(f"{NAME}-3", 3, LEFT_TO_BROKER, "its topic counts as loaded", 30, "Managed-Ledger"),
     ]
     metadata = shown(rows, dry_run=False)
     sample = metadata["sample"]
     assert isinstance(sample, dg.TableMetadataValue)
-    assert [record.data["outcome"] for record in sample.records] == [FAILED, REFUSED, REMOVED]
-    assert metadata["ledgers"] == 2
+    assert [record.data["outcome"] for record in sample.records] == [
+        FAILED,
+        REFUSED,
+        REMOVED,
+        LEFT_TO_BROKER,
+    ]
+    assert metadata["ledgers"] == 3
+    assert f"| {NAME}-3 | left-to-broker | its topic counts as loaded | 1 |" in metadata["topics"].md_str
     assert "cursor s stands at 2:0" in metadata["topics"].md_str
     assert "| removed | 1 | 10 B |" in metadata["outcomes"].md_str
 
