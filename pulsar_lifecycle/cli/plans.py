@@ -74,7 +74,9 @@ def plan(
     summary, rows = lake.plan(plan_id)
     now = now_ms()
     refusal = _refusal(summary, rows, lake, settings, now)
-    done = Counter(journal_rows(settings.lake.path, plan_id=plan_id).column("outcome").to_pylist())
+    journalled = journal_rows(settings.lake.path, plan_id=plan_id)
+    done = Counter(journalled.column("outcome").to_pylist())
+    settled = _settled(rows, journalled)
     config = deletion.run_config(summary, settings.apply.model_dump())
     if run_config:
         show.json_document(config)
@@ -84,12 +86,13 @@ def plan(
                 **summary.to_json(),
                 "refusal": refusal,
                 "journal": dict(done),
+                "settled": settled,
                 "run_config": config,
                 "rows": rows.to_pylist(),
             }
         )
     else:
-        _print_plan(summary, rows, refusal, done, settings, now)
+        _print_plan(summary, rows, refusal, done, settled, settings, now)
     if refusal:
         if run_config:
             print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal)}", file=sys.stderr)
@@ -169,9 +172,21 @@ def _refusal(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Setting
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
 
 
+def _settled(rows: pa.Table, journalled: pa.Table) -> int:
+    """How many of a plan's ledgers deletion runs of this plan are done with: deleted, gone, kept or refused."""
+    import pyarrow.compute as pc
+
+    from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, FINAL
+
+    ended = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FINAL))
+    ended &= pc.field("action") == DELETE_LEDGER
+    return len(set(rows["ledger_id"].to_pylist()).intersection(journalled.filter(ended)["ledger_id"].to_pylist()))
+
+
 def _print_plan(
-    summary: PlanSummary, rows: pa.Table, refusal: str, done: Counter[str], settings: Settings, now: int
+    summary: PlanSummary, rows: pa.Table, refusal: str, done: Counter[str], settled: int, settings: Settings, now: int
 ) -> None:
+    left = rows.num_rows - settled
     show.facts(
         [
             ("plan", summary.plan_id),
@@ -183,6 +198,7 @@ def _print_plan(
             ("frees", f"{show.size(summary.physical_bytes)} on disk, {show.size(summary.logical_bytes)} logical"),
             ("digest", summary.digest),
             ("journal", ", ".join(f"{count} {outcome}" for outcome, count in sorted(done.items())) or "not applied"),
+            ("settled", f"{settled} of its ledgers{'' if left else ': nothing is left to apply'}" if settled else None),
             ("gaps", list(summary.gaps[:SAMPLE])),
         ]
     )
@@ -194,10 +210,10 @@ def _print_plan(
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
         columns = ["ledger", "component", "topic", "entries", "frees", "made"]
         show.table(columns, [_plan_line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
-    if not refusal and rows.num_rows:
+    if not refusal and left:
         show.text("to apply it", "bold cyan")
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
-        show.text("  dagster job launch -w workspace.yaml -j apply_plan -c apply.json")
+        show.text("  dagster job execute -m orchestration.definitions -a defs -j apply_plan -c apply.json")
         show.text("  or paste that file into the launchpad of the job apply_plan in the Dagster UI")
 
 
