@@ -73,7 +73,10 @@ def topic(
     name: Annotated[str, typer.Argument(help="persistent://tenant/namespace/topic, or tenant/namespace/topic.")],
     as_json: AsJson = False,
 ) -> None:
-    """A topic: its ledgers as topic and BookKeeper know them, cursors, schema, and whether a broker has it loaded."""
+    """A topic: its ledgers as topic and BookKeeper know them, cursors, schema, and whether a broker has it loaded.
+
+    Exit code 1 if any of it could not be read.
+    """
     from pulsar_lifecycle.engine import inspection
 
     subject = _topic(name)
@@ -88,6 +91,8 @@ def topic(
         show.documents(document["partitions"])
     else:
         _print_topic(document)
+    if _unread(document):
+        raise typer.Exit(1)
 
 
 @app.command("object")
@@ -133,8 +138,12 @@ def file(
 ) -> None:
     """A dumped file, decoded strictly: what does not decode is refused with the byte where it went wrong."""
     from pulsar_lifecycle.engine import inspection
+    from pulsar_lifecycle.errors import CorruptFormat
 
-    document = inspection.described(format_name, path.read_bytes())
+    data = path.read_bytes()
+    document = inspection.described(format_name, data)
+    if not data:  # to Protobuf a message without fields
+        raise CorruptFormat(format_name, 0, "data, and the file is empty")
     if as_json:
         show.json_document(document)
     else:
@@ -220,7 +229,7 @@ def _print_topic(document: dict[str, Any]) -> None:
     show.facts(
         [
             ("topic", document["topic"]),
-            ("load state", f"{document['loadState'].replace('_', ' ')}: {document['loadReason']}"),
+            ("load state", _load_state(document)),
             ("terminated at", document["terminatedPosition"]),
             ("z-node", f"{document['path']}, version {stat['version']}"),
             ("last written", f"{show.moment(stat['mtime'])} ({show.span(now_ms() - stat['mtime'])} ago)"),
@@ -245,6 +254,25 @@ def _print_topic(document: dict[str, Any]) -> None:
         show.text(f"  {schema['path']}: {schema['error']}", "bold red")
     else:
         show.documents(schema["versions"], 2)
+
+
+def _unread(document: dict[str, Any]) -> bool:
+    """Whether anything of a topic, or of its partitions, could not be read; a copy that was given up may be gone."""
+    from pulsar_lifecycle.engine.inspection import NO_PARTITION
+
+    schema = document.get("schema") or {}
+    parts = [*document.get("partitions", []), *document.get("cursors", []), schema, *schema.get("versions", [])]
+    for item in document.get("ledgerInfo", []):
+        if not item.get("offloadContext", {}).get("bookkeeperDeleted"):
+            parts.append(item["bookkeeper"])
+    return any(part.get("error", NO_PARTITION) != NO_PARTITION for part in parts)
+
+
+def _load_state(document: dict[str, Any]) -> str:
+    """What no broker's list says is not known, and every other reason to call a topic loaded is caution."""
+    state, reason = document["loadState"], document["loadReason"]
+    unsure = state == "loaded" and not reason.startswith("listed by ")
+    return f"{'unknown, counts as loaded' if unsure else state.replace('_', ' ')}: {reason}"
 
 
 def _print_object(document: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore,
 Document = dict[str, Any]
 
 PARTITIONED_ROOT = "/admin/partitioned-topics"
+NO_PARTITION = "it has no z-node: it was never created, or deleted"
 HIDDEN = "(hidden)"
 _SECRET = re.compile(r"password|secret|token|credential|authenticationparam|privatekey", re.IGNORECASE)
 
@@ -258,7 +259,7 @@ def _partitioned(store: MetadataStore, subject: Topic, path: str) -> Document:
 
 def _summary(node: Node | None) -> Document:
     if node is None:
-        return {"error": "it has no z-node: it was never created, or deleted"}
+        return {"error": NO_PARTITION}
     try:
         return {"ledgers": len(managed_ledger.decode(node.data).ledgers), "mtime": node.stat.mtime}
     except CorruptFormat as error:

@@ -9,14 +9,17 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.cli import main, show
 from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.lake import Lake
 from pulsar_lifecycle.io.zk import cluster_fingerprint
@@ -121,6 +124,15 @@ def test_a_dump_that_does_not_decode_is_one_line_with_the_byte(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("format_name", DUMPS)
+def test_an_empty_dump_is_refused(format_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").touch()
+    assert run("inspect", "file", str(tmp_path / "empty"), "--as", format_name) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pulsar-lifecycle: ")
+
+
 def test_an_offload_object_that_was_cut_off_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken"
     for name in ("data", "index"):
@@ -193,6 +205,64 @@ def test_help_loads_neither_spark_nor_dagster() -> None:
     assert found.stdout.strip() == "[]"
 
 
+# ----------------------------------------------------------------------------------------------------- inspect topic
+
+
+@pytest.mark.parametrize(
+    ("brokers", "said"),
+    [
+        (Brokers({}, 60_000, "timed out"), "unknown, counts as loaded: the brokers were not heard: timed out"),
+        (Brokers({}, 10**9), "unknown, counts as loaded: its z-node was written too recently to know"),
+        (Brokers({TOPIC: "broker-1"}, 60_000), "loaded: listed by broker-1"),
+        (Brokers({}, -1), "unloaded: on no broker's list"),
+    ],
+)
+def test_a_topic_of_which_no_broker_says_so_is_not_shown_as_loaded(
+    settings_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    brokers: Brokers,
+    said: str,
+) -> None:
+    cluster = SimulatedCluster()
+    topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
+    looked_at(cluster, monkeypatch, brokers)
+    assert run("inspect", "topic", str(topic)) == 0
+    assert f" {said}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_topic_that_cannot_be_read_whole_ends_with_1(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
+    held = cluster.ledger(data_tags(topic), entries=[b"\xff"])
+    cluster.cursor(topic, "billing", ledger=held)
+    looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    for options in ((), ("--json",)):
+        assert run("inspect", "topic", TOPIC, *options) == 1
+        assert f"cursor ledger {held}: " in capsys.readouterr().out
+
+
+def test_a_ledger_may_be_absent_only_where_its_copy_was_given_up(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    for given_up, code in ((True, 0), (False, 1)):
+        offload = OffloadContext(UUID(int=1), True, given_up, 1, "aws-s3", {"bucket": "b"})
+        cluster.topic(Topic.parse(TOPIC), [900], offloaded={900: offload})
+        assert run("inspect", "topic", TOPIC) == code
+
+
+def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> None:
+    """``inspect`` sees this cluster."""
+    store = cluster.open_store(read_only=True)
+    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.reading", lambda settings: nullcontext((store, cluster.reader)))
+    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.brokers_of", lambda settings: brokers)
+    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.now_ms", cluster.clock.now_ms)
+
+
 # ------------------------------------------------------------------------------------------------- plans and journal
 
 
@@ -253,6 +323,23 @@ def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(
     out = capsys.readouterr().out
     for part in (plan.digest, TOPIC, "10.00% of 10", "2.0 KB on disk", "--run-config > apply.json", "not applied"):
         assert part in out
+
+
+def test_a_plan_says_how_many_of_its_ledgers_are_settled(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sent = JournalRow(
+        "r", "test", plan.plan_id, 7, "ML", TOPIC, DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1
+    )
+    journal = FileJournal(load_settings(settings_file).lake.path)
+    for row, settled in ((sent, False), (replace(sent, phase="delete", outcome="deleted", at=2), True)):
+        journal.record([row])
+        assert run("plan", "orphans-1") == 0
+        out = capsys.readouterr().out
+        assert ("1 of its ledgers: nothing is left to apply" in out) == settled
+        assert ("dagster job execute -m orchestration.definitions -a defs -j apply_plan" in out) != settled
+    assert run("plan", "orphans-1", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["settled"] == 1
 
 
 def test_a_plan_that_would_be_refused_says_why_and_ends_with_1(
