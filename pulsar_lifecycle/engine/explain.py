@@ -21,6 +21,7 @@ from pulsar_lifecycle.engine import attempts, inventory, references
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.engine.topic_deletion import TOPIC_DELETED
 from pulsar_lifecycle.engine.undo import LOST
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, lost_copies, unsettled
 from pulsar_lifecycle.errors import AccessDenied
@@ -103,13 +104,14 @@ class History:
 class Look:
     """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
 
-    ``offloads``: its copies in tiered storage, in words.
+    ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
     """
 
     references: pa.Table
     asked: tuple[str, ...]
     trouble: tuple[str, ...]
     offloads: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def explain(
         verdict, answer = _absent(found, history)
     else:
         verdict, answer = _present(ledger_id, rows, found, history, now)
-    notes = (*_notes(verdict, ledger, history), *found.offloads, *found.trouble)
+    notes = (*_notes(verdict, ledger, found, history), *found.offloads, *found.trouble)
     return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
 
 
@@ -197,8 +199,15 @@ def look(
     ]
     trouble += [error for error in words.column("error").to_pylist() if error]
     mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
-    offloads = _offloads(store, ledger_id, read[0].to_pylist())
-    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads))
+    rows = read[0].to_pylist()
+    offloads = _offloads(store, ledger_id, rows)
+    copies = (
+        f"{item['offload_uuid']}-ledger-{ledger_id}"
+        for row in rows
+        for item in row["ledgers"]
+        if item["ledger_id"] == ledger_id and item["offload_uuid"] and item["offload_complete"]
+    )
+    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies))
 
 
 def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> Iterator[str]:
@@ -255,9 +264,15 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     for run_id, _, _ in unsaid:
         return Verdict.GONE, f"run {run_id} was about to delete it and ended before it could say so: the next one will"
     if deletions:
-        return Verdict.DELETED, f"run {deletions[-1]['run_id']} deleted it: {deletions[-1]['reason']}"
+        run_id, reason = deletions[-1]["run_id"], deletions[-1]["reason"]
+        if set(found.copies) - _lost_of(found, history.journal):
+            return Verdict.DELETED, f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
+        return Verdict.DELETED, f"run {run_id} deleted it: {reason}"
     if found.references.num_rows:
         return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
+    for row in reversed(history.journal):
+        if (row["action"], row["phase"], row["reason"]) == (DELETE_LEDGER, "mark", TOPIC_DELETED):
+            return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
     if found.trouble:
         return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"
     if history.references.num_rows or history.finding:
@@ -337,6 +352,12 @@ def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Ve
     return Verdict.MAY_GO, f"{TAKEN_OFF}: the next deletion run deletes it"
 
 
+def _lost_of(found: Look, journal: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Those copies that its topic names, and that our journal says we deleted."""
+    lost = lost_copies(journal)
+    return {key for key in found.copies if any(key in name for name in lost)}
+
+
 def _needing(rows: pa.Table) -> list[Row]:
     return [row for row in rows.to_pylist() if row["keeps_bookkeeper_copy"]]
 
@@ -346,7 +367,7 @@ def _referring(rows: list[Row]) -> str:
     return f"{first} refers to it" if len(rows) == 1 else f"{first} and {len(rows) - 1} more refer to it"
 
 
-def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History) -> list[str]:
+def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, history: History) -> list[str]:
     """What an operator should know beside the answer."""
     notes: list[str] = []
     deletions = history.deletions()
@@ -356,7 +377,8 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, history: History)
         known = row["outcome"] == DELETED
         done = "deleted an offloaded copy of it" if known else "was the last to delete an offloaded copy of it"
         why = row["reason"] if known else "it ended before it could say so, or got no answer"
-        notes.append(f"run {row['run_id']} {done}, which no undo brings back: {why}")
+        spared = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
+        notes.append(f"run {row['run_id']} {done}, which no undo brings back{spared}: {why}")
     if verdict is Verdict.MAY_GO:
         ours = history.marks(ledger) or history.releases(ledger)
         if not ours and not any(plan.actionable for plan in history.plans):

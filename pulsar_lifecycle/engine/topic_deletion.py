@@ -25,6 +25,9 @@ from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import LEFT, MARKED
 from pulsar_lifecycle.ports import JournalRow, Node
 
+TOPIC_DELETED = "its topic is deleted"
+"""Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
+
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
 
@@ -73,7 +76,7 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     tools.store.sync("/")
     after = tools.store.read([node.path])[0]
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
-        return _journalled(run, tools, topic, named, REMOVED, "its topic is deleted")
+        return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
     reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
     return _journalled(run, tools, topic, named, LEFT, reason)
 

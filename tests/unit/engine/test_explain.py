@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -13,6 +14,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
+from pulsar_lifecycle.engine.topic_deletion import TOPIC_DELETED
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -418,6 +420,32 @@ def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -
     world.topic(LedgerInfo(7))
     found = world.explain(7)
     assert (found.verdict, found.notes) == (Verdict.IN_USE, (note,))
+
+
+def test_a_ledger_that_its_topic_reads_offloaded_says_so_although_we_deleted_a_copy_of_it(world: World) -> None:
+    uuid, other = UUID(int=5), UUID(int=6)
+    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, True, 1, "aws-s3", {"bucket": "b"})))
+    for swept, read in ((other, True), (uuid, False)):
+        objects = {"objects": [{"bucket": "b", "key": f"{swept}-ledger-7"}]}
+        copy = journalled("deleted", 2) | {"action": DELETE_OFFLOADED, "detail": json.dumps(objects)}
+        world.history = replace(world.history, journal=(journalled("deleted"), copy))
+        found = world.explain(7)
+        assert found.verdict is Verdict.DELETED
+        assert ("run run-9 deleted it in BookKeeper, its topic reads it offloaded" in found.answer) == read
+        (note,) = [note for note in found.notes if "deleted an offloaded copy of it" in note]
+        assert ("; not the one that its topic names: " in note) == read
+
+
+def test_a_ledger_that_went_with_its_topic_names_the_run(world: World) -> None:
+    removed = journalled("removed") | {"phase": "mark", "reason": TOPIC_DELETED}
+    found_gone = journalled("gone", 2)
+    for journal in ((removed,), (removed, found_gone)):
+        world.history = replace(world.history, journal=journal)
+        found = world.explain(7)
+        assert found.verdict is Verdict.GONE
+        assert found.answer == "its broker deleted it with its topic, which run run-9 had it delete"
+    world.history = replace(world.history, journal=(removed, journalled("deleted", 2)))
+    assert world.explain(7).verdict is Verdict.DELETED
 
 
 def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: World) -> None:
