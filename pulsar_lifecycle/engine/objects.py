@@ -173,6 +173,8 @@ def _unnamed(
     for one in copies:
         if one.uuid in now:
             yield one.row(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+        elif one.newest + plan_objects.CLOCK_SKEW_MS >= inventory.rules.scanned_from:
+            yield one.row(Kind.NEW, plan_objects.NOT_JUDGED)
         elif why := plan_objects.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
             yield one.row(one.unreferenced, why)
         else:

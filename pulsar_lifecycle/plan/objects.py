@@ -48,6 +48,8 @@ class Kind(StrEnum):
     LONE_DATA = "lone data"
     LONE_INDEX = "lone index"
     """Nothing names its UUID: both of its objects, or one of them."""
+    NEW = "newer than the scan"
+    """The newest scan cannot have seen what names it."""
     DANGLING_UPLOAD = "dangling upload"
     """An upload that was begun and neither completed nor aborted."""
     UNKNOWN = "unknown"
@@ -283,13 +285,14 @@ class Rules:
     """What decides beside the copies. ``context.now`` is when the buckets were listed, ``context.grace`` in ms.
 
     ``cluster`` is the name that objects of this cluster carry, ``exclusive`` that no other cluster of that name ever
-    wrote into the buckets. ``confirmed_from``: when (ms) the confirming scan began, None without one.
-    ``open_attempts`` are our own.
+    wrote into the buckets. ``scanned_from``: when (ms) the newest scan began; ``confirmed_from``: the confirming one,
+    None without one. ``open_attempts`` are our own.
     """
 
     context: Context
     cluster: str
     exclusive: bool
+    scanned_from: int
     confirmed_from: int | None
     open_attempts: frozenset[UUID]
 
@@ -314,6 +317,9 @@ def in_use(copy: Copy, named: Sequence[Naming], rules: Rules) -> tuple[Kind, str
     if copy.uuid in rules.open_attempts:
         return Kind.IN_FLIGHT, "it is an open offload attempt of ours", ""
     return None
+
+
+NOT_JUDGED = "written after the newest scan began, or minutes before it: run `scan`, then this once more"
 
 
 def why_kept(copy: Copy, rules: Rules, *, named_earlier: bool) -> str:

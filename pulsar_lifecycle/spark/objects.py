@@ -122,6 +122,7 @@ def _rules(
         ),
         cluster=declared.pulsar_cluster or settings.cluster,
         exclusive=declared.exclusive,
+        scanned_from=epoch.started_at,
         confirmed_from=earlier.started_at if earlier else None,
         open_attempts=frozenset(one.uuid for one in attempts.whole(open_ones)),
     )

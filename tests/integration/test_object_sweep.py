@@ -190,7 +190,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
         "lone index": (Kind.LONE_INDEX, "delete"),
         "lone data": (Kind.LONE_DATA, "delete"),
         "foreign": (Kind.ORPHAN_PAIR, ""),
-        "young": (Kind.ORPHAN_PAIR, ""),
+        "young": (Kind.NEW, ""),
         "ours": (Kind.IN_FLIGHT, ""),
     }
     assert {found[key, ""]["kind"] for key in strange} == {Kind.UNKNOWN}

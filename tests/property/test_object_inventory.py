@@ -97,6 +97,7 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         replace(context, holds=frozenset({"acme/held"}), grace=GRACE),
         CLUSTER,
         exclusive,
+        now.epoch.started_at,
         before.epoch.started_at,
         frozenset(open_ones.values()),
     )

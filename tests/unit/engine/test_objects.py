@@ -81,6 +81,7 @@ class Scene(Offloading):
             replace(self.now.context, now=self.cluster.clock.now_ms(), grace=GRACE, holds=self.policy.holds),
             CLUSTER,
             self.exclusive,
+            self.now.epoch.started_at,
             self.before.epoch.started_at if self.before else None,
             frozenset(one.uuid for one in open_ones),
         )
@@ -226,9 +227,20 @@ def test_what_an_earlier_scan_found_named(scene: Scene) -> None:
     scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
 
 
-def test_what_is_younger_than_the_earlier_scan_by_either_object(scene: Scene) -> None:
-    scene.buckets.put(BUCKET, index_key(scene.gone_uuid, scene.gone), INDEX, metadata(TOPIC))
-    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans")
+@pytest.mark.parametrize(
+    ("newest", "kind", "why"),
+    [
+        (False, Kind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans"),
+        (True, Kind.NEW, plan_objects.NOT_JUDGED),
+    ],
+)
+def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: Kind, why: str) -> None:
+    scan = scene.now if newest else scene.before
+    assert scan
+    key = index_key(scene.gone_uuid, scene.gone)
+    index = scene.buckets.objects[BUCKET][key]
+    scene.buckets.objects[BUCKET][key] = replace(index, last_modified=scan.epoch.started_at)
+    scene.gone_is(kind, why)
 
 
 def test_what_is_within_the_grace_period_by_the_worse_clock(scene: Scene) -> None:
