@@ -327,6 +327,7 @@ def shadow(world: World) -> str | None:
     if name in world.model.topics:
         return None
     made = ModelTopic(name, list(topic.ledgers), dict(topic.offloaded), shadow_of=str(topic.name), moved=topic.pinned)
+    made.unseen = True
     world.model.topics[name] = made
     world.store(made)
     return f"{name} shadows {topic.name}"
@@ -352,7 +353,7 @@ def rename(world: World) -> str | None:
 def go_away(world: World) -> str | None:
     """An operator takes a resting topic's z-nodes away and restores them within twenty hours."""
     topic = _pick(world, lambda t: not t.loaded and not t.moved and bool(t.ledgers))
-    if topic is None:
+    if topic is None or topic.unseen:
         return None
     topic.away = topic.moved = True
     world.vanish(topic)

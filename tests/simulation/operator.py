@@ -131,7 +131,8 @@ class Operator:
         live, acts = set(world.live(memory=False)), len(world.interceptor.fired)
         reached, counters = set(world.reachable()), world.counters()
         namespaces = _namespaces(world)
-        sources = {t.shadow_of for t in world.model.topics.values() if not t.away}
+        there = [t for t in world.model.topics.values() if not t.away]
+        sources = {t.shadow_of for t in there}
         found = pipeline.scan(world, self.policy, self.lake.scans)
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
             raise Violation("I6: a scan wrote to the metadata store")
@@ -142,6 +143,8 @@ class Operator:
         if self.lake.scans and self.lake.scans[-1].epoch.epoch_id == found.epoch.epoch_id:
             self.lake.scans.pop()
         self.lake.scans.append(found)
+        for topic in there if found.epoch.covered else ():
+            topic.unseen = False
         self.laws.seen[found.epoch.epoch_id] = (
             began,
             existing,
