@@ -154,7 +154,9 @@ class Operator:
         world.undone = [(first, last, after or counters) for first, last, after in world.undone]
         unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
         self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
-        self.laws.namespaces, self.laws.sources = namespaces, sources
+        self.laws.namespaces = namespaces
+        if found.epoch.covered:
+            self.laws.sources = sources
         self.laws.looked()
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
 
