@@ -133,7 +133,8 @@ def _settle_committed(
     if canary.due(topic, committed[0].attempt):
         if permit.unloads.exhausted:
             return [said_of(one.attempt, FAILED, NO_UNLOADS) for one in committed]
-        if unread := unread_by_broker(run, tools, permit, topic, committed, canary):
+        proves = str(topic) not in run.brokers.loaded  # else it may have BookKeeper's copy open since before
+        if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=proves):
             return unread
     done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
     record(run, tools, done)

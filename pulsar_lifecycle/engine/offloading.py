@@ -46,6 +46,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST
 from pulsar_lifecycle.plan.outcomes import (
     OFFLOAD,
     OFFLOADED,
@@ -199,7 +200,7 @@ def place_of(topic: Topic, attempt: Attempt) -> Place:
 
 @dataclass(slots=True)
 class Canary:
-    """What brokers have read. ``waived``: only the sandbox may.
+    """What brokers have read. ``waived``: only the sandbox may. ``store``: the metadata store's fingerprint.
 
     ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
     places that such topics were read from, by this run or any before it.
@@ -208,8 +209,9 @@ class Canary:
     waived: bool
     tiered_first: Collection[str] = ()
     seen: set[Place] = field(default_factory=set[Place])
-    unseen: dict[Place, str] = field(default_factory=dict[Place, str])
-    """Places that a broker could not read in this run, and why."""
+    store: str = ""
+    unseen: dict[Place, list[str]] = field(default_factory=dict[Place, list[str]])
+    """Places that brokers could not read in this run: topics, and why."""
     _passed: set[tuple[Place, bool]] = field(default_factory=set[tuple[Place, bool]])
 
     def due(self, topic: Topic, attempt: Attempt) -> bool:
@@ -338,13 +340,18 @@ def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloade
 
 
 def unread_by_broker(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, committed: Sequence[Proven], canary: Canary
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    committed: Sequence[Proven],
+    canary: Canary,
+    *,
+    proves: bool = True,
 ) -> list[Offloaded]:
     """Nothing if its broker reads the first and the last entry of the first of these; else what became of them all.
 
-    They are of one place. A broker that still has the topic as it was before the commit reads BookKeeper: that proves
-    nothing. Where the policy does not let loaded topics be written, it must not stay loaded because of this: it is
-    owed an unload.
+    They are of one place. ``proves``: its broker loads the topic for that, so it cannot have opened BookKeeper's copy.
     """
     first = committed[0]
     attempt = first.attempt
@@ -355,8 +362,8 @@ def unread_by_broker(
     except LifecycleError as error:
         why = unread(error, attempt)
     else:
-        if canary.passes(topic, attempt):
-            record_seen(run, tools, topic, attempt)
+        if proves and canary.passes(topic, attempt):
+            record_seen(run, tools, topic, attempt, canary)
         return []
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
@@ -375,30 +382,60 @@ def unread_by_broker(
 
 def why_unseen(
     run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, entries: int, canary: Canary
-) -> str:
-    """Why no broker has shown that it can read the place of a complete offload; empty once one has, in any run.
+) -> Said | None:
+    """Why no broker has shown that it can read the place of a complete offload; None once one has, in any run.
 
-    If none has yet, its own broker reads this ledger, and its topic is loaded then. Raises Paused, LeaseLost.
+    If none has yet, its own broker reads this ledger, and its topic is loaded then. A few topics are asked in a run:
+    one may be in trouble of its own. Raises Paused, LeaseLost.
     """
     place = place_of(topic, attempt)
     if canary.waived or place in canary.seen:
-        return ""
-    if place in canary.unseen:
-        return canary.unseen[place]
+        return None
+    asked = canary.unseen.setdefault(place, [])
+    if len(asked) >= ASKED:
+        return Said(FAILED, f"no broker has read its place yet, of {asked[0]}")
     permit.check(tools.store)
-    if permit.unloads.exhausted:
-        return NO_UNLOADS
     try:
+        if why := not_fresh(run, tools, permit, topic) or (NO_UNLOADS if permit.unloads.exhausted else ""):
+            return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
         read_by_broker(run, tools, permit, topic, attempt.ledger_id, entries)
     except STOPPING:
         raise
-    except Unheard as unheard:
-        return str(unheard)
     except LifecycleError as error:
-        canary.unseen[place] = unread(error, attempt)
-        return canary.unseen[place]
-    if canary.passes(topic, attempt):
-        record_seen(run, tools, topic, attempt)
+        why = unread(error, attempt)
+        asked.append(f"{topic}: {why}")
+        return Said(FAILED, why)
+    if not canary.passes(topic, attempt):
+        return Said(FAILED, BOOKKEEPER_FIRST)
+    record_seen(run, tools, topic, attempt, canary)
+    return None
+
+
+ASKED = 3
+"""Topics whose brokers could not read a place, after which no other is asked in a run."""
+
+
+def not_fresh(run: TopicRun, tools: Tools, permit: Permit, topic: Topic) -> str:
+    """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
+
+    A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
+    A loaded topic is unloaded for that, where the policy lets it be written.
+    """
+    if why := _owed_unload(tools.store, topic):
+        return why
+    node, info = standing.topic_node(tools.store, topic)
+    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    if not loaded:
+        return ""
+    if not run.writes_loaded(topic):
+        return f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+    if permit.unloads.exhausted:
+        return NO_UNLOADS
+    owed = OwedUnload(topic, True, tools.clock.now_ms(), permit.guard[0])
+    control.owe_unload(tools.store, owed)
+    if failure := permit.unloads.unload(tools.admin, topic):
+        return f"its topic is owed an unload: {failure}"
+    control.settle_unload(tools.store, owed)
     return ""
 
 
@@ -407,7 +444,11 @@ class Unheard(Refused):
 
 
 def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_id: int, entries: int) -> None:
-    """Have its broker read the first and the last entry of an offloaded ledger. Raises Unheard, and what it says."""
+    """Have its broker read the first and the last entry of an offloaded ledger. Raises Unheard, and what it says.
+
+    A broker that still has the topic as it was before it was written reads BookKeeper: that proves nothing. Where the
+    policy does not let loaded topics be written, it must not stay loaded because of this: it is owed an unload.
+    """
     if why := _owed_unload(tools.store, topic):
         raise Unheard(f"whether its broker can read it is not known: {why}")
     if not run.writes_loaded(topic):
@@ -567,19 +608,21 @@ def record(
     )
 
 
-def record_seen(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> None:
+def record_seen(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt, canary: Canary) -> None:
     """A broker was seen to read this ledger where it was offloaded to: the runs after this one may know that place."""
     namespace, driver, metadata = place_of(topic, attempt)
-    detail = {"namespace": namespace, "driver": driver, "metadata": metadata}
+    detail = {"store": canary.store, "namespace": namespace, "driver": driver, "metadata": metadata}
     said, now = said_of(attempt, SEEN, "its broker reads it in the object store"), tools.clock.now_ms()
     row = journal_row(run.run_id, run.cluster, said, detail, now, action=READ_THROUGH_BROKER, phase=READ_THROUGH_BROKER)
     tools.journal.record([row])
 
 
-def seen_place(detail: str) -> Place | None:
-    """The place in the detail of a row of :func:`record_seen`; None if we did not write it."""
+def seen_place(detail: str, store: str) -> Place | None:
+    """The place in the detail of a row of :func:`record_seen`; None if it is another store's, or not ours."""
     try:
         found = json.loads(detail)
+        if found["store"] != store:
+            return None
         pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
         return str(found["namespace"]), str(found["driver"]), pairs
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -253,10 +253,10 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
     return found
 
 
-def seen_places(lake: str, cluster: str) -> set[Place]:
-    """Where brokers were seen to read offloaded ledgers."""
+def seen_places(lake: str, cluster: str, store: str) -> set[Place]:
+    """Where brokers of this metadata store (its fingerprint) were seen to read offloaded ledgers."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
-    found = {seen_place(detail) for detail in _outcomes(lake, SEEN, 0, mine).column("detail").to_pylist()}
+    found = {seen_place(detail, store) for detail in _outcomes(lake, SEEN, 0, mine).column("detail").to_pylist()}
     return {place for place in found if place}
 
 

@@ -159,7 +159,8 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             canary = Canary(
                 settings.offload.waive_canary,
                 {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
-                seen_places(cluster.lake.location, run.cluster),
+                seen_places(cluster.lake.location, run.cluster, fingerprint),
+                fingerprint,
             )
             lags = {name: policy.deletion_lag_ms for name, (policy, _) in now_in_force.items()}
             work = _Work(cluster, run, tools, permit, lease, canary, ownership, lags)
@@ -305,20 +306,20 @@ class _Work:
         going: list[release.Due] = []
         for attempt, due in proven:
             entries = due.verified.entries
-            if why := why_unseen(self._run, self._tools, self._permit, topic, attempt, entries, self._canary):
-                self._stays(attempt, why)
+            if said := why_unseen(self._run, self._tools, self._permit, topic, attempt, entries, self._canary):
+                self._stays(attempt, said.reason, said.outcome)
             else:
                 going.append(due)
         lag = self._lags[str(topic)]
         return release.release_topic(self._run, self._tools, self._permit, topic, going, lag) if going else []
 
-    def _stays(self, attempt: Attempt, why: str) -> None:
-        """The copy in BookKeeper stays, and somebody must look at it."""
-        failed = _said(attempt, FAILED, f"its copy in BookKeeper stays: {why}")
-        self.outcomes.append(failed)
+    def _stays(self, attempt: Attempt, why: str, outcome: str = FAILED) -> None:
+        """The copy in BookKeeper stays."""
+        stays = _said(attempt, outcome, f"its copy in BookKeeper stays: {why}")
+        self.outcomes.append(stays)
         now, run = self._tools.clock.now_ms(), self._run
         row = offloading.journal_row(
-            run.run_id, run.cluster, failed, {}, now, action=RELEASE_ACTION, phase=release.PHASE
+            run.run_id, run.cluster, stays, {}, now, action=RELEASE_ACTION, phase=release.PHASE
         )
         self._tools.journal.record([row])
 

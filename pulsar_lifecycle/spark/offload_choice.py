@@ -129,8 +129,8 @@ def _against(
         return "its offload policy names another place than when the plan was made: plan again"
     if action == RELEASE and not release:
         return "copies in BookKeeper are the brokers' to give up (offload.release)"
-    if action == RELEASE and not policy.acts:
-        return f"its offload driver is {policy.driver or 'none'} by now, which does not act"
+    if action == RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
+        return "its brokers read another place by now than when the plan was made: plan again"
     if action == RELEASE and not policy.tiered_first:
         return BOOKKEEPER_FIRST
     return ""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, history, inventory
-from pulsar_lifecycle.errors import NotFound, Refused, UsageError
+from pulsar_lifecycle.errors import AccessDenied, NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
@@ -43,7 +43,7 @@ from pulsar_lifecycle.plan.offload_policy import (
 from pulsar_lifecycle.plan.orphans import Context, Finding
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
-from pulsar_lifecycle.ports import BrokerAdmin
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Unread
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.sources import configuration_settings
@@ -240,14 +240,18 @@ def policies_now(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> dic
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
     """
     parsed = [Topic.parse(name) for name in topics]
-    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
-        sandbox = control.is_sandbox(store)
     with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
         existing = inventory.namespace_policies(configuration).keys()
     namespaces = {str(topic.namespace) for topic in parsed} & existing
     if not namespaces:
         return {}
-    policies = _policies(cluster, epoch, namespaces, sandbox, {topic.partitioned_parent for topic in parsed})
+    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
+        sandbox = control.is_sandbox(store)
+        telling = _with_change_events(store, namespaces)
+    asked: dict[str, list[Topic]] = {}
+    for topic in dict.fromkeys(topic.partitioned_parent for topic in parsed if str(topic.namespace) in telling):
+        asked.setdefault(str(topic.namespace), []).append(topic)
+    policies = _policies(cluster, epoch, namespaces, sandbox, asked)
     if policies.problems:
         raise Refused("; ".join(policies.problems))
     found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
@@ -259,7 +263,7 @@ def _policies(
     epoch: Epoch,
     namespaces: Collection[str],
     sandbox: bool,
-    topics: Collection[Topic] | None = None,
+    topics: Mapping[str, Sequence[Topic]] | None = None,
 ) -> Policies:
     """Policy and retention of every candidate namespace, and of its topics (or of ``topics``) that have their own."""
     settings = cluster.settings
@@ -278,7 +282,9 @@ def _policies(
         if broker.get("topicLevelPoliciesEnabled") == "false":
             by_topic = dict[str, tuple[OffloadPolicy, Retention]]()
         else:
-            by_topic = _of_topics(admin, _topics_with_policies(cluster, epoch, found, topics), documents, broker)
+            by_topic = _of_topics(
+                admin, _topics_with_policies(cluster, epoch, found) if topics is None else topics, documents, broker
+            )
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
@@ -311,10 +317,20 @@ def broker_layer(
     return broker, problems
 
 
-def _topics_with_policies(
-    cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any], wanted_topics: Collection[Topic] | None
-) -> dict[str, list[Topic]]:
-    """The topics (of those wanted) of namespaces in which any topic can have policies of its own; partitions as one."""
+def _with_change_events(store: MetadataStore, namespaces: Collection[str]) -> list[str]:
+    """The namespaces in which a topic can have policies of its own, now. Raises AccessDenied if that is not seen."""
+    paths = {name: f"{inventory.MANAGED_LEDGERS_ROOT}/{name}/persistent" for name in namespaces}
+    found: list[str] = []
+    for (name, path), listing in zip(paths.items(), store.children(list(paths.values())), strict=True):
+        if isinstance(listing, Unread):
+            raise AccessDenied(f"{path}: {listing.reason}")
+        if listing and any(child.startswith(CHANGE_EVENTS) for child in listing.names):
+            found.append(name)
+    return found
+
+
+def _topics_with_policies(cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any]) -> dict[str, list[Topic]]:
+    """The topics of candidate namespaces in which any topic can have policies of its own; partitions as one."""
     wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(candidates))
     rows = cluster.lake.batches(
         cluster.parts(epoch.epoch_id, "managed_ledgers"), ["topic", "namespace", "error"], wanted
@@ -324,11 +340,7 @@ def _topics_with_policies(
         for name, namespace in zip(*(batch.column(c).to_pylist() for c in ("topic", "namespace")), strict=True):
             topics.setdefault(namespace, {})[Topic.parse(name).partitioned_parent] = None
     return {
-        namespace: [
-            topic
-            for topic in found
-            if not topic.local.startswith("__") and (wanted_topics is None or topic in wanted_topics)
-        ]
+        namespace: [topic for topic in found if not topic.local.startswith("__")]
         for namespace, found in topics.items()
         if any(topic.local == CHANGE_EVENTS for topic in found)
     }
@@ -343,7 +355,10 @@ def _of_topics(
     found: dict[str, tuple[OffloadPolicy, Retention]] = {}
     for namespace, some in topics.items():
         for topic in some:
-            own = admin.topic_policies(topic, _TOPIC_POLICIES)
+            try:
+                own = admin.topic_policies(topic, _TOPIC_POLICIES)
+            except NotFound:  # deleted meanwhile
+                continue
             if own:
                 found[str(topic)] = (
                     in_force(own.get("offloadPolicies"), documents[namespace], broker),

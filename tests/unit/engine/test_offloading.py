@@ -20,6 +20,7 @@ from pulsar_lifecycle.engine.cut_off import Ownership, remove_objects, settle_at
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.offloading import (
+    ASKED,
     Canary,
     CanaryFailed,
     Offloaded,
@@ -1663,19 +1664,26 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
 def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
     (row,) = [row for row in scene.cluster.journal.rows if row.outcome == "seen"]
-    assert seen_place(row.detail) == (str(TOPIC.namespace), "aws-s3", PLACE)
-    assert [seen_place(detail) for detail in ("", "[]", "{}", '{"metadata": 1}')] == [None] * 4
+    assert seen_place(row.detail, "") == (str(TOPIC.namespace), "aws-s3", PLACE)
+    assert seen_place(row.detail, "another store") is None
+    assert [seen_place(detail, "") for detail in ("", "[]", "{}", '{"store": "", "metadata": 1}')] == [None] * 4
 
 
 def unseen(scene: Scene, session: Session) -> str:
     attempt = Attempt(scene.ids[0], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
-    return why_unseen(session.run, session.tools, session.permit, TOPIC, attempt, 1, session.canary)
+    said = why_unseen(session.run, session.tools, session.permit, TOPIC, attempt, 1, session.canary)
+    return said.reason if said else ""
 
 
-def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
+def offloaded_without_a_canary(scene: Scene) -> None:
     scene.waived = True
     scene.proceed(scene.ids[:1])
     scene.waived = False
+    scene.cluster.wait(1)
+
+
+def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
+    offloaded_without_a_canary(scene)
     session = scene.session_again()
     assert unseen(scene, session) == ""
     assert scene.owed == [False]
@@ -1686,18 +1694,42 @@ def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Sc
     assert unseen(scene, scene.session_again()) == ""
 
 
+def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene) -> None:
+    """A topic that clients have loaded is left alone, or unloaded before it is read."""
+    offloaded_without_a_canary(scene)
+    scene.broker.load()
+    scene.cluster.wait(1)
+    reads: list[Topic] = []
+    scene.cluster.admin.on_read = lambda topic, position: reads.append(topic)
+    assert "offload.loaded_topics does not name it" in unseen(scene, scene.session_again())
+    assert (reads, scene.owed, scene.broker.memory is None) == ([], [], False)
+    scene.loaded_topics = True
+    assert unseen(scene, scene.session_again()) == ""
+    assert (reads[:1], scene.owed, scene.broker.memory) == ([TOPIC], [], None)
+
+
+def test_a_read_of_what_a_topic_reads_from_bookkeeper_shows_nothing(scene: Scene) -> None:
+    offloaded_without_a_canary(scene)
+    scene.tiered_first = ()
+    assert "BookKeeper first" in unseen(scene, scene.session_again())
+
+
 def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
-    scene.waived = True
-    scene.proceed(scene.ids[:1])
-    scene.waived, scene.broker.reads = False, False
+    offloaded_without_a_canary(scene)
+    scene.broker.reads = False
     session = scene.session_again()
     assert "its broker cannot read it from bucket" in unseen(scene, session)
+    assert len(session.canary.unseen) == 1
+    for asked in session.canary.unseen.values():
+        asked *= ASKED
     scene.broker.reads = True
-    assert "its broker cannot read it from bucket" in unseen(scene, session)  # asked once in a run
-    session = scene.session_again()
+    assert unseen(scene, session).startswith(f"no broker has read its place yet, of {TOPIC}: its broker cannot read it")
+    scene.broker.unload(TOPIC)
+    scene.cluster.admin.loaded.clear()
+    scene.cluster.wait(1)
     scene.cluster.admin.on_read = raising(Unavailable("timed out"))
-    assert "did not answer" in unseen(scene, session)
-    scene.limit = 0
+    assert "did not answer" in unseen(scene, scene.session_again())
+    scene.limit, scene.loaded_topics = 0, True
     assert "max_unloads" in unseen(scene, scene.session_again())
 
 

@@ -92,7 +92,8 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
         (POLICY, "its bucket", True, [], "its bucket"),
         (replace(POLICY, tiered_first=False), "", True, [1], "BookKeeper first"),
         (replace(POLICY, bucket="c"), "", True, [2], "another place"),
-        (replace(POLICY, driver="filesystem"), "", True, [], "does not act"),
+        (replace(POLICY, driver="filesystem"), "", True, [], "another place"),
+        (replace(POLICY, endpoint="https://elsewhere"), "", True, [], "plan again"),
         (None, "", True, [], "namespace is gone"),
     ],
 )
