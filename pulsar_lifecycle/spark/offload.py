@@ -174,8 +174,6 @@ def _acting(
 ) -> Iterator[tuple[TopicRun, Tools, Permit, Lease]]:
     """The offload lease and the ports, for as long as the work lasts. Raises Refused."""
     settings = cluster.settings
-    if settings.object_store is None:
-        raise Refused("object_store is not set: there is nowhere to offload to")
     if settings.offload.waive_canary and not control.is_sandbox(store):
         raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
     with (
