@@ -210,7 +210,7 @@ class _Trim:
         self._marks: dict[int, Mapping[str, Any]] = {}
         """Ledger id -> what its journalled mark names."""
         self._outcomes: dict[int, Marked] = {}
-        self._write = TopicWrite(tools.store, tools.admin, permit, tools.clock, order.topic)
+        self._write = TopicWrite(run.ledgers_root, tools, permit, order.topic)
 
     def run(self) -> list[Marked]:
         try:

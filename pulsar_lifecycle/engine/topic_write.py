@@ -28,11 +28,11 @@ from pulsar_lifecycle.errors import (
     Paused,
     Refused,
 )
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, trimming
-from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+from pulsar_lifecycle.ports import MetadataStore, Node
 
 FAILED = "failed"
 """Outcome: something did not do its part; run again."""
@@ -81,8 +81,9 @@ class TopicRun:
 class TopicWrite:
     """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
 
-    def __init__(self, store: MetadataStore, admin: BrokerAdmin, permit: Permit, clock: Clock, topic: Topic) -> None:
-        self._store, self._admin, self._permit, self._clock, self._topic = store, admin, permit, clock, topic
+    def __init__(self, root: str, tools: Tools, permit: Permit, topic: Topic) -> None:
+        self._root, self._store, self._admin, self._clock = root, tools.store, tools.admin, tools.clock
+        self._permit, self._topic = permit, topic
         self._owed: OwedUnload | None = None
         self._newly_owed = False
         self._written = False
@@ -110,9 +111,15 @@ class TopicWrite:
         self._owed = owed
 
     def write(self, node: Node, data: bytes) -> bool:
-        """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again."""
+        """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again.
+
+        Only beside its last ledger, which a topic's deletion takes with it: one that was created again meanwhile may
+        have come to the same version.
+        """
+        last = max((item.ledger_id for item in managed_ledger.decode(node.data).ledgers), default=None)
+        beside = "" if last is None else ledger_path.ledger_path(last, self._root)
         try:
-            self._store.write(node.path, data, node.stat.version)
+            self._store.write(node.path, data, node.stat.version, beside)
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False
@@ -188,7 +195,7 @@ def edit_topic(
     ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
     and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
     """
-    write = TopicWrite(tools.store, tools.admin, permit, tools.clock, topic)
+    write = TopicWrite(run.ledgers_root, tools, permit, topic)
     try:
         said = _edit(run, tools, permit, topic, change, policy, write)
     except LifecycleError:

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import ZnodeStat
 
 from pulsar_lifecycle.engine.throttle import RateBudget
@@ -249,9 +250,28 @@ class KazooStore:
             self._session.owns(path)
         return _stat(stat)
 
-    def write(self, path: str, data: bytes, version: int) -> Stat:
-        """Compare-and-set. Raises Conflict on another version, NotFound, OutcomeUnknown."""
-        return _stat(self._effect(f"write {path}", lambda client: client.set_async(path, data, version)))
+    def write(self, path: str, data: bytes, version: int, beside: str = "") -> Stat:
+        """Compare-and-set, with ``beside`` in one transaction that checks that this z-node is there, too.
+
+        Raises Conflict on another version or if ``beside`` is not there, NotFound, OutcomeUnknown.
+        """
+        what = f"write {path}"
+        if not beside:
+            return _stat(self._effect(what, lambda client: client.set_async(path, data, version)))
+
+        def submit(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            transaction.check(beside, -1)
+            transaction.set_data(path, data, version)
+            return transaction.commit_async()
+
+        there, written = self._effect(what, submit)
+        if isinstance(there, NoNodeError):
+            raise Conflict(f"{what}: {beside} is not there")
+        for found in (written, there):  # of the two only one says why; the other was rolled back
+            if isinstance(found, KazooException) and not isinstance(found, RolledBackError | RuntimeInconsistency):
+                raise self._session.translate(found, what)
+        return _stat(written)
 
     def delete(self, path: str, version: int) -> None:
         """Delete one z-node. Raises Conflict on another version or if it has children, NotFound, OutcomeUnknown."""

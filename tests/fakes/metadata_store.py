@@ -246,8 +246,13 @@ class FakeStore:
 
         return self._effect("create", (path,), act)
 
-    def write(self, path: str, data: bytes, version: int) -> Stat:
-        return self._effect("write", (path,), lambda: self.server.write(path, data, version))
+    def write(self, path: str, data: bytes, version: int, beside: str = "") -> Stat:
+        def act() -> Stat:
+            if beside and self.server.stat(beside) is None:
+                raise Conflict(f"write {path}: {beside} is not there")
+            return self.server.write(path, data, version)
+
+        return self._effect("write", (path,), act)
 
     def delete(self, path: str, version: int) -> None:
         self._effect("delete", (path,), lambda: self.server.delete(path, version))

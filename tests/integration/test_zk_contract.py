@@ -152,6 +152,23 @@ def test_a_write_is_a_compare_and_set(store: MetadataStore, root: str) -> None:
     assert (node.data, node.stat) == (b"three", written)
 
 
+def test_a_write_beside_another_z_node_needs_it(store: MetadataStore, root: str) -> None:
+    created = store.create(f"{root}/a", b"one")
+    store.create(f"{root}/beside", b"")
+    written = store.write(f"{root}/a", b"two", created.version, f"{root}/beside")
+    assert (written.version, written.czxid, written.data_length) == (1, created.czxid, 3)
+    with pytest.raises(Conflict):
+        store.write(f"{root}/a", b"three", created.version, f"{root}/beside")
+    with pytest.raises(NotFound):
+        store.write(f"{root}/b", b"", 0, f"{root}/beside")
+    store.delete(f"{root}/beside", 0)
+    with pytest.raises(Conflict, match="beside is not there"):
+        store.write(f"{root}/a", b"three", written.version, f"{root}/beside")
+    node = store.read([f"{root}/a"])[0]
+    assert isinstance(node, Node)
+    assert (node.data, node.stat) == (b"two", written)
+
+
 def test_the_transaction_id_grows_with_every_write_of_anyone(server: Server, store: MetadataStore, root: str) -> None:
     other = server.session()
     before = store.zxid()

@@ -310,6 +310,8 @@ def unwell(random: Random, world: World, count: Callable[[str], None]) -> str:
         return f"{path} is corrupted"
     if kind == "skip":
         paths = [p for p in _metadata(world, parents=True) if world.zookeeper.names(p)]
+        if not paths:
+            return "nothing to skip"
         count("F5")
         path = random.choice(paths)
         world.zookeeper.skipped[path] = random.choice(sorted(world.zookeeper.names(path)))

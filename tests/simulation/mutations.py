@@ -279,10 +279,10 @@ def compensate() -> Iterator[None]:
     """After a compare-and-set whose outcome is not known, write back what was there."""
     real = SimStore.write
 
-    def write(self: SimStore, path: str, data: bytes, version: int) -> Any:
+    def write(self: SimStore, path: str, data: bytes, version: int, beside: str = "") -> Any:
         before = self.server.data(path) if self.server.stat(path) is not None else b""
         try:
-            return real(self, path, data, version)
+            return real(self, path, data, version, beside)
         except OutcomeUnknown:
             if path.startswith("/managed-ledgers/"):
                 real(self, path, before, -1)

@@ -337,10 +337,32 @@ def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it(
     Other(Scene(loaded=True)).settle()  # no holder, nothing owed
 
 
+def test_a_topic_that_was_created_again_and_has_the_same_version_is_left_alone() -> None:
+    scene = Scene(loaded=False)
+    before, made = scene.info.ledgers, list[ManagedLedgerInfo]()
+
+    def again() -> None:
+        """Deleted with its ledgers, and created with another one."""
+        version = scene.version
+        for item in before:
+            scene.cluster.remove(scene.cluster.path(item.ledger_id))
+        scene.cluster.remove(scene.path)
+        made.append(ManagedLedgerInfo((LedgerInfo(scene.cluster.ledger(data_tags(TOPIC))),)))
+        for _ in range(version + 1):
+            scene.cluster.put(scene.path, managed_ledger.encode(made[0]))
+        assert scene.version == version
+
+    scene.on_write(again)
+    scene.edit()
+    assert scene.info.ledgers == made[0].ledgers
+
+
 def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None:
     scene = Scene(loaded=False)
     other = Other(scene)
-    late = TopicWrite(other.store, scene.cluster.admin, other.permit, scene.cluster.clock, TOPIC)
+    cluster = scene.cluster
+    tools = Tools(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+    late = TopicWrite("/ledgers", tools, other.permit, TOPIC)
     node = other.store.read([scene.path])[0]
     assert isinstance(node, Node)
     late.owe(False)
