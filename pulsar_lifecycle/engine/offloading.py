@@ -128,7 +128,7 @@ def begin_topic(
             outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
         else:
             begun.append(attempt)
-    record(run, tools, [replace(said_of(attempt, PREPARED, "its attempt is open")) for attempt in begun])
+    record(run, tools, [said_of(attempt, PREPARED, "its attempt is open") for attempt in begun])
     return begun, outcomes
 
 

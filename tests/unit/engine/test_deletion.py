@@ -567,11 +567,8 @@ def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(s
     assert said == [(WAITING, "cut off"), (DELETED, "cut off"), (GONE, "delete-run")]
 
 
-def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coverage, "SMALL_SHRINKAGE", 0)
-    scene.send_all()
+def delete_with_a_full_journal(scene: Scene) -> None:
+    """Run ``failed`` deletes a batch, and cannot say so."""
     journal = scene.cluster.journal
 
     def full(tools: Tools) -> Tools:
@@ -584,6 +581,16 @@ def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
 
     with pytest.raises(StoreError):
         scene.delete(full, run_id="failed")
+
+
+def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coverage, "SMALL_SHRINKAGE", 0)
+    scene.send_all()
+    journal = scene.cluster.journal
+
+    delete_with_a_full_journal(scene)
     assert journal.rows == []
     journal.failure = None
     lost = scene.orphans - scene.cluster.ledger_ids()
@@ -607,16 +614,7 @@ def test_a_deletion_that_nobody_spoke_of_is_made_up_for_although_its_ledger_is_t
     scene.send_all()
     journal = scene.cluster.journal
 
-    def full(tools: Tools) -> Tools:
-        def fail(operation: Operation) -> None:
-            if operation.name == "delete_many":
-                journal.failure = StoreError("the disk is full")
-
-        tools.store.after = fail
-        return tools
-
-    with pytest.raises(StoreError):
-        scene.delete(full, run_id="failed")
+    delete_with_a_full_journal(scene)
     journal.failure = None
     again, *_ = archived = [node for node in journal.nodes if not scene.cluster.exists(node.ledger_id)]
     scene.cluster.put(again.path, again.data)
