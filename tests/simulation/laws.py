@@ -288,11 +288,15 @@ class Laws:
         if not self.world.clock.skew_ms:  # by a wrong clock its objects may be younger than its message
             self.taken[ledger, action] = topic, self._forbids(topic)
 
-    def looked(self) -> None:
-        """A scan is through."""
-        self._forget_what_is_needed()
+    def open_leaks(self) -> frozenset[str]:
+        """Topics of which an open ledger has leaked."""
         leaks = (self.world.model.ledgers[i] for i in self.world.leaks())
-        self.writing = frozenset(str(one.topic) for one in leaks if one.state is not LedgerState.CLOSED)
+        return frozenset(str(one.topic) for one in leaks if one.state is not LedgerState.CLOSED)
+
+    def looked(self, open_before: frozenset[str]) -> None:
+        """A scan is through that began with these ``open_leaks``: it may have missed what came meanwhile."""
+        self._forget_what_is_needed()
+        self.writing = open_before & self.open_leaks()
 
     def _forbids(self, topic: str) -> str:
         """Why a deletion run would keep what is of a topic, whoever took it off a list."""

@@ -132,7 +132,7 @@ class Operator:
         reached, counters = set(world.reachable()), world.counters()
         namespaces = _namespaces(world)
         there = [t for t in world.model.topics.values() if not t.away]
-        sources = {t.shadow_of for t in there}
+        sources, open_leaks = {t.shadow_of for t in there}, self.laws.open_leaks()
         found = pipeline.scan(world, self.policy, self.lake.scans)
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
             raise Violation("I6: a scan wrote to the metadata store")
@@ -157,7 +157,7 @@ class Operator:
         self.laws.namespaces = namespaces
         if found.epoch.covered:
             self.laws.sources = sources
-        self.laws.looked()
+        self.laws.looked(open_leaks)
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
 
     def plan(self) -> str:
