@@ -7,7 +7,7 @@ Times are milliseconds since the epoch, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -583,6 +583,12 @@ class ObjectStore(Protocol):
         Raises NotFound for an object that is not there, Conflict when its ETag is not, or no longer, ``if_match``:
         pass the head's to read one object in several ranges. An answer that breaks off is taken up where it broke.
         """
+        ...
+
+    def stream(
+        self, bucket: str, key: str, start: int = 0, length: int | None = None, if_match: str = ""
+    ) -> Generator[bytes, None, None]:
+        """:meth:`get` in pieces, as they come, by one request. Close it if it is not read to its end."""
         ...
 
     def list_objects(

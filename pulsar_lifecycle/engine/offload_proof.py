@@ -28,11 +28,12 @@ from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, Not
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
-from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH, IndexEntry
+from pulsar_lifecycle.formats.offload_index import ENTRY_HEADER_LENGTH
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore
 
-PIECES_AHEAD = 2
-"""Pieces of ``offloaded_ledger.STREAM_SIZE`` bytes that are being read while another one is compared."""
+AHEAD = 2
+"""Blocks whose checksums are made at once, or pieces of ``offloaded_ledger.STREAM_SIZE`` bytes that are being read
+while another one is compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def verify(
     known: Verified | None = None,
     reader: LedgerReader | None = None,
     origin: Origin = Origin(),
-    pieces_ahead: int = PIECES_AHEAD,
+    ahead: int = AHEAD,
     pace: Pace = lambda size: None,
 ) -> Verified:
     """Read both objects whole and compare them with the ledger; whoever wrote them.
@@ -76,7 +77,7 @@ def verify(
     The entries are compared with those of ``copied``, a copy made just now, or with what was ``known`` of them when
     they were proven before, or else with what ``reader`` reads from BookKeeper at the same time. Those of a copy are
     compared by block: the checksums of its entries say what the block's must be, and only if a block has another one
-    all is read again and taken apart, to find the entry. In memory: ``pieces_ahead`` + 3 pieces. Raises CorruptFormat
+    all is read again and taken apart, to find the entry. In memory: ``ahead`` + 3 pieces. Raises CorruptFormat
     (UnsupportedFormat) for any difference, NotFound where an object is not there, Conflict where one was replaced since
     it was copied or while it was read; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore.get`` do.
     """
@@ -85,7 +86,7 @@ def verify(
     _check_metadata(ledger, source, whole=copied is not None)
     if copied is not None:
         _check_same(ledger, copied)
-        if _has_checksums(ledger, copied.block_checksums, pieces_ahead, pace):
+        if _has_checksums(ledger, copied.block_checksums, ahead, pace):
             return _verified(ledger, source, copied.checksums)
         originals = _Originals(copied.checksums)
     elif known is not None:
@@ -95,11 +96,11 @@ def verify(
     else:
         raise UsageError("nothing to compare the entries with: give what was copied or is known, or a reader")
     back = DataObjectReader(ledger.index, ledger.data_head.size)
-    pieces = [piece for block in ledger.index.blocks for piece in _pieces(ledger, block)]
+    pieces = [piece for block in ledger.index.blocks for piece in cut(ledger.range_of(block), STREAM_SIZE)]
     with contextlib.ExitStack() as opened:
         if originals is not None:
             opened.enter_context(contextlib.closing(originals))
-        fetched = opened.enter_context(contextlib.closing(ledger.fetch(pieces, pieces_ahead)))
+        fetched = opened.enter_context(contextlib.closing(ledger.fetch(pieces, ahead)))
         for data in fetched:
             pace(len(data))
             with naming(location.data_url):
@@ -113,21 +114,13 @@ def verify(
     return _verified(ledger, source, checksums)
 
 
-def _pieces(ledger: OffloadedLedger, block: IndexEntry) -> list[range]:
-    return list(cut(ledger.range_of(block), STREAM_SIZE))
-
-
-def _has_checksums(ledger: OffloadedLedger, expected: array[int], pieces_ahead: int, pace: Pace) -> bool:
+def _has_checksums(ledger: OffloadedLedger, expected: array[int], ahead: int, pace: Pace) -> bool:
     """Whether every block, read whole, has its CRC32C."""
-    blocks = [_pieces(ledger, block) for block in ledger.index.blocks]
-    with contextlib.closing(ledger.fetch((piece for pieces in blocks for piece in pieces), pieces_ahead)) as fetched:
-        for pieces, checksum in zip(blocks, expected, strict=True):
-            found = 0
-            for _ in pieces:
-                data = next(fetched)
-                pace(len(data))
-                found = crc32c.extend(found, data)
-            if found != checksum:
+    blocks = [ledger.range_of(block) for block in ledger.index.blocks]
+    with contextlib.closing(ledger.checksums(blocks, ahead)) as found:
+        for block, checksum, right in zip(blocks, found, expected, strict=True):
+            pace(len(block))
+            if checksum != right:
                 return False
     return True
 

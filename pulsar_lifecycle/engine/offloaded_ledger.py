@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, UsageError
-from pulsar_lifecycle.formats import offload_index, offload_object
+from pulsar_lifecycle.formats import crc32c, offload_index, offload_object
 from pulsar_lifecycle.formats.offload_block import BlockReader
 from pulsar_lifecycle.formats.offload_index import IndexEntry, OffloadIndex
 from pulsar_lifecycle.ports import Entry, EntryBatch, ObjectHead, ObjectStore
+
+T = TypeVar("T")
 
 READ_SIZE = 1 << 20
 """Bytes asked for at once by random reads (managedLedgerOffloadReadBufferSizeInBytes)."""
@@ -127,18 +130,11 @@ class OffloadedLedger:
 
         In memory: those, the one handed out last, and what the adapter needs to put one together.
         """
-        pending: deque[Future[bytes]] = deque()
-        with ThreadPoolExecutor(max(1, ahead), "offloaded-ledger") as pool:
-            try:
-                for wanted in ranges:
-                    pending.append(pool.submit(self._get, wanted))
-                    if len(pending) > ahead:
-                        yield pending.popleft().result()
-                while pending:
-                    yield pending.popleft().result()
-            finally:
-                for future in pending:
-                    future.cancel()
+        return self._of_each(self._get, ranges, ahead)
+
+    def checksums(self, ranges: Iterable[range], ahead: int) -> Generator[int, None, None]:
+        """CRC32C of each range, as :meth:`fetch`. In memory: one piece of ``ObjectStore.stream`` for each under way."""
+        return self._of_each(self._checksum, ranges, ahead)
 
     def read(self, first: int, last: int) -> list[Entry]:
         """Entries first..last, both inclusive, by ranges of ``READ_SIZE`` bytes; UsageError for what it has not."""
@@ -158,6 +154,21 @@ class OffloadedLedger:
 
     # -------------------------------------------------------------------------------------------------------- private
 
+    @staticmethod
+    def _of_each(work: Callable[[range], T], ranges: Iterable[range], ahead: int) -> Generator[T, None, None]:
+        pending: deque[Future[T]] = deque()
+        with ThreadPoolExecutor(max(1, ahead), "offloaded-ledger") as pool:
+            try:
+                for wanted in ranges:
+                    pending.append(pool.submit(work, wanted))
+                    if len(pending) > ahead:
+                        yield pending.popleft().result()
+                while pending:
+                    yield pending.popleft().result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
     def _check(self, first: int, last: int) -> None:
         end = self.index.ledger.last_entry_id
         if not 0 <= first <= last + 1 <= end + 1:
@@ -168,9 +179,24 @@ class OffloadedLedger:
         data = self._objects.get(
             location.bucket, location.data_key, wanted.start, len(wanted), if_match=self.data_head.etag
         )
-        if len(data) != len(wanted):
-            raise CorruptFormat(location.data_url, wanted.start + len(data), f"{len(wanted) - len(data)} bytes more")
+        self._has_all(wanted, len(data))
         return data
+
+    def _checksum(self, wanted: range) -> int:
+        location, checksum, size = self.location, 0, 0
+        stream = self._objects.stream(
+            location.bucket, location.data_key, wanted.start, len(wanted), if_match=self.data_head.etag
+        )
+        with closing(stream):
+            for piece in stream:
+                checksum = crc32c.extend(checksum, piece)
+                size += len(piece)
+        self._has_all(wanted, size)
+        return checksum
+
+    def _has_all(self, wanted: range, size: int) -> None:
+        if size != len(wanted):
+            raise CorruptFormat(self.location.data_url, wanted.start + size, f"{len(wanted) - size} bytes more")
 
     def _batches(self, first: int, last: int, size: int, ahead: int) -> Iterator[EntryBatch]:
         self._check(first, last)

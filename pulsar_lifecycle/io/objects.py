@@ -7,8 +7,9 @@ Belongs here: which requests make an operation, and what their answers prove. No
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -25,6 +26,8 @@ DELETE_LIMIT = 1000
 
 READ_SIZE = 8 << 20
 """Bytes that a body is read in: a range of at most this is never copied, a break loses at most this."""
+PIECE_SIZE = 1 << 20
+"""Bytes of a stream's piece: few enough for the processor's cache."""
 
 
 class S3ObjectStore:
@@ -68,24 +71,15 @@ class S3ObjectStore:
     def get(self, bucket: str, key: str, start: int = 0, length: int | None = None, if_match: str = "") -> bytes:
         """GetObject; a body that breaks off is asked for again from there on, as often as the settings say."""
         self._check(bucket)
-        what = f"s3://{bucket}/{key}"
-        if length == 0:
-            return b""
-        chunks: list[bytes] = []
-        at, end, broken = start, None if length is None else start + length, ""
-        for _ in range(self._settings.attempts):
-            found = self._open(what, bucket, key, at, end, if_match)
-            if found is None and chunks:
-                raise Conflict(f"{what}: now ends before byte {at}, it had {end}")
-            if found is None:
-                return b""
-            end, if_match = found.end, found.etag
-            broken = found.read_into(chunks)
-            at = start + sum(map(len, chunks))
-            if at == end:
-                return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        tries = self._settings.attempts
-        raise Unavailable(f"{what}: the answer broke off at byte {at} of {end}, after {tries} tries: {broken}")
+        pieces = list(self._stream(bucket, key, start, length, if_match, READ_SIZE))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def stream(
+        self, bucket: str, key: str, start: int = 0, length: int | None = None, if_match: str = ""
+    ) -> Generator[bytes, None, None]:
+        """As :meth:`get`."""
+        self._check(bucket)
+        return self._stream(bucket, key, start, length, if_match, PIECE_SIZE)
 
     def list_objects(
         self, bucket: str, prefix: str = "", page: int = 1000, after: str = ""
@@ -192,6 +186,33 @@ class S3ObjectStore:
         self._pool.shutdown()
         self._client.close()
 
+    def _stream(
+        self, bucket: str, key: str, start: int, length: int | None, if_match: str, size: int
+    ) -> Generator[bytes, None, None]:
+        """The bytes in pieces of ``size``."""
+        what = f"s3://{bucket}/{key}"
+        if length == 0:
+            return
+        at, end, broken = start, None if length is None else start + length, ""
+        for _ in range(self._settings.attempts):
+            found = self._open(what, bucket, key, at, end, if_match)
+            if found is None and at > start:
+                raise Conflict(f"{what}: now ends before byte {at}, it had {end}")
+            if found is None:
+                return
+            end, if_match = found.end, found.etag
+            with closing(found.body):
+                while at < end:
+                    piece, broken = found.read(min(end - at, size))
+                    if not piece:
+                        break
+                    at += len(piece)
+                    yield piece
+            if at == end:
+                return
+        tries = self._settings.attempts
+        raise Unavailable(f"{what}: the answer broke off at byte {at} of {end}, after {tries} tries: {broken}")
+
     def _open(self, what: str, bucket: str, key: str, start: int, end: int | None, if_match: str) -> _Answer | None:
         """One GetObject of [start, end), not yet read; None where the object ends before ``start``."""
         asked: dict[str, Any] = {}
@@ -268,21 +289,13 @@ class _Answer:
                 f"the answer has {self.end - self.start} and calls them {content_range!r}"
             )
 
-    def read_into(self, chunks: list[bytes]) -> str:
-        """Append what comes; why it ended before all had come, if so."""
-        left = self.end - self.start
+    def read(self, size: int) -> tuple[bytes, str]:
+        """The next bytes, or none and why."""
         try:
-            while left:
-                chunk = self.body.read(min(left, READ_SIZE))
-                if not chunk:
-                    return "the connection was closed"
-                chunks.append(chunk)
-                left -= len(chunk)
+            piece = self.body.read(size)
         except BROKEN_OFF as error:
-            return str(error)
-        finally:
-            self.body.close()
-        return ""
+            return b"", str(error)
+        return piece, "" if piece else "the connection was closed"
 
 
 def _pages(

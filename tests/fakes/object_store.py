@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, OutcomeUnknown, Refused, StoreError, Unavailable
+from pulsar_lifecycle.io.objects import PIECE_SIZE
 from pulsar_lifecycle.ports import (
     OCTET_STREAM,
     Clock,
@@ -103,6 +104,12 @@ class FakeObjectStore:
             raise Conflict(f"s3://{bucket}/{key}: expected ETag {if_match}, found {head.etag}")
         end = None if length is None else start + length
         return self.service.data[bucket, key][start:end]
+
+    def stream(
+        self, bucket: str, key: str, start: int = 0, length: int | None = None, if_match: str = ""
+    ) -> Generator[bytes, None, None]:
+        data = self.get(bucket, key, start, length, if_match)
+        return (data[at : at + PIECE_SIZE] for at in range(0, len(data), PIECE_SIZE))
 
     def put(
         self, bucket: str, key: str, data: Payload, metadata: Mapping[str, str], content_type: str = OCTET_STREAM

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, StoreError, Unavailable
-from pulsar_lifecycle.io.objects import READ_SIZE, S3ObjectStore
+from pulsar_lifecycle.io.objects import PIECE_SIZE, READ_SIZE, S3ObjectStore
 from tests.fakes.http_proxy import Answer, CutAnswer, CutRequest, FaultyHttpProxy, Hang, Replace
 from tests.integration.test_objects_contract import open_store, s3, service  # noqa: F401 - fixtures
 from tests.unit.io.test_objects import ASKED, BUCKET, PART
@@ -52,6 +52,14 @@ def test_a_body_that_breaks_off_is_taken_up_where_it_broke(proxy, through, after
     store = through()
     proxy.next(CutAnswer(after), "GET", times=2)
     assert store.get(BUCKET, "k", 1) == DATA[1:]
+    assert asked(proxy, "GET") >= 2
+
+
+@pytest.mark.parametrize("after", [0, 1, PIECE_SIZE, PIECE_SIZE + 70_000])
+def test_nor_does_a_stream_lose_anything(proxy, through, after):
+    store = through()
+    proxy.next(CutAnswer(after), "GET", times=2)
+    assert b"".join(store.stream(BUCKET, "k", 1, 3 * PIECE_SIZE)) == DATA[1 : 3 * PIECE_SIZE + 1]
     assert asked(proxy, "GET") >= 2
 
 

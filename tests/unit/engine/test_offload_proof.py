@@ -117,7 +117,7 @@ def test_a_byte_that_only_one_reading_got_wrong_is_read_again():
 
     with pytest.raises(CorruptFormat):
         copy.verify()
-    assert copy.verify(pieces_ahead=0, pace=mended).entries == 100
+    assert copy.verify(ahead=0, pace=mended).entries == 100
     assert sum(read) > len(good)  # the second reading is whole
 
 

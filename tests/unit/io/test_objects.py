@@ -110,6 +110,7 @@ class ObjectStoreContract:
     def test_a_range_is_cut_where_the_object_ends(self, store, start, length, expected):
         store.put(BUCKET, "k", b"0123456789", {})
         assert store.get(BUCKET, "k", start, length) == expected.encode()
+        assert b"".join(store.stream(BUCKET, "k", start, length)) == expected.encode()
 
     def test_ranges_of_one_object_only(self, store):
         etag = store.put(BUCKET, "k", b"0123456789", {})
@@ -119,6 +120,21 @@ class ObjectStoreContract:
             store.get(BUCKET, "k", 5, 3, if_match=etag)
         with pytest.raises(NotFound, match="absent"):
             store.get(BUCKET, "absent", 0, 4)
+
+    def test_a_stream_is_of_one_object_and_comes_in_pieces(self, store):
+        data = bytes(range(256)) * 10_000
+        etag = store.put(BUCKET, "k", data, {})
+        pieces = list(store.stream(BUCKET, "k", 1, if_match=etag))
+        assert b"".join(pieces) == data[1:]
+        assert len(pieces) == 3
+        stream = store.stream(BUCKET, "k")
+        assert next(stream) == data[: len(pieces[0])]
+        stream.close()
+        store.put(BUCKET, "k", b"abcdefghij", {})
+        with pytest.raises(Conflict):
+            list(store.stream(BUCKET, "k", 5, 3, if_match=etag))
+        with pytest.raises(NotFound, match="absent"):
+            list(store.stream(BUCKET, "absent"))
 
     def test_a_listing_has_each_object_once_in_pages(self, store, put):
         for n in range(5):
