@@ -107,10 +107,9 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
             break
         except Conflict:
             other = store.read([alive])[0]
-            if clock.now_ms() >= deadline and isinstance(other, Node):
-                raise Refused(
-                    f"another run is at it: {other.data.decode(errors='replace')} holds {alive}; wait until it ends"
-                ) from None
+            if clock.now_ms() >= deadline and other is not None:
+                who = other.data.decode(errors="replace") if isinstance(other, Node) else f"who ({other.reason})"
+                raise Refused(f"another run is at it: {who} holds {alive}; wait until it ends") from None
             clock.sleep(1.0)
     node = store.read([path])[0]
     if not isinstance(node, Node):

@@ -94,12 +94,14 @@ def trim_topics(
     outcomes: list[Marked] = []
     by_topic = merged(orders)
     for topic in trimming.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
-        if str(topic) not in owing:
+        if why := owing.get(str(topic)):
+            found = [Marked(str(topic), -1, FAILED, f"nothing was trimmed, it was owed an unload: {why}; run again")]
+        else:
             found = guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
-            report(found)
-            outcomes += found
-    owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
-    return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
+        report(found)
+        outcomes += found
+    still = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+    return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in still.items()]
 
 
 def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
@@ -223,7 +225,7 @@ class _Trim:
                     raise Refused(why)
                 self._leave_rest(why)
         except LifecycleError as error:
-            self._write.settle(sure=False)
+            self._write.settle_failed(error)
             judged = isinstance(error, Refused) and not isinstance(error, STOPPING)
             if not self._marked or not judged or self._write.unknown:
                 self._journal_what_is_there(error)

@@ -18,6 +18,7 @@ from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, jour
 from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
@@ -64,7 +65,9 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
         return _journalled(run, tools, topic, named, LEFT, f"{reason}: {unsent.error}")
     _journalled(run, tools, topic, named, MARKED, "its topic is about to be deleted")
     try:
-        _refuse(run, tools, topic)
+        again, now = _refuse(run, tools, topic)
+        if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
+            raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
         return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
     permit.check(tools.store)
@@ -79,6 +82,10 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
         return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
     reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
     return _journalled(run, tools, topic, named, LEFT, reason)
+
+
+def _ids(info: ManagedLedgerInfo) -> list[int]:
+    return [item.ledger_id for item in info.ledgers]
 
 
 def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:

@@ -113,13 +113,11 @@ class TopicWrite:
     def write(self, node: Node, data: bytes) -> bool:
         """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again.
 
-        Only beside its last ledger, which a topic's deletion takes with it: one that was created again meanwhile may
-        have come to the same version.
+        Only beside the last of its ledgers that BookKeeper has, which a topic's deletion takes with it: one that was
+        created again meanwhile may have come to the same version.
         """
-        last = max((item.ledger_id for item in managed_ledger.decode(node.data).ledgers), default=None)
-        beside = "" if last is None else ledger_path.ledger_path(last, self._root)
         try:
-            self._store.write(node.path, data, node.stat.version, beside)
+            self._store.write(node.path, data, node.stat.version, self._witness(node))
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False
@@ -127,6 +125,21 @@ class TopicWrite:
             return False
         self._written = True
         return True
+
+    def _witness(self, node: Node) -> str:
+        """The z-node of the last ledger of a topic that BookKeeper has; empty if it has none of them."""
+        ids = sorted((item.ledger_id for item in managed_ledger.decode(node.data).ledgers), reverse=True)
+        paths = [ledger_path.ledger_path(one, self._root) for one in ids]
+        for some in (paths[:1], paths[1:]):
+            for path, found in zip(some, self._store.read(some) if some else [], strict=True):
+                if found is not None:
+                    return path
+        return ""
+
+    def settle_failed(self, error: LifecycleError) -> None:
+        """As :meth:`settle`, after an error. One that judges the topic leaves no doubt of what was written."""
+        judged = isinstance(error, Refused) and not isinstance(error, STOPPING)
+        self.settle(sure=judged and not self.unknown)
 
     def settle(self, *, sure: bool) -> str:
         """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
@@ -137,18 +150,23 @@ class TopicWrite:
         if owed is None:
             return ""
         if not self._written and self._unknown is None:
-            if sure and self._newly_owed:
-                control.settle_unload(self._store, owed)
-            return ""
+            return self._forget(owed) if sure and self._newly_owed else ""
         if not owed.loaded:
             return ""  # at its end the run looks whether some broker loaded it meanwhile
         failure = self._permit.unloads.unload(self._admin, owed.topic)
         if sure and not failure:
-            control.settle_unload(self._store, owed)
-        elif failure:
+            return self._forget(owed)
+        if failure:
             with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has settled it
                 control.owe_unload(self._store, owed)
         return failure
+
+    def _forget(self, owed: OwedUnload) -> str:
+        try:
+            control.settle_unload(self._store, owed)
+        except LifecycleError as error:
+            return f"the note of that could not be removed: {error}"
+        return ""
 
 
 def why_loaded(
@@ -198,8 +216,8 @@ def edit_topic(
     write = TopicWrite(run.ledgers_root, tools, permit, topic)
     try:
         said = _edit(run, tools, permit, topic, change, policy, write)
-    except LifecycleError:
-        write.settle(sure=False)
+    except LifecycleError as error:
+        write.settle_failed(error)
         raise
     owing = write.settle(sure=True)
     suffix = f"; its topic is owed an unload: {owing}" if owing else ""

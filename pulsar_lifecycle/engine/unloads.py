@@ -108,7 +108,9 @@ def settle_unloads(
     owing: dict[str, str] = {}
     watched: list[OwedUnload] = []
     failed: list[Topic] = []
-    for owed in control.owed_by(store, permit.guard):
+    found = list(control.owed_by(store, permit.guard))
+    first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
+    for owed in found[first:] + found[:first]:
         if isinstance(owed, BrokenOwed):
             _LOG.warning("owed unload: %s", owed.reason)
             owing[str(owed.topic or owed.path)] = owed.reason

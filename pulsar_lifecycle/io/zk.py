@@ -265,13 +265,15 @@ class KazooStore:
             transaction.set_data(path, data, version)
             return transaction.commit_async()
 
-        there, written = self._effect(what, submit)
-        if isinstance(there, NoNodeError):
+        answers = self._effect(what, submit)
+        if answers and isinstance(answers[0], NoNodeError):
             raise Conflict(f"{what}: {beside} is not there")
-        for found in (written, there):  # of the two only one says why; the other was rolled back
+        for found in reversed(answers):  # of the two only one says why; the other was rolled back
             if isinstance(found, KazooException) and not isinstance(found, RolledBackError | RuntimeInconsistency):
                 raise self._session.translate(found, what)
-        return _stat(written)
+        if len(answers) != 2 or not isinstance(answers[1], ZnodeStat):
+            raise OutcomeUnknown(f"{what}: the answer makes no sense: {answers}")
+        return _stat(answers[1])
 
     def delete(self, path: str, version: int) -> None:
         """Delete one z-node. Raises Conflict on another version or if it has children, NotFound, OutcomeUnknown."""

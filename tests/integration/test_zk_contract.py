@@ -435,14 +435,15 @@ def test_reads_go_on_after_a_dropped_connection(
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("answered", [False, True])
 def test_a_write_is_never_repeated(
-    proxy: CuttingProxy, through_proxy: KazooStore, proxied_root: str, answered: bool
+    proxy: CuttingProxy, through_proxy: KazooStore, proxied_root: str, answered: bool, beside: bool
 ) -> None:
     through_proxy.create(f"{proxied_root}/a")
-    proxy.cut_next(SET_DATA, answered=answered)
+    proxy.cut_next(MULTI if beside else SET_DATA, answered=answered)
     with pytest.raises(OutcomeUnknown):
-        through_proxy.write(f"{proxied_root}/a", b"new", 0)
+        through_proxy.write(f"{proxied_root}/a", b"new", 0, proxied_root if beside else "")
     proxy.cut_next(CREATE2, answered=answered)
     with pytest.raises(OutcomeUnknown):
         through_proxy.create(f"{proxied_root}/b")

@@ -57,6 +57,9 @@ def test_a_second_controller_is_refused_by_the_first_ones_name(
     with pytest.raises(Refused, match="run one"):
         control.take_lease(zookeeper.session(), "run two", clock, 5)
     assert sum(clock.slept) >= 5
+    zookeeper.unreadable.add(control.holder_of(control.LEASE))
+    with pytest.raises(Refused, match=r"who .*no permission"):
+        control.take_lease(zookeeper.session(), "run three", clock, 5)
 
 
 def test_a_lease_that_was_given_back_is_taken_with_another_guard(

@@ -242,8 +242,31 @@ def test_a_z_node_that_never_comes_to_rest() -> None:
     scene.on_write(scene.broker_writes, times=99)
     with pytest.raises(Refused, match="its z-node changed 5 times while it was looked at; run again"):
         scene.edit()
-    assert (scene.looks, scene.written, scene.owed) == (5, False, [True])
+    assert (scene.looks, scene.written, scene.owed) == (5, False, [])
     assert "unload" not in scene.steps
+
+
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_topic_whose_last_ledger_is_gone_can_be_written(left: int) -> None:
+    scene = Scene(loaded=True)
+    for ledger_id in scene.ids[left:]:
+        scene.cluster.remove(scene.cluster.path(ledger_id))
+    assert outcomes(scene.edit()) == [DONE, "kept"]
+    assert (scene.written, scene.owed, scene.steps.count("unload")) == (True, [], 1)
+
+
+def test_what_is_done_is_said_though_its_note_stays() -> None:
+    scene = Scene(loaded=True)
+
+    def fails(operation: Operation) -> None:
+        if operation.name == "delete":
+            raise StoreError("no quorum")
+
+    scene.store.before = fails
+    said = scene.edit()
+    assert outcomes(said) == [DONE, "kept"]
+    assert "the note of that could not be removed: no quorum" in said[scene.ids[0]].reason
+    assert (scene.written, scene.owed) == (True, [True])
 
 
 def test_a_topic_that_goes_meanwhile() -> None:
@@ -252,7 +275,7 @@ def test_a_topic_that_goes_meanwhile() -> None:
     with pytest.raises(Refused, match="does not exist"):
         scene.edit()
     assert "unload" not in scene.steps
-    assert scene.owed == [True]
+    assert scene.owed == []
 
 
 @pytest.mark.parametrize("loaded", [False, True])
