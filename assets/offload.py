@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.engine.offloading import Offloaded
+from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import OffloadPlan

@@ -11,29 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from pulsar_lifecycle.engine import attempts
+from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
+from pulsar_lifecycle.engine.canary import NO_UNLOADS, Canary, Place, place_of
 from pulsar_lifecycle.engine.decision import NamedUuids, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
 from pulsar_lifecycle.engine.offloading import (
     COMMITTED,
-    NO_UNLOADS,
-    Canary,
-    Offloaded,
-    Place,
     Proven,
     Wanted,
     is_ours,
     not_whole_in_bookkeeper,
     of_context,
-    place_of,
-    record,
-    said_of,
     unread_by_broker,
     without_bookkeeper,
 )
 from pulsar_lifecycle.engine.other_copies import Spare, why_unproven
-from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun
+from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
@@ -83,11 +78,11 @@ def settle_attempts(
                 there = committed.setdefault(place_of(topic, attempt), {}).setdefault(attempt.topic, [])
                 there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
                 continue
-            if not (why := why or _why_unwanted(run, tools, attempt, wanted)):
-                resumed.append(attempt)
+            if not why and _may_be_wanted_yet(run, tools, attempt, wanted):
+                outcomes.append(said_of(attempt, LEFT, "this plan does not name it: it stays open for one that does"))
                 continue
-            if why == _LEFT:
-                outcomes.append(said_of(attempt, LEFT, why))
+            if not (why := why or _why_unwanted(attempt, wanted)):
+                resumed.append(attempt)
                 continue
             progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is abandoned, {why}")
             outcomes.append(_abandon(run, tools, permit, topic, attempt, item, why, ownership))
@@ -107,17 +102,19 @@ def settle_attempts(
     return resumed, outcomes
 
 
-_LEFT = "this plan does not name it: its attempt stays open for one that does"
+def _may_be_wanted_yet(run: TopicRun, tools: Tools, attempt: Attempt, wanted: Mapping[int, Wanted]) -> bool:
+    """Whether a plan may still come that names an attempt which this one does not."""
+    named = attempt.condemned or attempt.ledger_id in wanted
+    return not named and tools.clock.now_ms() - attempt.since < run.context.grace
 
 
-def _why_unwanted(run: TopicRun, tools: Tools, attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
+def _why_unwanted(attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
     """Why an attempt that its topic has a place for is not to be finished; empty if it is."""
     if attempt.condemned:
         return "an earlier run had begun to remove its objects"
     asked = wanted.get(attempt.ledger_id)
     if asked is None:
-        fresh = tools.clock.now_ms() - attempt.since < run.context.grace
-        return _LEFT if fresh else "no plan has named it for the grace period"
+        return "no plan has named it for the grace period"
     here = attempt.driver, attempt.metadata, attempt.block_size
     same = (asked.driver, asked.metadata, asked.block_size) == here
     return "" if same else "the plan names another place or block size for it"
@@ -133,8 +130,10 @@ def _settle_committed(
     if canary.due(topic, committed[0].attempt):
         if permit.unloads.exhausted:
             return [said_of(one.attempt, FAILED, NO_UNLOADS) for one in committed]
-        proves = str(topic) not in run.brokers.loaded  # else it may have BookKeeper's copy open since before
-        if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=proves):
+        node, info = standing.topic_node(tools.store, topic)
+        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        # A broker that has it may have had BookKeeper's copy open since before the commit.
+        if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=not loaded):
             return unread
     done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
     record(run, tools, done)

@@ -17,17 +17,17 @@ Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 from uuid import UUID
 
-from pulsar_lifecycle.engine import attempts, control, standing
+from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.control import OwedUnload
+from pulsar_lifecycle.engine.canary import CANARY_UNLOADS, NO_UNLOADS, Canary, Copy, Unheard, read_by_broker
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import GOES
+from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record, said_of
 from pulsar_lifecycle.engine.topic_write import (
     FAILED,
     LEFT_TO_BROKER,
@@ -40,37 +40,18 @@ from pulsar_lifecycle.engine.topic_write import (
     why_loaded,
 )
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
-from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
-from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
-from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST
 from pulsar_lifecycle.plan.outcomes import (
-    OFFLOAD,
     OFFLOADED,
     PREPARED,
-    READ_THROUGH_BROKER,
     REFUSED,
     ROLLED_BACK,
-    SEEN,
 )
-from pulsar_lifecycle.ports import EntryBatch, JournalRow, MetadataStore, Node
-
-POLICY = "offload.loaded_topics"
-
-
-@dataclass(frozen=True, slots=True)
-class Offloaded:
-    """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read."""
-
-    topic: str
-    ledger_id: int
-    outcome: str
-    reason: str
-    bytes: int = 0
-    uuid: str = ""
+from pulsar_lifecycle.ports import EntryBatch, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,54 +170,6 @@ def of_context(item: LedgerInfo) -> str:
 # -------------------------------------------------------------------------------------------------------------- commit
 
 
-Place = tuple[str, str, tuple[tuple[str, str], ...]]
-"""A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
-
-
-def place_of(topic: Topic, attempt: Attempt) -> Place:
-    """Where an attempt of a topic goes; one canary stands for all of a place."""
-    return str(topic.namespace), attempt.driver.lower(), attempt.metadata
-
-
-@dataclass(slots=True)
-class Canary:
-    """What brokers have read. ``waived``: only the sandbox may. ``store``: the metadata store's fingerprint.
-
-    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
-    places that such topics were read from, by this run or any before it.
-    """
-
-    waived: bool
-    tiered_first: Collection[str] = ()
-    seen: set[Place] = field(default_factory=set[Place])
-    store: str = ""
-    unseen: dict[Place, list[str]] = field(default_factory=dict[Place, list[str]])
-    """Places that brokers could not read in this run: topics, and why."""
-    _passed: set[tuple[Place, bool]] = field(default_factory=set[tuple[Place, bool]])
-
-    def due(self, topic: Topic, attempt: Attempt) -> bool:
-        """Whether this ledger must be read through its broker before any other is committed in this run."""
-        return not self.waived and self._key(topic, attempt) not in self._passed
-
-    def passes(self, topic: Topic, attempt: Attempt) -> bool:
-        """Its broker has read this ledger; whether that shows that the place can be read, for the first time."""
-        place, proves = self._key(topic, attempt)
-        self._passed.add((place, proves))
-        new = proves and place not in self.seen
-        if new:
-            self.seen.add(place)
-        return new
-
-    def _key(self, topic: Topic, attempt: Attempt) -> tuple[Place, bool]:
-        return place_of(topic, attempt), str(topic) in self.tiered_first
-
-
-CANARY_UNLOADS = 2
-"""Unloads that a canary may take: after its commit, and after it is taken back."""
-
-NO_UNLOADS = "its broker must read it first, and this run may unload no more (trimming.max_unloads)"
-
-
 @dataclass(frozen=True, slots=True)
 class Proven:
     """An attempt whose objects were read back whole. ``detail``: what they were then, for the journal."""
@@ -349,21 +282,16 @@ def unread_by_broker(
     *,
     proves: bool = True,
 ) -> list[Offloaded]:
-    """Nothing if its broker reads the first and the last entry of the first of these; else what became of them all.
+    """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
 
-    They are of one place. ``proves``: its broker loads the topic for that, so it cannot have opened BookKeeper's copy.
+    ``proves`` as in ``canary.read_by_broker``.
     """
-    first = committed[0]
-    attempt = first.attempt
+    copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
-        read_by_broker(run, tools, permit, topic, attempt.ledger_id, first.entries)
+        why = read_by_broker(run, tools, permit, topic, copy, canary, proves=proves)
     except Unheard as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
-    except LifecycleError as error:
-        why = unread(error, attempt)
-    else:
-        if proves and canary.passes(topic, attempt):
-            record_seen(run, tools, topic, attempt, canary)
+    if not why:
         return []
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
@@ -378,100 +306,6 @@ def unread_by_broker(
     ]
     record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
     return taken_back
-
-
-def why_unseen(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, entries: int, canary: Canary
-) -> Said | None:
-    """Why no broker has shown that it can read the place of a complete offload; None once one has, in any run.
-
-    If none has yet, its own broker reads this ledger, and its topic is loaded then. A few topics are asked in a run:
-    one may be in trouble of its own. Raises Paused, LeaseLost.
-    """
-    place = place_of(topic, attempt)
-    if canary.waived or place in canary.seen:
-        return None
-    asked = canary.unseen.setdefault(place, [])
-    if len(asked) >= ASKED:
-        return Said(FAILED, f"no broker has read its place yet, of {asked[0]}")
-    permit.check(tools.store)
-    try:
-        if why := not_fresh(run, tools, permit, topic) or (NO_UNLOADS if permit.unloads.exhausted else ""):
-            return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
-        read_by_broker(run, tools, permit, topic, attempt.ledger_id, entries)
-    except STOPPING:
-        raise
-    except LifecycleError as error:
-        why = unread(error, attempt)
-        asked.append(f"{topic}: {why}")
-        return Said(FAILED, why)
-    if not canary.passes(topic, attempt):
-        return Said(FAILED, BOOKKEEPER_FIRST)
-    record_seen(run, tools, topic, attempt, canary)
-    return None
-
-
-ASKED = 3
-"""Topics whose brokers could not read a place, after which no other is asked in a run."""
-
-
-def not_fresh(run: TopicRun, tools: Tools, permit: Permit, topic: Topic) -> str:
-    """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
-
-    A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
-    A loaded topic is unloaded for that, where the policy lets it be written.
-    """
-    if why := _owed_unload(tools.store, topic):
-        return why
-    node, info = standing.topic_node(tools.store, topic)
-    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-    if not loaded:
-        return ""
-    if not run.writes_loaded(topic):
-        return f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
-    if permit.unloads.exhausted:
-        return NO_UNLOADS
-    owed = OwedUnload(topic, True, tools.clock.now_ms(), permit.guard[0])
-    control.owe_unload(tools.store, owed)
-    if failure := permit.unloads.unload(tools.admin, topic):
-        return f"its topic is owed an unload: {failure}"
-    control.settle_unload(tools.store, owed)
-    return ""
-
-
-class Unheard(Refused):
-    """A broker may have a topic as it was before it was written: nothing that it reads shows anything."""
-
-
-def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_id: int, entries: int) -> None:
-    """Have its broker read the first and the last entry of an offloaded ledger. Raises Unheard, and what it says.
-
-    A broker that still has the topic as it was before it was written reads BookKeeper: that proves nothing. Where the
-    policy does not let loaded topics be written, it must not stay loaded because of this: it is owed an unload.
-    """
-    if why := _owed_unload(tools.store, topic):
-        raise Unheard(f"whether its broker can read it is not known: {why}")
-    if not run.writes_loaded(topic):
-        control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms(), permit.guard[0]))
-    for entry_id in dict.fromkeys((0, entries - 1)):
-        tools.admin.read_entry(topic, Position(ledger_id, entry_id))
-
-
-def unread(error: LifecycleError, attempt: Attempt) -> str:
-    """Why a read through a broker has not shown that it can read this place."""
-    if isinstance(error, Unavailable):
-        return f"its broker did not answer when it was to read it from bucket {attempt.bucket}: {error}"
-    return (
-        f"its broker cannot read it from bucket {attempt.bucket}: {error} (give the brokers an offloader for "
-        f"driver {attempt.driver} and this bucket)"
-    )
-
-
-def _owed_unload(store: MetadataStore, topic: Topic) -> str:
-    """Why some broker may have a topic as it was before it was written; empty if none does."""
-    owing = [one for one in control.owed_unloads(store) if one.topic == topic]
-    watched = all(isinstance(one, OwedUnload) and not one.loaded for one in owing)
-    return "" if watched else "its topic is owed an unload"
 
 
 def take_back_topic(
@@ -501,7 +335,7 @@ def plan_take_back(
 ) -> list[Offloaded]:
     """What :func:`take_back_topic` would do; writes nothing. Reads whole in BookKeeper what may be taken back."""
     tools.store.sync("/")
-    _, info = standing.topic_node(tools.store, topic)
+    node, info = standing.topic_node(tools.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
     opened = attempts.of_ledgers(tools.store, ledger_ids)
     found: list[Offloaded] = []
@@ -515,7 +349,7 @@ def plan_take_back(
         elif ledger_id in opened:
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
         else:
-            why = not_whole_in_bookkeeper(run, tools, topic, item, permit)
+            why = _given_up_of_late(tools, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
         outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
         found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
@@ -559,10 +393,25 @@ def not_whole_in_bookkeeper(
     return ""
 
 
+BROKER_DELETES_FOR = 300_000
+"""How long (ms) after it gave a ledger up a broker may try again to delete it: three times a minute apart, whatever
+the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
+
+
+def _given_up_of_late(tools: Tools, node: Node, item: LedgerInfo) -> str:
+    """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is."""
+    if item.offload is None or not item.offload.bookkeeper_deleted:
+        return ""
+    left = node.stat.mtime + BROKER_DELETES_FOR - tools.clock.now_ms()
+    if left <= 0:
+        return ""
+    return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+
+
 def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool) -> Change:
     """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up."""
 
-    def one(item: LedgerInfo) -> Said:
+    def one(node: Node, item: LedgerInfo) -> Said:
         offload = item.offload
         if offload is None:
             return Said(ROLLED_BACK, _TAKEN_BACK)
@@ -570,13 +419,15 @@ def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, 
             return Said(FAILED, f"its topic names another offload by now, {offload.uuid}")
         if offload.bookkeeper_deleted and not given_up:
             return Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
+        if why := _given_up_of_late(tools, node, item):
+            return Said(REFUSED, why)
         if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
             return Said(FAILED, f"it stays offloaded: {problem}")
         return Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         said = dict.fromkeys(uuids, Said(FAILED, "its topic does not list it any more"))
-        said |= {item.ledger_id: one(item) for item in info.ledgers if item.ledger_id in uuids}
+        said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
         back = {ledger_id for ledger_id, word in said.items() if word.changes}
         ledgers = tuple(replace(item, offload=None) if item.ledger_id in back else item for item in info.ledgers)
         return replace(info, ledgers=ledgers), said
@@ -588,71 +439,3 @@ def without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int
     """Why the copy in BookKeeper cannot be relied on; empty if it can."""
     row = standing.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
     return trimming.copy_of(ledger_id, row, topic).problem
-
-
-# -------------------------------------------------------------------------------------------------------- the journal
-
-
-def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
-    """What became of an attempt."""
-    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
-
-
-def record(
-    run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], details: Mapping[int, Mapping[str, Any]] | None = None
-) -> None:
-    """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
-    now = tools.clock.now_ms()
-    tools.journal.record(
-        [journal_row(run.run_id, run.cluster, one, (details or {}).get(one.ledger_id, {}), now) for one in outcomes]
-    )
-
-
-def record_seen(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt, canary: Canary) -> None:
-    """A broker was seen to read this ledger where it was offloaded to: the runs after this one may know that place."""
-    namespace, driver, metadata = place_of(topic, attempt)
-    detail = {"store": canary.store, "namespace": namespace, "driver": driver, "metadata": metadata}
-    said, now = said_of(attempt, SEEN, "its broker reads it in the object store"), tools.clock.now_ms()
-    row = journal_row(run.run_id, run.cluster, said, detail, now, action=READ_THROUGH_BROKER, phase=READ_THROUGH_BROKER)
-    tools.journal.record([row])
-
-
-def seen_place(detail: str, store: str) -> Place | None:
-    """The place in the detail of a row of :func:`record_seen`; None if it is another store's, or not ours."""
-    try:
-        found = json.loads(detail)
-        if found["store"] != store:
-            return None
-        pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
-        return str(found["namespace"]), str(found["driver"]), pairs
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def journal_row(
-    run_id: str,
-    cluster: str,
-    one: Offloaded,
-    detail: Mapping[str, Any],
-    now: int,
-    *,
-    action: str = OFFLOAD,
-    phase: str = OFFLOAD,
-) -> JournalRow:
-    """The journal's row of a step of offloading a ledger, or of another ``action`` about its offload."""
-    return JournalRow(
-        run_id=run_id,
-        cluster=cluster,
-        plan_id="",
-        ledger_id=one.ledger_id,
-        component=LedgerComponent.MANAGED_LEDGER.value,
-        topic=one.topic,
-        action=action,
-        phase=phase,
-        outcome=one.outcome,
-        reason=one.reason,
-        bytes=one.bytes,
-        checksum=str(detail.get("checksum", "")),
-        detail=json.dumps({**detail, "uuid": one.uuid}, sort_keys=True),
-        at=now,
-    )

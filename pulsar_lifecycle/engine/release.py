@@ -19,11 +19,12 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
+from pulsar_lifecycle.engine.canary import Canary, Copy, Place, place_of, why_unseen
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
+from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import POLICY, Offloaded, journal_row
 from pulsar_lifecycle.engine.topic_write import (
     LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
@@ -55,12 +56,19 @@ class Due:
 
 
 def release_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, due: Sequence[Due], lag_ms: int | None
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
 ) -> list[Offloaded]:
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
-    With a lag of None or below 0 only what its topic has given up already may go. Raises Paused, LeaseLost, Refused
-    where the topic cannot be read, and what the stores raise.
+    With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
+    broker reads first, unless one is known to read its place. Raises Paused, LeaseLost, Refused where the topic cannot
+    be read, and what the stores raise.
     """
     permit.check(tools.store)
     tools.store.sync("/")
@@ -88,6 +96,10 @@ def release_topic(
             outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
         else:
             going.append(one)
+    unseen = _unseen(run, tools, permit, topic, [(one, by_id[one.ledger_id]) for one in going], canary)
+    record(run, tools, list(unseen.values()), action=RELEASE, phase=PHASE)
+    outcomes |= unseen
+    going = [one for one in going if one.ledger_id not in unseen]
     messages = [_message(topic, one, rows, tools.clock.now_ms()) for one in going]
     lengths = {one.ledger_id: one.verified.length for one in going}
     sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
@@ -107,6 +119,24 @@ def release_topic(
     _record(run, tools, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
+
+
+def _unseen(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, going: Sequence[tuple[Due, LedgerInfo]], canary: Canary
+) -> dict[int, Offloaded]:
+    """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
+    found: dict[int, Offloaded] = {}
+    asked: dict[Place, Said | None] = {}
+    for one, item in going:
+        copy = Copy.of_item(item, one.verified.entries)
+        assert copy is not None  # its offload is complete: _obstacle
+        place = place_of(topic, copy)
+        if place not in asked:
+            asked[place] = why_unseen(run, tools, permit, topic, copy, canary)
+        if said := asked[place]:
+            why = f"its copy in BookKeeper stays: {said.reason}"
+            found[one.ledger_id] = Offloaded(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +163,7 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
     offload = item.offload if item else None
     if item is None:
         return "its topic does not list it any more"
-    if offload is None or not offload.complete:
+    if Copy.of_item(item, 0) is None or offload is None:
         return "its offload is not complete"
     if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
         return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
@@ -197,7 +227,6 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
 def _record(
     run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
-    now = tools.clock.now_ms()
     uuids = {one.ledger_id: str(one.location.uuid) for one in due}
     proof = {
         one.ledger_id: {
@@ -207,19 +236,8 @@ def _record(
         }
         for one in due
     }
-    tools.journal.record(
-        [
-            journal_row(
-                run.run_id,
-                run.cluster,
-                replace(one, uuid=uuids[one.ledger_id]),
-                proof[one.ledger_id],
-                now,
-                action=RELEASE,
-                phase=PHASE,
-            )
-            for one in outcomes
-        ]
+    record(
+        run, tools, [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes], proof, action=RELEASE, phase=PHASE
     )
 
 

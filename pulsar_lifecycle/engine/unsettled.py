@@ -111,7 +111,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     """Objects of offloaded copies that are gone for good: ``s3://BUCKET/KEY`` -> the row of the run that deleted it.
 
     ``rows`` are a cluster's journal in the order of its time; those of other actions do not count. What a run was about
-    to delete is its own unless the next word on that copy says otherwise: a run may die, or get no answer.
+    to delete is its own unless a later word of one that looked at them says otherwise: a run may die, or get no answer.
     """
     said: dict[int, list[Mapping[str, Any]]] = {}
     last: dict[str, Mapping[str, Any]] = {}
@@ -125,7 +125,8 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
     def lost(row: Mapping[str, Any]) -> bool:
         words = [one for one in said.get(row["ledger_id"], ()) if one["at"] >= row["at"] and _same_copy(one, row)]
-        return not words or any(one["outcome"] in (DELETED, GONE) for one in words)
+        gone = any(one["outcome"] in (DELETED, GONE) for one in words)
+        return gone or not any("objects" in _detail(one) for one in words)
 
     return {name: row for name, row in last.items() if lost(row)}
 

@@ -28,9 +28,9 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from pulsar_lifecycle.engine.canary import SEEN_FOR, Place, seen_of_late
 from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.engine.offload_proof import Verified
-from pulsar_lifecycle.engine.offloading import Place, seen_place
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.engine.unsettled import SAID, lost_copies, unsettled
@@ -51,6 +51,7 @@ from pulsar_lifecycle.plan.outcomes import (
     RELEASE,
     SEEN,
     SENT,
+    UNSEEN,
     VERIFIED,
 )
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
@@ -253,11 +254,11 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
     return found
 
 
-def seen_places(lake: str, cluster: str, store: str) -> set[Place]:
-    """Where brokers of this metadata store (its fingerprint) were seen to read offloaded ledgers."""
+def seen_places(lake: str, cluster: str, store: str, now: int) -> set[Place]:
+    """Where brokers of this metadata store (its fingerprint) were seen to read offloaded ledgers, of late (ms)."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
-    found = {seen_place(detail, store) for detail in _outcomes(lake, SEEN, 0, mine).column("detail").to_pylist()}
-    return {place for place in found if place}
+    rows = [row for outcome in (SEEN, UNSEEN) for row in _outcomes(lake, outcome, now - SEEN_FOR, mine).to_pylist()]
+    return seen_of_late(rows, store, now)
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

@@ -60,7 +60,8 @@ READ_THROUGH_BROKER = "read-through-broker"
 """Action, and phase: having a broker read an offloaded ledger; ``detail`` has where it is."""
 
 SEEN = "seen"
-"""Outcome of action ``read-through-broker``: it read it, and it reads the object store first."""
+UNSEEN = "unseen"
+"""Outcomes of action ``read-through-broker``: it read it, and it reads the object store first; it did not read it."""
 
 ABORT_UPLOAD = "abort-upload"
 """Action, and phase: dropping an upload that an offload run of ours left behind."""

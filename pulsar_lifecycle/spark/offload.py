@@ -10,6 +10,7 @@ once and a crash costs at most one wave's work.
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,13 +23,15 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import attempts, control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.canary import Canary
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.cut_off import Ownership, drop_uploads, settle_attempts
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
+from pulsar_lifecycle.engine.offload_words import Offloaded, journal_row, record, said_of
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import Canary, Offloaded, Proven, Wanted, why_unseen
+from pulsar_lifecycle.engine.offloading import CanaryFailed, Proven, Wanted
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
@@ -159,7 +162,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             canary = Canary(
                 settings.offload.waive_canary,
                 {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
-                seen_places(cluster.lake.location, run.cluster, fingerprint),
+                seen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
                 fingerprint,
             )
             lags = {name: policy.deletion_lag_ms for name, (policy, _) in now_in_force.items()}
@@ -257,8 +260,8 @@ class _Work:
             attempt, verified = answer.item.attempt, answer.verified
             if verified is None:
                 reason = f"{answer.reason}; nothing says that it is offloaded: run again, which goes on with it"
-                failed = _said(attempt, FAILED, reason)
-                offloading.record(self._run, self._tools, [failed])
+                failed = said_of(attempt, FAILED, reason)
+                record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
                 one = Proven(attempt, verified.entries, verified.length, asdict(verified))
@@ -286,40 +289,27 @@ class _Work:
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Read the offloaded copies back whole once more; then give up those in BookKeeper."""
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
-        whole: dict[str, list[tuple[Attempt, release.Due]]] = {}
+        whole: dict[str, list[release.Due]] = {}
         again = [_as_attempt(row, self._cluster.settings) for row in wave]
         items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
         for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress):
             attempt = answer.item.attempt
             if answer.verified is None:
-                self._stays(attempt, f"its offloaded copy is not proven: {answer.reason}")
+                why = f"its copy in BookKeeper stays: its offloaded copy is not proven: {answer.reason}"
+                stays = said_of(attempt, FAILED, why)
+                record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=release.PHASE)
+                self.outcomes.append(stays)
             else:
                 due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
-                whole.setdefault(attempt.topic, []).append((attempt, due))
-        for name, some in whole.items():
+                whole.setdefault(attempt.topic, []).append(due)
+        for name in random.sample(list(whole), len(whole)):  # else the same sick topics are asked for a place each time
             topic = Topic.parse(name)
-            self._guarded(topic, lambda topic=topic, some=some: self._release(topic, some))
-
-    def _release(self, topic: Topic, proven: Sequence[tuple[Attempt, release.Due]]) -> list[Offloaded]:
-        going: list[release.Due] = []
-        for attempt, due in proven:
-            entries = due.verified.entries
-            if said := why_unseen(self._run, self._tools, self._permit, topic, attempt, entries, self._canary):
-                self._stays(attempt, said.reason, said.outcome)
-            else:
-                going.append(due)
-        lag = self._lags[str(topic)]
-        return release.release_topic(self._run, self._tools, self._permit, topic, going, lag) if going else []
-
-    def _stays(self, attempt: Attempt, why: str, outcome: str = FAILED) -> None:
-        """The copy in BookKeeper stays."""
-        stays = _said(attempt, outcome, f"its copy in BookKeeper stays: {why}")
-        self.outcomes.append(stays)
-        now, run = self._tools.clock.now_ms(), self._run
-        row = offloading.journal_row(
-            run.run_id, run.cluster, stays, {}, now, action=RELEASE_ACTION, phase=release.PHASE
-        )
-        self._tools.journal.record([row])
+            self._guarded(
+                topic,
+                lambda topic=topic, some=whole[name]: release.release_topic(
+                    self._run, self._tools, self._permit, topic, some, self._lags[str(topic)], self._canary
+                ),
+            )
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
@@ -330,7 +320,7 @@ class _Work:
         """``work`` about one topic; an error that concerns it alone becomes its outcome. A failed canary stops all."""
         try:
             self.outcomes += work()
-        except (*STOPPING, offloading.CanaryFailed):
+        except (*STOPPING, CanaryFailed):
             raise
         except Refused as refusal:
             self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))
@@ -457,9 +447,9 @@ class _Task:
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
-        said = replace(_said(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
+        said = replace(said_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
         now = SystemClock().now_ms()
-        row = offloading.journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
+        row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
         FileJournal(self.settings.lake.path).record([row])
         return verified
 
@@ -512,10 +502,6 @@ def _as_attempt(row: Row, settings: Settings) -> Attempt:
         "",
         0,
     )
-
-
-def _said(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
-    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
 
 
 def _by_topic(rows: Sequence[Row]) -> list[tuple[Topic, list[Row]]]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
-from pulsar_lifecycle.engine.offloading import POLICY, Offloaded
+from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import managed_ledger

@@ -74,7 +74,7 @@ class Policies:
         own, namespace = str(topic.partitioned_parent), str(topic.namespace)
         if own in self.by_topic:
             return *self.by_topic[own], self.left_out.get(own, "")
-        return *self.by_namespace[namespace], self.left_out.get(namespace, "")
+        return *self.by_namespace[namespace], self.left_out.get(own) or self.left_out.get(namespace, "")
 
 
 def make_offload_plan(
@@ -279,17 +279,16 @@ def _policies(
         }
         asked = {*namespaces, *settings.offload.namespaces}
         found = {name: one for name, one in found.items() if name in asked or (one[0].driver and one[0].automatic)}
-        if broker.get("topicLevelPoliciesEnabled") == "false":
-            by_topic = dict[str, tuple[OffloadPolicy, Retention]]()
-        else:
-            by_topic = _of_topics(
-                admin, _topics_with_policies(cluster, epoch, found) if topics is None else topics, documents, broker
-            )
+        by_topic, unknown = dict[str, tuple[OffloadPolicy, Retention]](), list[str]()
+        if broker.get("topicLevelPoliciesEnabled") != "false":
+            some = _topics_with_policies(cluster, epoch, found) if topics is None else topics
+            by_topic, unknown = _of_topics(admin, some, documents, broker)
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
     if len(left_out) == len(in_use):
         problems, said = [*problems, *said], []
+    left_out |= dict.fromkeys(unknown, "the brokers say that it does not exist: its own policies are unknown")
     return Policies(found, by_topic, left_out, tuple(problems), (*said, *unproven(in_use)))
 
 
@@ -351,20 +350,23 @@ def _of_topics(
     topics: Mapping[str, Sequence[Topic]],
     documents: Mapping[str, Mapping[str, Any]],
     broker: Mapping[str, str],
-) -> dict[str, tuple[OffloadPolicy, Retention]]:
+) -> tuple[dict[str, tuple[OffloadPolicy, Retention]], list[str]]:
+    """Those that have policies of their own, and of which that is not known."""
     found: dict[str, tuple[OffloadPolicy, Retention]] = {}
+    unknown: list[str] = []
     for namespace, some in topics.items():
         for topic in some:
             try:
                 own = admin.topic_policies(topic, _TOPIC_POLICIES)
-            except NotFound:  # deleted meanwhile
+            except NotFound:  # deleted meanwhile, or a broker that does not know it yet
+                unknown.append(str(topic))
                 continue
             if own:
                 found[str(topic)] = (
                     in_force(own.get("offloadPolicies"), documents[namespace], broker),
                     retention_in_force(own.get("retention"), documents[namespace], broker),
                 )
-    return found
+    return found, unknown
 
 
 def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:

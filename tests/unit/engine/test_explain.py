@@ -453,7 +453,10 @@ def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: Worl
     world.history = replace(world.history, journal=(begun,))
     (note,) = world.explain(7).notes
     assert note.startswith("run run-9 was the last to delete an offloaded copy of it, which no undo brings back")
-    there = journalled("retrying", 2) | {"action": DELETE_OFFLOADED}
+    unasked = journalled("waiting", 2) | {"action": DELETE_OFFLOADED}
+    world.history = replace(world.history, journal=(begun, unasked))
+    assert len(world.explain(7).notes) == 1
+    there = journalled("retrying", 2) | {"action": DELETE_OFFLOADED, "detail": '{"objects": []}'}
     world.history = replace(world.history, journal=(begun, there))
     assert world.explain(7).notes == ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,21 +15,13 @@ import pytest
 
 from pulsar_lifecycle.engine import attempts, control, offloading, standing
 from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.canary import ASKED, SEEN_FOR, Canary, Copy, Place, seen_of_late, why_unseen
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.cut_off import Ownership, remove_objects, settle_attempts
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.offloading import (
-    ASKED,
-    Canary,
-    CanaryFailed,
-    Offloaded,
-    Place,
-    Proven,
-    Wanted,
-    seen_place,
-    why_unseen,
-)
+from pulsar_lifecycle.engine.offload_words import Offloaded
+from pulsar_lifecycle.engine.offloading import CanaryFailed, Proven, Wanted
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
@@ -527,7 +519,7 @@ def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
     canary = Canary(False)
     ((attempt,), _) = scene.session().begin(scene.ids[:1])
     assert canary.due(TOPIC, attempt)
-    canary.passes(TOPIC, attempt)
+    canary.passed(TOPIC, Copy.of_attempt(attempt, 1))
     assert not canary.due(OTHER, attempt)
     assert canary.due(Topic.parse("persistent://acme/else/x"), attempt)
     assert canary.due(TOPIC, replace(attempt, metadata=(("bucket", "b"),)))
@@ -812,7 +804,7 @@ def test_a_z_node_that_never_comes_to_rest() -> None:
         session.commit(proven)
     assert scene.complete == []
     assert scene.broker.version == scene.version
-    assert scene.owed == [True]  # whoever comes next unloads it, needed or not
+    assert scene.owed == []  # nothing was written
     scene.proceed(())
     assert scene.owed == []
 
@@ -938,7 +930,7 @@ def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     assert all(item.offload is None for item in scene.info.ledgers)
     assert scene.open_attempts == scene.wanted
     assert (scene.broker.memory, scene.owed) == (None, [])
-    assert scene.rows[-2:] == [(scene.ids[0], OFFLOADED), (scene.ids[0], ROLLED_BACK)]
+    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, "unseen", ROLLED_BACK)]
     scene.cluster.wait(1)
     assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
@@ -1387,6 +1379,12 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
         scene.offload(given_up, replace(offloads[given_up], bookkeeper_deleted=True))  # type: ignore[type-var]
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
+    for dry_run in (True, False):
+        (found,) = [one for one in taken_back(scene, dry_run=dry_run) if one.ledger_id == first]
+        assert (found.outcome, "its broker be deleting it: again in 30" in found.reason) == (REFUSED, True)
+    scene.offload(third, offloads[third])
+    scene.cluster.wait(1)
+    before = scene.info
     found = {one.ledger_id: (one.outcome, one.reason) for one in taken_back(scene, dry_run=True)}
     assert found[first][0] == "goes"  # nobody has deleted it yet, and no deletion run is at it
     assert found[second] == (REFUSED, "BookKeeper does not have it: a dangling reference")
@@ -1661,17 +1659,32 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
         offloading.commit_topic(session.run, session.tools, session.permit, OTHER, proven, session.canary)
 
 
+def words(scene: Scene) -> list[dict[str, Any]]:
+    """What the journal has of reads through brokers."""
+    return [asdict(row) for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+
+
+HERE: Place = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
+
+
 def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
-    (row,) = [row for row in scene.cluster.journal.rows if row.outcome == "seen"]
-    assert seen_place(row.detail, "") == (str(TOPIC.namespace), "aws-s3", PLACE)
-    assert seen_place(row.detail, "another store") is None
-    assert [seen_place(detail, "") for detail in ("", "[]", "{}", '{"store": "", "metadata": 1}')] == [None] * 4
+    (row,) = words(scene)
+    now = scene.cluster.clock.now_ms()
+    assert seen_of_late([row], "", now) == {HERE}
+    assert seen_of_late([row], "another store", now) == set()
+    assert seen_of_late([row], "", row["at"] + SEEN_FOR + 1) == seen_of_late([row], "", row["at"] - 1) == set()
+    no = {**row, "outcome": "unseen"}
+    assert seen_of_late([no, row], "", now) == seen_of_late([row, {**no, "at": now + 1}], "", now + 1) == set()
+    assert seen_of_late([no, {**row, "at": now + 1}], "", now + 1) == {HERE}
+    for detail in ("", "[]", "{}", '{"store": "", "metadata": 1}'):
+        assert seen_of_late([{**row, "detail": detail}], "", now) == set()
 
 
-def unseen(scene: Scene, session: Session) -> str:
-    attempt = Attempt(scene.ids[0], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
-    said = why_unseen(session.run, session.tools, session.permit, TOPIC, attempt, 1, session.canary)
+def unseen(scene: Scene, session: Session, ledger: int = 0) -> str:
+    copy = Copy.of_item(scene.items[scene.ids[ledger]], 1)
+    assert copy
+    said = why_unseen(session.run, session.tools, session.permit, TOPIC, copy, session.canary)
     return said.reason if said else ""
 
 
@@ -1690,7 +1703,7 @@ def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Sc
     assert scene.broker.memory is not None
     scene.broker.reads = False
     assert unseen(scene, session) == ""  # once is enough, in this run and after it
-    scene.seen = {(str(TOPIC.namespace), "aws-s3", PLACE)}
+    scene.seen = {HERE}
     assert unseen(scene, scene.session_again()) == ""
 
 
@@ -1719,11 +1732,13 @@ def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
     scene.broker.reads = False
     session = scene.session_again()
     assert "its broker cannot read it from bucket" in unseen(scene, session)
-    assert len(session.canary.unseen) == 1
-    for asked in session.canary.unseen.values():
-        asked *= ASKED
+    assert seen_of_late(words(scene), "", scene.cluster.clock.now_ms()) == set()
     scene.broker.reads = True
-    assert unseen(scene, session).startswith(f"no broker has read its place yet, of {TOPIC}: its broker cannot read it")
+    assert "its broker cannot read it from bucket" in unseen(scene, session)  # each topic is asked once
+    (asked,) = session.canary.unseen.values()
+    said = asked.pop(TOPIC)
+    asked |= {Topic.parse(f"persistent://acme/orders/{n}"): said for n in range(ASKED)}
+    assert unseen(scene, session).startswith("no broker has read its place yet, of persistent://acme/orders/0: its b")
     scene.broker.unload(TOPIC)
     scene.cluster.admin.loaded.clear()
     scene.cluster.wait(1)
@@ -1731,6 +1746,58 @@ def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
     assert "did not answer" in unseen(scene, scene.session_again())
     scene.limit, scene.loaded_topics = 0, True
     assert "max_unloads" in unseen(scene, scene.session_again())
+
+
+def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
+    cut_off_after_the_commit(scene)
+    scene.broker.reads = False
+    scene.seen = {HERE}
+    scene.cluster.wait(1)
+    session = scene.session_again()
+    _, found = session.settle(())
+    assert set(outcomes(found).values()) == {ROLLED_BACK}
+    assert session.canary.seen == set()
+    assert [row["outcome"] for row in words(scene)] == ["unseen"]
+
+
+def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> None:
+    """It is taken back, or made anew, while its broker is asked: what was read then is BookKeeper's copy."""
+    offloaded_without_a_canary(scene)
+    session = scene.session_again()
+    read = scene.cluster.admin.on_read
+
+    def taken_back_meanwhile(topic: Topic, position: Position) -> None:
+        scene.offload(scene.ids[0], None)
+        read(topic, position)
+
+    copy = Copy.of_item(scene.items[scene.ids[0]], 1)
+    assert copy
+    scene.cluster.admin.on_read = taken_back_meanwhile
+    said = why_unseen(session.run, session.tools, session.permit, TOPIC, copy, session.canary)
+    assert said
+    assert "names another offload by now" in said.reason
+    assert (session.canary.seen, words(scene)) == (set(), [])
+
+
+@pytest.mark.parametrize("silence", ["", "broker-2 does not answer"])
+def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene: Scene, silence: str) -> None:
+    cut_off_after_the_commit(scene)
+    scene.cluster.wait(0 if not silence else 1)
+    scene.silence = silence
+    session = scene.session_again()
+    _, found = session.settle(())
+    assert set(outcomes(found).values()) == {OFFLOADED}
+    assert (session.canary.seen, words(scene)) == (set(), [])
+
+
+def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) -> None:
+    offloaded_without_a_canary(scene)
+    session = scene.session_again()
+    scene.store.before = lambda operation: raising(StoreError("no quorum"))() if operation.name == "create" else None
+    assert unseen(scene, session) == (
+        "no broker has read its place yet: whether its broker can read it is not known: no quorum"
+    )
+    assert not any(session.canary.unseen.values())
 
 
 def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:

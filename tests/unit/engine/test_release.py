@@ -14,12 +14,13 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, owners, release, standing
 from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.canary import Canary
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.offload_proof import Verified
+from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.offloading import Offloaded
 from pulsar_lifecycle.engine.release import Due
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
@@ -41,7 +42,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, LEFT, MARKED, REFUSED, RELEASED, RETRYING, WAITING
 from tests.fakes.metadata_store import Operation
@@ -113,6 +114,7 @@ class Scene:
         self.limit = 500
         self.tick: Callable[[str], None] = lambda name: None
         self.permit: Permit | None = None
+        self.canary = Canary(waived=True)
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -225,7 +227,7 @@ class Scene:
             found = list(due) or [
                 self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
             ]
-            said = release.release_topic(replace(run, **changes), tools, permit, TOPIC, found, lag)
+            said = release.release_topic(replace(run, **changes), tools, permit, TOPIC, found, lag, self.canary)
             settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
             return {one.ledger_id: one for one in said}
         finally:
@@ -278,6 +280,53 @@ def on_write(scene: Scene, act: Callable[[], object], when: str = "before", time
         return store
 
     scene.cluster.open_store = opened  # type: ignore[method-assign]
+
+
+# ------------------------------------------------------------------------------------------------ what brokers can read
+
+
+def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
+    scene = Scene()
+    asked: list[int] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(position.ledger_id)
+        raise StoreError("500 UnsupportedOperationException: no offloader")
+
+    scene.cluster.admin.on_read = read
+    scene.canary = Canary(False, [str(TOPIC)])
+    said = scene.release()
+    assert {one.reason.partition(" (")[0] for one in said.values()} == {
+        f"its copy in BookKeeper stays: its broker cannot read it from bucket {BUCKET}: "
+        "500 UnsupportedOperationException: no offloader"
+    }
+    assert (asked, scene.given_up, scene.waiting) == (scene.due[:1], [], 0)
+    assert [outcome for _, phase, outcome in scene.rows if phase == "release"] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])
+def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil: str) -> None:
+    """What it reads would stand for all that is in the place, and none of it would be read."""
+    scene = Scene()
+    first, second = scene.due
+    proven = scene.proven(first, scene.uuids[first]), scene.proven(second, scene.uuids[second])
+    info = scene.info
+    ledgers = {item.ledger_id: item for item in info.ledgers}
+    if spoil == "taken back":
+        changed = [replace(item, offload=None) for item in ledgers.values()]
+    elif spoil == "offloaded anew":
+        changed = [
+            replace(item, offload=item.offload and replace(item.offload, uuid=uuid4())) for item in ledgers.values()
+        ]
+    else:
+        changed = [ledgers[first]]
+    scene.cluster.put(scene.path, managed_ledger.encode(replace(info, ledgers=tuple(changed))))
+    scene.cluster.wait(1)
+    asked: list[int] = []
+    scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release(*proven)).values()) == {REFUSED}
+    assert (asked, scene.canary.seen, scene.given_up) == ([], set(), [])
 
 
 # -------------------------------------------------------------------------------------------------------- the whole way

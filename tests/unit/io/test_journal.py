@@ -154,6 +154,7 @@ def test_what_a_run_deleted_of_offloaded_copies_is_named(tmp_path):
         ([], "run-1"),
         ([("run-2", "gone")], "run-1"),
         ([("run-1", "retrying")], ""),
+        ([("run-2", "waiting")], "run-1"),
         ([("run-1", "retrying"), ("run-2", "gone")], "run-1"),
         ([("run-1", "retrying"), ("run-2", "deleting"), ("run-2", "deleted")], "run-2"),
         ([("run-1", "deleted"), ("run-2", "kept")], "run-1"),
@@ -171,7 +172,7 @@ def test_an_offloaded_copy_is_lost_to_the_run_that_was_about_to_delete_it(tmp_pa
             run_id=run_id,
             phase="archive" if outcome == "deleting" else "delete",
             outcome=outcome,
-            detail=begun.detail if outcome in ("deleting", "deleted") else json.dumps(copy),
+            detail=begun.detail if outcome in ("deleting", "deleted", "retrying") else json.dumps(copy),
             at=NOON + n,
         )
         for n, (run_id, outcome) in enumerate(words, 1)

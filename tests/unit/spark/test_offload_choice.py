@@ -11,7 +11,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.engine.offloading import Offloaded
+from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE
