@@ -287,18 +287,33 @@ def delete_schema(world: World) -> str | None:
     return f"schema {schema_id} is deleted"
 
 
+def _version(world: World, topic: ModelTopic) -> int:
+    stat = world.zookeeper.stat(world.topic_path(topic.name))
+    return stat.version if stat else 0
+
+
 def delete_topic(world: World) -> str | None:
     topic = _pick(world)
     if topic is None:
         return None
+    if world.random.random() < 0.4 and not world.full():
+        return recreate(world, topic, loads=world.random.random() < 0.6)
     world.delete_topic(topic)
-    again = world.random.random() < 0.4 and not world.full()
-    if again:
-        world.model.topics[topic.name] = fresh = ModelTopic(topic.name)
-        world.store(fresh)
-        if world.random.random() < 0.6:
-            world.load(fresh)
-    return f"{topic.name} is deleted{' and created again' if again else ''}"
+    return f"{topic.name} is deleted"
+
+
+def recreate(world: World, topic: ModelTopic, *, loads: bool) -> str:
+    """Its z-node comes to the version that the old one had, if its ledgers are gone: a broker deletes those first."""
+    before = _version(world, topic)
+    world.delete_topic(topic)
+    world.model.topics[topic.name] = fresh = ModelTopic(topic.name)
+    world.store(fresh)
+    if loads:
+        world.load(fresh)
+    if topic.ledgers and not any(map(world.exists, topic.ledgers)):
+        for _ in range(_version(world, fresh), before):
+            world.store(fresh)
+    return f"{topic.name} is deleted and created again"
 
 
 def delete_namespace(world: World) -> str | None:

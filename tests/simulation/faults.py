@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from tests.simulation import acts
 from tests.simulation.operator import ExecutorLost, Operator
 from tests.simulation.ports import Injection, Interceptor, crash
-from tests.simulation.world import HOUR, World
+from tests.simulation.world import HOUR, ModelTopic, World
 
 NAMES = {
     "F1": "crash before or after a call of a port",
@@ -252,6 +252,20 @@ def lost_at_the_compare_and_set(random: Random, count: Callable[[str], None]) ->
         broken(call)
 
     return Injection("lost", ("store.write",), 1, random.choice(["before", "after", "after"]), act)
+
+
+def recreated_at_the_compare_and_set(
+    world: World, trimmed: Callable[[], ModelTopic | None], count: Callable[[str], None]
+) -> Injection:
+    """The topic that is trimmed is deleted and created again right before its z-node is written."""
+
+    def act(call: str) -> None:
+        topic = trimmed()
+        if topic is not None and not topic.away and not topic.shadow_of and not world.full():
+            count("F7")
+            acts.recreate(world, topic, loads=False)
+
+    return Injection("recreated", ("store.write",), 1, "before", act)
 
 
 def code_of(done: str) -> str:

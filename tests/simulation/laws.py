@@ -63,6 +63,7 @@ class Laws:
         self.paused_at: dict[int, int] = {}
         self.namespaces: set[str] = set()
         self.sources: set[str] = set()
+        self.ever_sources: set[str] = set()
         self.marked_copies: set[tuple[int, str]] = set()
         self.counters: dict[str, Counters] = {}
         self.unreachable: dict[str, tuple[int, frozenset[UUID]]] = {}
@@ -144,6 +145,10 @@ class Laws:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
 
+    def _shadowed(self) -> set[str]:
+        """Topics that a shadow topic reads from now, whether a scan has seen that or not."""
+        return {topic.shadow_of for topic in self.world.model.topics.values()}
+
     def _owner_forbids(self, topic: str) -> str:
         world = self.world
         namespace = topic.partition("://")[2].rpartition("/")[0]
@@ -157,7 +162,7 @@ class Laws:
         local = topic.rpartition("/")[2]
         if local.startswith("__transaction_log_") or (local.startswith("__") and not self.system_topics):
             return "it is of a system topic"
-        if topic in {t.shadow_of for t in world.model.topics.values()} & self.sources:
+        if topic in self._shadowed() & self.sources:
             return "it is of a shadow topic's source"
         return ""
 
@@ -328,7 +333,7 @@ class Laws:
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == DELETE_LEDGER
-        new = shared or (not why and (changed or self._forbids(topic)))
+        new = shared or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
         if row.outcome in (DELETED, GONE) or row.phase == "undo" or (row.outcome in (KEPT, REFUSED) and new):
             del self.taken[key]
 
@@ -364,6 +369,8 @@ class Laws:
     def about_to_record(self, rows: Sequence[JournalRow]) -> None:
         """Judge what the journal is told."""
         self._forget_what_is_needed()
+        trace = self.world.trace
+        back = trace is not None and self.world.restored_at >= trace.started  # a restore changed all since
         for row in rows:
             self._forget_what_ended(row)
             if row.phase == "mark" and row.outcome == "marked":
@@ -373,14 +380,13 @@ class Laws:
                 left = [o for o in json.loads(row.detail)["objects"] if o["key"] in self.world.buckets.objects[BUCKET]]
                 if left:
                     raise Violation(f"I4: the journal says that {left[0]['key']} is deleted, and it is there")
-            if row.phase == "undo" and row.outcome == "restored" and not self.world.reader.payloads.get(row.ledger_id):
+            whole = back or self.world.reader.payloads.get(row.ledger_id)
+            if row.phase == "undo" and row.outcome == "restored" and not whole:
                 raise Violation(f"the journal says that {row.ledger_id} is restored, and no bookie has its entries")
             if row.phase != "delete" or row.ledger_id < 0 or row.action != "delete-ledger":
                 continue
             there = self.world.exists(row.ledger_id)
-            trace = self.world.trace
             mine = trace is not None and row.ledger_id in trace.deleted
-            back = trace is not None and self.world.restored_at >= trace.started  # a restore brought it back since
             if row.outcome == DELETED and there and not back:
                 raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
             told = (*rows, *self.world.journal.rows)  # another message about it, perhaps another task's

@@ -11,7 +11,17 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import deletion, history, inventory, offloaded, owners, standing, topic_deletion, unsettled
+from pulsar_lifecycle.engine import (
+    deletion,
+    history,
+    inventory,
+    offloaded,
+    owners,
+    standing,
+    topic_deletion,
+    topic_write,
+    unsettled,
+)
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
@@ -328,6 +338,11 @@ def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     return patch.object(trimming, "intent_rule", lambda topic, context: "")
 
 
+def whatever_is_beside() -> AbstractContextManager[Any]:
+    """A topic's z-node is written by its version alone."""
+    return patch.object(topic_write.TopicWrite, "_witness", lambda self, node: "")
+
+
 @contextmanager
 def take_off_system_topics() -> Iterator[None]:
     """The first phase asks for its own setting of system topics alone."""
@@ -416,6 +431,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete objects whatever their age and origin": copies_unseen,
     "take ledgers off lists whose offloaded copies no run deletes": take_any_copy,
     "take ledgers off lists beside an open ledger that leaked": take_beside_open_ledgers,
+    "write topics that were created again meanwhile": whatever_is_beside,
     "take ledgers off lists of system topics that deletion runs keep": take_off_system_topics,
     "delete topics before their messages are sent": delete_topics_at_once,
     "undo without asking the bookies": undo_without_asking,

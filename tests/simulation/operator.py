@@ -27,6 +27,7 @@ from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, open_copies, open_marks
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.coverage import Epoch
@@ -118,6 +119,7 @@ class Operator:
         laws.system_topics = self.policy.system_topics
         self.runs = self.depth = 0
         self.running: Run | None = None
+        self.trimmed = Topic.parse("persistent://acme/orders/none")
         self.spoiled: Callable[[], str] = lambda: ""
         self.between: Callable[[Run, Trace], None] | None = None
 
@@ -155,6 +157,7 @@ class Operator:
         unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
         self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
         self.laws.namespaces = namespaces
+        self.laws.ever_sources |= sources
         if found.epoch.covered:
             self.laws.sources = sources
         self.laws.looked(open_leaks)
@@ -230,6 +233,7 @@ class Operator:
         ready = [t for t in topics if passed[t.name] > t.ledgers[0] and not t.shadow_of and not t.away]
         topic = self.random.choice((ready or topics[:1]) * 9 + topics)
         order = TrimOrder(topic.name, up_to=self.random.choice(topic.ledgers[1:]))
+        self.trimmed = topic.name
         self.world.trace = None
         with self._adapters():
             done = phase_one.trim(self.cluster, self._run_id("trim"), [order], dry_run=False)

@@ -265,7 +265,11 @@ class _Schedule:
         operator.between = None
         if random.random() < faulty and what not in ("pause", "resume"):
             interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
-            if what == "trim" and random.random() < 0.6:
+            at_the_write = random.random() if what == "trim" else 1
+            if at_the_write < 0.1:
+                trimmed = lambda: world.model.topics.get(operator.trimmed)  # noqa: E731
+                interceptor.injections = [faults.recreated_at_the_compare_and_set(world, trimmed, self._count)]
+            elif at_the_write < 0.6:
                 interceptor.injections = [faults.lost_at_the_compare_and_set(random, self._count)]
             if random.random() < 0.15:
                 lost = faults.executor_lost(random, interceptor, self._count)

@@ -564,14 +564,14 @@ class World(SimulatedCluster):
             self.remove(self.topic_path(topic.name))
 
     def delete_topic(self, topic: ModelTopic) -> None:
-        """As a broker does it: z-nodes first, then each ledger, or not."""
+        """As a broker does it: no z-node goes before its ledgers did; those of cursors, or not."""
         if topic.loaded:
             self.unload(topic)
         self.vanish(topic)
         del self.model.topics[topic.name]
         self._relist(topic.name)
         for ledger in topic.ledgers:
-            self.drop(ledger)
+            self.drop(ledger, leak=0)
             self.drop_copy(topic.offloaded.get(ledger), ledger)
         for cursor in topic.cursors.values():
             for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
