@@ -174,13 +174,19 @@ def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
     return frozenset(uuid for uuid, _ in _attempts(_outcomes(lake, SENT, 0, mine)))
 
 
-def deleted_copies(lake: str, cluster: str, run_id: str) -> list[str]:
-    """What a run deleted of offloaded copies, ``s3://BUCKET/KEY``: no archive holds them; :func:`lost_copies`."""
+def deleted_copies(lake: str, cluster: str, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[str]:
+    """What a run, or any run of these ledgers, deleted of offloaded copies, ``s3://BUCKET/KEY``; :func:`lost_copies`.
+
+    No archive holds them.
+    """
     mine = (pc.field("cluster") == cluster) & _OFFLOADED
-    ids = _scan(lake, JOURNAL, JOURNAL_SCHEMA, mine & (pc.field("run_id") == run_id), ["ledger_id"])
-    about = mine & pc.is_in(pc.field("ledger_id"), ids.column("ledger_id").combine_chunks())
+    ids: Any = pa.array(sorted(ledger_ids), pa.int64())
+    if run_id:
+        its = mine & (pc.field("run_id") == run_id)
+        ids = _scan(lake, JOURNAL, JOURNAL_SCHEMA, its, ["ledger_id"]).column("ledger_id").combine_chunks()
+    about = mine & pc.is_in(pc.field("ledger_id"), ids)
     rows = _scan(lake, JOURNAL, JOURNAL_SCHEMA, about).sort_by("at").to_pylist()
-    return sorted(name for name, row in lost_copies(rows).items() if row["run_id"] == run_id)
+    return sorted(name for name, row in lost_copies(rows).items() if not run_id or row["run_id"] == run_id)
 
 
 def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:

@@ -53,7 +53,7 @@ class Request:
 class Result:
     """What became of each ledger that the archive holds; ``not_archived`` are those of the request it does not.
 
-    ``lost_objects``: what the run deleted of offloaded copies, which nothing brings back.
+    ``lost_objects``: what was deleted of offloaded copies, which nothing brings back.
     """
 
     ledgers: list[Undone]
@@ -70,7 +70,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     settings, clock = cluster.settings, SystemClock()
     lake = settings.lake.path
     rows = last_archived(lake, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
-    lost = tuple(deleted_copies(lake, settings.cluster, request.run_id)) if request.run_id else ()
+    lost = tuple(deleted_copies(lake, settings.cluster, request.run_id, request.ledger_ids))
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
     with (
         KazooStore(settings.zookeeper, read_only=request.dry_run) as store,

@@ -145,6 +145,7 @@ def test_what_a_run_deleted_of_offloaded_copies_is_named(tmp_path):
     )
     lost = ["s3://b/u-ledger-1", "s3://b/u-ledger-1-index", "the copy of ledger 2"]
     assert deleted_copies(str(tmp_path), "sandbox", "run-1") == lost
+    assert deleted_copies(str(tmp_path), "sandbox", ledger_ids=[2, 3, 99]) == lost[2:]
     assert deleted_copies(str(tmp_path), "sandbox", "run-2") == []
 
 
