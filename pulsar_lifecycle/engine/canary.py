@@ -10,6 +10,7 @@ metadata does not name this very offload. A read that fails ends what was shown 
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, STOPPING, Said, TopicRun, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST
@@ -80,7 +81,7 @@ class Canary:
 
     ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
     places that such topics were read from, in this run or of late. ``unseen``: topics whose brokers could not read a
-    place in this run, and what was said of that.
+    place in this run, and what was said of that. ``loaded``: topics that were loaded to be read, in this run.
     """
 
     waived: bool
@@ -88,6 +89,7 @@ class Canary:
     seen: set[Place] = field(default_factory=set[Place])
     store: str = ""
     unseen: dict[Place, dict[Topic, Said]] = field(default_factory=dict[Place, dict[Topic, Said]])
+    loaded: set[Topic] = field(default_factory=set[Topic])
     _passed: set[tuple[Place, bool]] = field(default_factory=set[tuple[Place, bool]])
 
     def due(self, topic: Topic, one: Copy | Attempt) -> bool:
@@ -98,9 +100,11 @@ class Canary:
         """Whether a topic's broker reads the bucket, and not BookKeeper, where it can read both."""
         return str(topic) in self.tiered_first
 
-    def passed(self, topic: Topic, copy: Copy) -> None:
-        """Its broker has read this ledger, whatever that shows."""
-        self._passed.add((place_of(topic, copy), self.proves(topic)))
+    def passed(self, topic: Topic, copy: Copy, *, proves: bool) -> None:
+        """Its broker has read this ledger; ``proves``: in the bucket."""
+        self._passed.add((place_of(topic, copy), proves))
+        if proves:
+            self.seen.add(place_of(topic, copy))
 
     def failed(self, topic: Topic, copy: Copy) -> None:
         """Its broker could not."""
@@ -113,41 +117,53 @@ class Unheard(Refused):
     """What a broker reads, or would read, shows nothing."""
 
 
-def read_by_broker(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, canary: Canary, *, proves: bool = True
-) -> str:
+def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy) -> str:
     """Why its broker does not read the first and the last entry of an offloaded ledger; empty if it does.
 
-    The journal has what that shows of the place. ``proves``: its broker cannot have had BookKeeper's copy open. Where
-    the policy does not let loaded topics be written, the topic must not stay loaded because of this: it is owed an
-    unload. Raises Unheard where the read was not made or shows nothing; Paused, LeaseLost.
+    Where the policy does not let loaded topics be written, the topic must not stay loaded because of this: it is owed
+    an unload. Raises Unheard where the read was not made or shows nothing; Paused, LeaseLost.
     """
+
+    def owe() -> None:
+        """Once more after the read, which may have loaded it at its very end."""
+        if not run.writes_loaded(topic):
+            control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms(), permit.guard[0]))
+
     try:
         if why := _owed_unload(tools, topic):
             raise Unheard(f"whether its broker can read it is not known: {why}")
-        if not run.writes_loaded(topic):
-            control.owe_unload(tools.store, OwedUnload(topic, False, tools.clock.now_ms(), permit.guard[0]))
+        owe()
     except (*STOPPING, Unheard):
         raise
     except LifecycleError as error:
         raise Unheard(f"whether its broker can read it is not known: {error}") from error
+    unread = ""
     try:
         for entry_id in dict.fromkeys((0, copy.entries - 1)):
             tools.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
     except STOPPING:
         raise
     except LifecycleError as error:
-        canary.failed(topic, copy)
-        why = _unread(error, copy)
-        _tell(run, tools, topic, copy, canary, UNSEEN, why)
-        return why
-    _check_named(tools, topic, copy)
-    canary.passed(topic, copy)
-    place = place_of(topic, copy)
-    if proves and canary.proves(topic) and place not in canary.seen:
-        canary.seen.add(place)
+        unread = _unread(error, copy)
+    with contextlib.suppress(LifecycleError):  # it is noted already
+        owe()
+    if not unread:
+        _check_named(tools, topic, copy)
+    return unread
+
+
+def record_seen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: Canary, *, proves: bool = True) -> None:
+    """Its broker has read this ledger. ``proves``: it cannot have had BookKeeper's copy open."""
+    proves = proves and canary.proves(topic)
+    if proves:
         _tell(run, tools, topic, copy, canary, SEEN, "its broker reads it in the object store")
-    return ""
+    canary.passed(topic, copy, proves=proves)
+
+
+def record_unseen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: Canary, why: str) -> None:
+    """Its broker could not read this ledger."""
+    canary.failed(topic, copy)
+    _tell(run, tools, topic, copy, canary, UNSEEN, why)
 
 
 def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, canary: Canary) -> Said | None:
@@ -173,9 +189,12 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
         why = NO_UNLOADS if permit.unloads.left < CANARY_UNLOADS else _not_fresh(run, tools, permit, topic)
         if why:
             return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
-        if why := read_by_broker(run, tools, permit, topic, copy, canary):
+        if why := read_by_broker(run, tools, permit, topic, copy):
             asked[topic] = Said(FAILED, why)
+            record_unseen(run, tools, topic, copy, canary, why)
             return asked[topic]
+        canary.loaded.add(topic)
+        record_seen(run, tools, topic, copy, canary)
     except STOPPING:
         raise
     except LifecycleError as error:
@@ -219,10 +238,11 @@ def _check_named(tools: Tools, topic: Topic, copy: Copy) -> None:
         _, info = standing.topic_node(tools.store, topic)
     except LifecycleError as error:
         raise Unheard(f"where its broker has read it is not known: {error}") from error
-    found = {Copy.of_item(item, copy.entries) for item in info.ledgers if item.ledger_id == copy.ledger_id}
-    named = any(one and (one.uuid, place_of(topic, one)) == (copy.uuid, place_of(topic, copy)) for one in found)
-    if not named:
-        raise Unheard("where its broker has read it is not known: its topic's metadata names another offload by now")
+    item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
+    named = item and Copy.of_item(item, copy.entries)
+    if named is None or (named.uuid, place_of(topic, named)) != (copy.uuid, place_of(topic, copy)):
+        what = "names another offload or none by now" if item else "does not list it any more"
+        raise Unheard(f"where its broker has read it is not known: its topic's metadata {what}")
 
 
 def _unread(error: LifecycleError, copy: Copy) -> str:
@@ -230,6 +250,8 @@ def _unread(error: LifecycleError, copy: Copy) -> str:
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable):
         return f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
+    if isinstance(error, AccessDenied):
+        return f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
     return (
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
         f"driver {copy.driver} and this bucket)"
@@ -255,11 +277,11 @@ def seen_of_late(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> set
     """
     last: dict[Place, tuple[int, bool]] = {}
     for row in rows:
-        place = _place_in(row["detail"], store)
-        if place:
-            word = row["at"], row["outcome"] != SEEN  # of two at once the one that says no
+        place, unseen = _place_in(row["detail"], store), row["outcome"] != SEEN
+        if place and (unseen or row["at"] <= now):
+            word = row["at"], unseen  # of two at once the one that says no
             last[place] = max(last.get(place, word), word)
-    return {place for place, (at, unseen) in last.items() if not unseen and now - SEEN_FOR <= at <= now}
+    return {place for place, (at, unseen) in last.items() if not unseen and now - SEEN_FOR <= at}
 
 
 def _place_in(detail: str, store: str) -> Place | None:

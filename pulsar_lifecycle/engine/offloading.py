@@ -24,7 +24,16 @@ from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.canary import CANARY_UNLOADS, NO_UNLOADS, Canary, Copy, Unheard, read_by_broker
+from pulsar_lifecycle.engine.canary import (
+    CANARY_UNLOADS,
+    NO_UNLOADS,
+    Canary,
+    Copy,
+    Unheard,
+    read_by_broker,
+    record_seen,
+    record_unseen,
+)
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.marking import GOES
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record, said_of
@@ -284,15 +293,17 @@ def unread_by_broker(
 ) -> list[Offloaded]:
     """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
 
-    ``proves`` as in ``canary.read_by_broker``.
+    ``proves`` as in ``canary.record_seen``.
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
-        why = read_by_broker(run, tools, permit, topic, copy, canary, proves=proves)
+        why = read_by_broker(run, tools, permit, topic, copy)
     except Unheard as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
     if not why:
+        record_seen(run, tools, topic, copy, canary, proves=proves)
         return []
+    canary.failed(topic, copy)
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
         said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, uuids, given_up=False), "")
@@ -304,7 +315,13 @@ def unread_by_broker(
         replace(said_of(one.attempt, said[i].outcome, f"{why}; {said[i].reason}"), bytes=one.bytes)
         for i, one in ((one.attempt.ledger_id, one) for one in committed)
     ]
-    record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+    try:
+        record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+        record_unseen(run, tools, topic, copy, canary, why)
+    except STOPPING:
+        raise
+    except LifecycleError as failure:  # whoever hears of it must stop all the same
+        return [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in taken_back]
     return taken_back
 
 

@@ -67,8 +67,9 @@ def release_topic(
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
     With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
-    broker reads first, unless one is known to read its place. Raises Paused, LeaseLost, Refused where the topic cannot
-    be read, and what the stores raise.
+    broker reads first, unless one is known to read its place; a topic that was loaded for that alone is then written
+    whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost, Refused where the topic cannot be
+    read, and what the stores raise.
     """
     permit.check(tools.store)
     tools.store.sync("/")
@@ -114,7 +115,8 @@ def release_topic(
     reason = "its copy in BookKeeper is about to be given up"
     about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
     _record(run, tools, about, going, czxids)
-    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, lag), POLICY)
+    policy = "" if topic in canary.loaded else POLICY
+    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, lag), policy)
     done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
     _record(run, tools, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}

@@ -166,6 +166,7 @@ class TopicWrite:
             control.settle_unload(self._store, owed)
         except LifecycleError as error:
             return f"the note of that could not be removed: {error}"
+        self._owed = None
         return ""
 
 

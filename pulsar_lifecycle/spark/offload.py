@@ -117,7 +117,8 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
     with _begun(cluster, run_id, order) as (work, rows, planned):
         going = [row for row in rows if row["action"] == OFFLOAD]
         work.settle(planned, progress)
-        for wave in waves([row for row in rows if row["action"] == RELEASE]):
+        leaving = list(waves([row for row in rows if row["action"] == RELEASE]))
+        for wave in random.sample(leaving, len(leaving)):
             work.release(wave, progress)
         for wave in waves(going):
             work.offload(wave, progress)
@@ -287,7 +288,10 @@ class _Work:
         return [_Item(attempt, False, False) for attempt in begun]
 
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
-        """Read the offloaded copies back whole once more; then give up those in BookKeeper."""
+        """Read the offloaded copies back whole once more; then give up those in BookKeeper, in any order.
+
+        Else a few topics that cannot be read would be the ones asked for their place in every run.
+        """
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
         whole: dict[str, list[release.Due]] = {}
         again = [_as_attempt(row, self._cluster.settings) for row in wave]
@@ -302,7 +306,7 @@ class _Work:
             else:
                 due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
                 whole.setdefault(attempt.topic, []).append(due)
-        for name in random.sample(list(whole), len(whole)):  # else the same sick topics are asked for a place each time
+        for name in random.sample(list(whole), len(whole)):
             topic = Topic.parse(name)
             self._guarded(
                 topic,

@@ -266,7 +266,7 @@ class Operator:
             accept_unknown=self.random.random() < 0.2,
         )
         run_id = self._run_id("undo")
-        with self._tracing(Trace(run_id, undo=True)), self._adapters():
+        with self._tracing(Trace(run_id, undo=True, started=self.world.time.now_ms())), self._adapters():
             found = undoing.undo_deletions(self.cluster, run_id, request, lambda line: None)
         return "; ".join(f"{u.ledger_id} {u.outcome}: {u.reason}" for u in found.ledgers)
 

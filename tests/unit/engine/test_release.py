@@ -304,6 +304,15 @@ def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
     assert [outcome for _, phase, outcome in scene.rows if phase == "release"] == ["failed", "failed"]
 
 
+def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None:
+    """The next one may come when what its broker has shown does not count any more."""
+    scene = Scene()
+    scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+
+
 @pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])
 def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil: str) -> None:
     """What it reads would stand for all that is in the place, and none of it would be read."""
