@@ -28,6 +28,7 @@ from pulsar_lifecycle.engine.topic_write import (
     STOPPING,
     TopicRun,
     TopicWrite,
+    judges,
     why_loaded,
 )
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
@@ -226,8 +227,7 @@ class _Trim:
                 self._leave_rest(why)
         except LifecycleError as error:
             self._write.settle_failed(error)
-            judged = isinstance(error, Refused) and not isinstance(error, STOPPING)
-            if not self._marked or not judged or self._write.unknown:
+            if not self._marked or not judges(error) or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
             self._leave_rest(str(error))

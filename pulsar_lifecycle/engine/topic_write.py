@@ -44,6 +44,11 @@ SHADOWS_SEEN_FOR = 60_000
 """How long (ms) a look at all shadow topics serves what by itself deletes no data."""
 
 
+def judges(error: LifecycleError) -> bool:
+    """Whether an error is about the topic at hand, and not about the run or a server."""
+    return isinstance(error, Refused) and not isinstance(error, STOPPING)
+
+
 @dataclass(frozen=True, slots=True)
 class TopicRun:
     """What a run that writes topics' z-nodes knows.
@@ -138,8 +143,7 @@ class TopicWrite:
 
     def settle_failed(self, error: LifecycleError) -> None:
         """As :meth:`settle`, after an error. One that judges the topic leaves no doubt of what was written."""
-        judged = isinstance(error, Refused) and not isinstance(error, STOPPING)
-        self.settle(sure=judged and not self.unknown)
+        self.settle(sure=judges(error) and not self.unknown)
 
     def settle(self, *, sure: bool) -> str:
         """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
