@@ -30,6 +30,7 @@ from pulsar_lifecycle.engine.topic_write import (
     TopicWrite,
     judges,
     why_loaded,
+    witness,
 )
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
 from pulsar_lifecycle.errors import (
@@ -188,6 +189,8 @@ def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
     reason = reason or trimming.intent_rule(topic, run.context)
     verdicts = trimming.judge(info, positions, copies, asked, run.context, reason)
+    if any(v.goes for v in verdicts):
+        witness(tools.store, run.ledgers_root, topic, info)
     return _View(topic, node, info, copies, verdicts)
 
 

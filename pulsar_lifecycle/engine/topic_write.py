@@ -118,11 +118,11 @@ class TopicWrite:
     def write(self, node: Node, data: bytes) -> bool:
         """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again.
 
-        Only beside the last of its ledgers that BookKeeper has, which a topic's deletion takes with it: one that was
-        created again meanwhile may have come to the same version.
+        Raises Refused where it has no :func:`witness`.
         """
+        beside = witness(self._store, self._root, self._topic, managed_ledger.decode(node.data))
         try:
-            self._store.write(node.path, data, node.stat.version, self._witness(node))
+            self._store.write(node.path, data, node.stat.version, beside)
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False
@@ -130,16 +130,6 @@ class TopicWrite:
             return False
         self._written = True
         return True
-
-    def _witness(self, node: Node) -> str:
-        """The z-node of the last ledger of a topic that BookKeeper has; empty if it has none of them."""
-        ids = sorted((item.ledger_id for item in managed_ledger.decode(node.data).ledgers), reverse=True)
-        paths = [ledger_path.ledger_path(one, self._root) for one in ids]
-        for some in (paths[:1], paths[1:]):
-            for path, found in zip(some, self._store.read(some) if some else [], strict=True):
-                if found is not None:
-                    return path
-        return ""
 
     def settle_failed(self, error: LifecycleError) -> None:
         """As :meth:`settle`, after an error. One that judges the topic leaves no doubt of what was written."""
@@ -172,6 +162,24 @@ class TopicWrite:
             return f"the note of that could not be removed: {error}"
         self._owed = None
         return ""
+
+
+def witness(store: MetadataStore, root: str, topic: Topic, info: ManagedLedgerInfo) -> str:
+    """The z-node of the last of a topic's ledgers that BookKeeper has; a write of the topic demands that it is there.
+
+    A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
+    ledger with it. Raises Refused where BookKeeper has none of them.
+    """
+    ids = sorted((item.ledger_id for item in info.ledgers), reverse=True)
+    paths = [ledger_path.ledger_path(one, root) for one in ids]
+    for some in (paths[:1], paths[1:]):
+        for path, found in zip(some, store.read(some) if some else [], strict=True):
+            if found is not None:
+                return path
+    raise Refused(
+        f"{topic}: BookKeeper has none of the ledgers that it lists, so nothing tells it from a topic of the same name "
+        "that is created meanwhile; produce to it once: its broker then adds a ledger"
+    )
 
 
 def why_loaded(

@@ -340,7 +340,7 @@ def take_beside_open_ledgers() -> AbstractContextManager[Any]:
 
 def whatever_is_beside() -> AbstractContextManager[Any]:
     """A topic's z-node is written by its version alone."""
-    return patch.object(topic_write.TopicWrite, "_witness", lambda self, node: "")
+    return patch.object(topic_write, "witness", lambda *given: "")
 
 
 @contextmanager

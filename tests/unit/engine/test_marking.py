@@ -488,6 +488,16 @@ def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
     assert scene.listed == scene.ids[1:]
 
 
+def test_a_topic_of_which_bookkeeper_has_nothing_left(scene: Scene) -> None:
+    offload = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded=dict.fromkeys(scene.ids[:-1], offload))
+    for ledger_id in scene.ids:
+        scene.cluster.remove(scene.cluster.path(ledger_id))
+    scene.cluster.wait(1)
+    assert "BookKeeper has none of the ledgers that it lists" in refused(scene)
+    assert (scene.sent, scene.listed) == ([], scene.ids)
+
+
 def test_a_ledger_whose_z_node_cannot_be_read(scene: Scene) -> None:
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
     assert "no permission" in scene.trim()[scene.ids[0]].reason

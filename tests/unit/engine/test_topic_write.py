@@ -246,13 +246,20 @@ def test_a_z_node_that_never_comes_to_rest() -> None:
     assert "unload" not in scene.steps
 
 
-@pytest.mark.parametrize("left", [1, 0])
-def test_a_topic_whose_last_ledger_is_gone_can_be_written(left: int) -> None:
+def test_a_topic_whose_last_ledger_is_gone_can_be_written() -> None:
     scene = Scene(loaded=True)
-    for ledger_id in scene.ids[left:]:
-        scene.cluster.remove(scene.cluster.path(ledger_id))
+    scene.cluster.remove(scene.cluster.path(scene.ids[-1]))
     assert outcomes(scene.edit()) == [DONE, "kept"]
     assert (scene.written, scene.owed, scene.steps.count("unload")) == (True, [], 1)
+
+
+def test_a_topic_none_of_whose_ledgers_is_left_is_not_written() -> None:
+    scene = Scene(loaded=True)
+    for ledger_id in scene.ids:
+        scene.cluster.remove(scene.cluster.path(ledger_id))
+    with pytest.raises(Refused, match="BookKeeper has none of the ledgers that it lists"):
+        scene.edit()
+    assert (scene.written, scene.owed, scene.steps.count("unload")) == (False, [], 0)
 
 
 def test_what_is_done_is_said_though_its_note_stays() -> None:
