@@ -56,7 +56,12 @@ FIRST_ID = 1_000_000
 NO_CAPS = Caps(1 << 40, 1.0, 1 << 60, 1 << 40)
 SETTINGS = {
     "orphans": {"max_shrinkage": 1.0},
-    "deletion": {"deliver_after": "0s", "deletes_per_second": 100_000_000, "idle_timeout": "1s"},
+    "deletion": {
+        "deliver_after": "0s",
+        "deletes_per_second": 100_000_000,
+        "bytes_per_second": 1 << 62,
+        "idle_timeout": "1s",
+    },
 }
 PRODUCED_PER_SECOND = 200
 QUIET_SECONDS = 10
