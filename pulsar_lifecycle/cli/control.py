@@ -256,7 +256,10 @@ def since(noted: dict[str, Any]) -> str:
 
 
 def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
-    """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them."""
+    """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them.
+
+    ``at_work``: the run that owes it may be at it now, and no other settles it.
+    """
     from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.errors import LifecycleError
 
@@ -264,10 +267,18 @@ def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
         found = control.owed_unloads(store)
     except LifecycleError as error:
         return [{"path": control.ROOT, "topic": None, "error": str(error)}]
+    held = {lease for lease in control.UNLOAD_OWED if control.is_held(store, lease)}
     return [
         {"path": one.path, "topic": one.topic and str(one.topic), "error": one.reason}
         if isinstance(one, control.BrokenOwed)
-        else {"path": one.path, "topic": str(one.topic), "loaded": one.loaded, "since": one.since}
+        else {
+            "path": one.path,
+            "topic": str(one.topic),
+            "loaded": one.loaded,
+            "since": one.since,
+            "lease": one.lease,
+            "at_work": one.lease in held,
+        }
         for one in found
     ]
 
@@ -277,4 +288,6 @@ def show_owed(one: dict[str, Any]) -> str:
     if "error" in one:
         return f"UNREADABLE: {one['error']}"
     what = "must be unloaded" if one["loaded"] else "must be unloaded if a broker has loaded it meanwhile"
-    return f"{one['topic']} {what}: the next run that trims, deletes topics or deletes ledgers does it"
+    if one["at_work"]:
+        return f"{one['topic']} {what}: its run is at work"
+    return f"{one['topic']} {what}: the next run that trims, deletes topics, deletes ledgers or offloads does it"

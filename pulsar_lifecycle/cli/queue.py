@@ -93,7 +93,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
             *_findings(waiting, paused, settings),
             *_failing(settings.lake.path, runs[-2:]),
             *_stuck(settings.lake.path, runs[-2:]),
-            *(show_owed(one) for one in owed if "error" in one or not holder),
+            *(show_owed(one) for one in owed if "error" in one or not one["at_work"]),
         ],
     }
 

@@ -90,6 +90,12 @@ def holder_of(lease: str) -> str:
     return f"{lease}/holder"
 
 
+def is_held(store: MetadataStore, lease: str) -> bool:
+    """Whether a run of this lease may be at work: some session holds it, or that cannot be read."""
+    node = store.read([holder_of(lease)])[0]
+    return isinstance(node, Unread) or (node is not None and node.stat.ephemeral_owner != 0)
+
+
 def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, path: str = LEASE) -> Lease:
     """Become the one controller that acts, waiting up to ``wait`` seconds for a dead holder's session to end.
 
@@ -215,7 +221,7 @@ def owed_by(store: MetadataStore, guard: tuple[str, int]) -> list[OwedUnload | B
     has another version.
     """
     found = owed_unloads(store)  # before the holders are read: one that begins after that owes another version
-    busy = {lease for lease in UNLOAD_OWED if lease != guard[0] and store.read([holder_of(lease)])[0] is not None}
+    busy = {lease for lease in UNLOAD_OWED if lease != guard[0] and is_held(store, lease)}
     return [one for one in found if isinstance(one, BrokenOwed) or one.lease not in busy]
 
 

@@ -264,21 +264,36 @@ def test_wrong_usage_ends_with_2(cluster: Path) -> None:
     assert run("queue", "status", "--no-such-option") == 2
 
 
-@pytest.mark.parametrize("acting", [False, True])
-def test_an_owed_unload_is_shown_and_a_finding_when_nobody_acts(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], acting: bool
+@pytest.mark.parametrize("held", [None, control.LEASE, control.OFFLOAD_LEASE])
+@pytest.mark.parametrize("lease", [control.LEASE, control.OFFLOAD_LEASE])
+def test_an_owed_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], lease: str, held: str | None
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
-    control.owe_unload(store, control.OwedUnload(topic, True, NOW, control.LEASE))
-    if acting:
-        control.take_lease(store, "run", FakeClock(), 0)
-    assert run("queue", "status", "--json") == (0 if acting else 1)
+    control.owe_unload(store, control.OwedUnload(topic, True, NOW, lease))
+    if held:
+        control.take_lease(store, "run", FakeClock(), 0, held)
+    at_work = held == lease
+    assert run("queue", "status", "--json") == (0 if at_work else 1)
     found = document(capsys)
-    assert [(o["topic"], o["loaded"], o["since"]) for o in found["owed_unloads"]] == [(str(topic), True, NOW)]
-    assert bool(found["findings"]) is not acting
+    (owed,) = found["owed_unloads"]
+    assert (owed["topic"], owed["loaded"], owed["since"], owed["lease"]) == (str(topic), True, NOW, lease)
+    said = "its run is at work" if at_work else "the next run that trims, deletes topics, deletes ledgers or offloads"
+    assert [said in finding for finding in found["findings"]] == ([] if at_work else [True])
     run("queue", "status")
-    assert "must be unloaded" in capsys.readouterr().out
+    assert f"must be unloaded: {said}" in capsys.readouterr().out
+
+
+def test_a_holder_that_is_no_sessions_is_no_run_at_work(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = zookeeper.session()
+    topic = Topic.parse("persistent://acme/orders/placed")
+    control.owe_unload(store, control.OwedUnload(topic, True, NOW, control.OFFLOAD_LEASE))
+    store.create(control.holder_of(control.OFFLOAD_LEASE), b"restored", parents=True)
+    assert run("queue", "status", "--json") == 1
+    assert not document(capsys)["owed_unloads"][0]["at_work"]
 
 
 @pytest.mark.parametrize("name", ["/garbage", ""])
