@@ -19,6 +19,7 @@ from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools, bucket_of
 from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last
 from pulsar_lifecycle.engine.owners import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import OffloadContext
@@ -81,7 +82,7 @@ def _confirm(
     error = next((one for one in pair if isinstance(one, LifecycleError)), None)
     left = [one.key for one in pair if isinstance(one, ObjectHead)]
     if error:
-        d.settle(RETRYING, f"whether it was deleted is not known: {error}")
+        d.settle(RETRYING, f"{NOT_KNOWN}: {error}")
     elif left:
         why = next((problems[key] for key in left if problems.get(key)), "")
         d.settle(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")

@@ -23,8 +23,9 @@ from typing import Any
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, OutcomeUnknown
-from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
@@ -101,12 +102,16 @@ class UndoTools:
 
 @dataclass(slots=True)
 class Undone:
-    """One archived ledger and what became of it; ``node`` is its z-node once it is back."""
+    """One archived ledger and what became of it; ``node`` is its z-node once it is back.
+
+    ``given_up``: its topic lists it as offloaded, with its copy in BookKeeper given up.
+    """
 
     archived: Archived
     metadata: LedgerMetadata | None = None
     component: str = ""
     topic: str = ""
+    given_up: bool = False
     outcome: str = ""
     reason: str = ""
     check: ReplicaCheck | None = None
@@ -256,6 +261,22 @@ def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int
             one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
         else:
             one.settle(PRESENT, "it is restored already")
+    _look_at_topics(tools, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
+
+
+def _look_at_topics(tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Which of them their topics list as offloaded, with the copy in BookKeeper given up."""
+    by_topic: dict[str, dict[int, Undone]] = {}
+    for one in ledgers:
+        by_topic.setdefault(one.topic, {})[one.ledger_id] = one
+    paths = [f"{inventory.MANAGED_LEDGERS_ROOT}/{Topic.parse(name).managed_ledger}" for name in by_topic]
+    for group, node in zip(by_topic.values(), tools.store.read(paths), strict=True):
+        if not isinstance(node, Node):
+            continue
+        with contextlib.suppress(CorruptFormat):  # what it lists is not known
+            for item in managed_ledger.decode(node.data).ledgers:
+                if item.ledger_id in group and item.offload:
+                    group[item.ledger_id].given_up = item.offload.complete and item.offload.bookkeeper_deleted
 
 
 def _first_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:

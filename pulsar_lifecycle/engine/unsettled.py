@@ -31,7 +31,7 @@ WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
 
 NOT_KNOWN = "whether it was deleted is not known"
-"""How the reason of a message begins whose ledger may or may not have been deleted."""
+"""How the reason of a message begins whose ledger or objects may or may not have been deleted."""
 
 TWIN = "another message of this batch is about the same ledger"
 """Reason of a message that shares the outcome of another one, and says nothing of its own."""
@@ -112,6 +112,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
     ``rows`` are a cluster's journal in the order of its time; those of other actions do not count. What a run was about
     to delete is its own unless a later word of one that looked at them says otherwise: a run may die, or get no answer.
+    The ``objects`` of a row that does not know are those from before the deletion.
     """
     said: dict[int, list[Mapping[str, Any]]] = {}
     last: dict[str, Mapping[str, Any]] = {}
@@ -120,7 +121,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
             continue
         if row["outcome"] in (DELETING, DELETED):
             last |= dict.fromkeys(_objects(row), row)
-        if row["phase"] == "delete":
+        if row["phase"] == "delete" and not row["reason"].startswith((NOT_KNOWN, TWIN)):
             said.setdefault(row["ledger_id"], []).append(row)
 
     def lost(row: Mapping[str, Any]) -> bool:

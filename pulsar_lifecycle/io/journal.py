@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
@@ -175,18 +175,35 @@ def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
 
 
 def deleted_copies(lake: str, cluster: str, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[str]:
-    """What a run, or any run of these ledgers, deleted of offloaded copies, ``s3://BUCKET/KEY``; :func:`lost_copies`.
+    """Objects of offloaded copies, ``s3://BUCKET/KEY``, that a run deleted, or that went with these ledgers.
 
-    No archive holds them.
+    No archive holds them; :func:`lost_copies`. With a ledger goes what the run deleted that archived it last, and the
+    copy that our first phase last took off its topic's list. Any other copy of it was an orphan of its own.
     """
-    mine = (pc.field("cluster") == cluster) & _OFFLOADED
-    ids: Any = pa.array(sorted(ledger_ids), pa.int64())
+    mine = pc.field("cluster") == cluster
     if run_id:
-        its = mine & (pc.field("run_id") == run_id)
-        ids = _scan(lake, JOURNAL, JOURNAL_SCHEMA, its, ["ledger_id"]).column("ledger_id").combine_chunks()
-    about = mine & pc.is_in(pc.field("ledger_id"), ids)
-    rows = _scan(lake, JOURNAL, JOURNAL_SCHEMA, about).sort_by("at").to_pylist()
-    return sorted(name for name, row in lost_copies(rows).items() if not run_id or row["run_id"] == run_id)
+        its = mine & _OFFLOADED & (pc.field("run_id") == run_id)
+        ledger_ids = set(_scan(lake, JOURNAL, JOURNAL_SCHEMA, its, ["ledger_id"]).column("ledger_id").to_pylist())
+    about = mine & pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
+    rows = _with_copies(_scan(lake, JOURNAL, JOURNAL_SCHEMA, about & _OFFLOADED).sort_by("at"))
+    lost = lost_copies(rows.to_pylist())
+    if run_id:
+        return sorted(name for name, row in lost.items() if row["run_id"] == run_id)
+    runs = {node.ledger_id: node.run_id for node in last_archived(lake, cluster, ledger_ids=ledger_ids)}
+    marked = _with_copies(_outcomes(lake, MARKED, 0, about & (pc.field("phase") == "mark")).sort_by("at"))
+    marks = {row["ledger_id"]: row for row in marked.to_pylist()}
+    return sorted(
+        name
+        for name, row in lost.items()
+        if row["run_id"] == runs.get(row["ledger_id"]) or _asks_for(marks.get(row["ledger_id"]), row)
+    )
+
+
+def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
+    """Whether a mark asked for the copy that ``row`` is about; null in an older version's mark asks for any."""
+    if mark is None or row["at"] < mark["at"]:
+        return False
+    return all(mark[name] in (None, row[name]) for name in ("uuid", "bucket"))
 
 
 def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from uuid import UUID, uuid4
 
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.decision import Asked, OffloadPolicy, Tools
+from pulsar_lifecycle.engine.unsettled import lost_copies
 from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -722,7 +723,7 @@ def test_after_a_deletion_without_an_answer_what_is_there_decides(scene: Scene, 
 
 
 def test_when_nothing_answers_after_the_deletion_the_next_run_finds_it_gone(scene: Scene) -> None:
-    scene.send(scene.intent)
+    scene.send(scene.intent, scene.intent)
     down = False
 
     def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
@@ -733,16 +734,41 @@ def test_when_nothing_answers_after_the_deletion_the_next_run_finds_it_gone(scen
         nonlocal down
         down = True
 
+    def lost() -> set[str]:
+        return set(lost_copies(asdict(row) for row in scene.cluster.journal.rows))
+
+    pair = {f"s3://{BUCKET}/{key}" for key in scene.gone_keys}
     scene.store.before, scene.store.after = fail, cut
-    (decision,) = scene.delete()
-    assert decision.outcome == RETRYING
-    assert "not known" in decision.reason
+    first, twin = scene.delete()
+    assert (first.outcome, twin.outcome) == (RETRYING, RETRYING)
+    assert "not known" in first.reason
+    assert lost() == pair
     down = False
     scene.store.after = lambda name, bucket, keys: None
     scene.cluster.wait(1)
     scene.rescan()
-    assert [d.outcome for d in scene.delete()] == [GONE]
-    assert "deleting" in {row.outcome for row in scene.cluster.journal.rows}
+    assert [d.outcome for d in scene.delete()] == [GONE, GONE]
+    assert lost() == pair
+
+
+def test_a_copy_that_is_seen_after_a_deletion_without_an_answer_is_not_lost(scene: Scene) -> None:
+    scene.send(scene.intent)
+    down = False
+
+    def fail(name: str, bucket: str, keys: Sequence[str]) -> None:
+        nonlocal down
+        down |= name == "delete_many"
+        if down:
+            raise Unavailable("503")
+
+    scene.store.before = fail
+    scene.delete()
+    scene.store.before = lambda name, bucket, keys: None
+    scene.offload = replace(POLICY, cluster="another")
+    scene.cluster.wait(1)
+    scene.rescan()
+    assert [d.outcome for d in scene.delete()] == [KEPT]
+    assert lost_copies(asdict(row) for row in scene.cluster.journal.rows) == {}
 
 
 def test_a_store_that_never_answers_ends_in_the_dead_letter_topic(scene: Scene) -> None:

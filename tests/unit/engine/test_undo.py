@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -36,6 +37,7 @@ from pulsar_lifecycle.plan.outcomes import DELETED, REFUSED
 from pulsar_lifecycle.ports import Archived, JournalRow, ReplicaCheck
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.simulation.offloaded import attempt
 from tests.simulation.pipeline import delete, scan, two_scans
 
 TOPIC = Topic.parse("persistent://acme/orders/placed")
@@ -189,6 +191,20 @@ def test_whole_ledgers_come_back_with_their_bytes_and_are_restored_after_a_secon
 def test_the_parents_that_bookkeeper_took_away_come_back_too(scene: Scene) -> None:
     for path in ("/ledgers/00/0000", "/ledgers/00"):
         scene.store.delete(path, -1)
+    assert outcomes(scene.undo()) == [RESTORED] * 3
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_ledger_that_its_topic_lists_as_given_up_is_told_from_the_others(scene: Scene, dry_run: bool) -> None:
+    released, kept, unlisted = scene.ids
+    copies = {i: attempt(UUID(int=i), bookkeeper_deleted=i == released) for i in (released, kept)}
+    scene.cluster.topic(TOPIC, [released, kept], offloaded=copies)
+    done = scene.preview() if dry_run else scene.undo()
+    assert {i: done[i].given_up for i in scene.ids} == {released: True, kept: False, unlisted: False}
+
+
+def test_a_topic_that_cannot_be_decoded_stops_no_undo(scene: Scene) -> None:
+    scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff")
     assert outcomes(scene.undo()) == [RESTORED] * 3
 
 

@@ -145,8 +145,33 @@ def test_what_a_run_deleted_of_offloaded_copies_is_named(tmp_path):
     )
     lost = ["s3://b/u-ledger-1", "s3://b/u-ledger-1-index", "the copy of ledger 2"]
     assert deleted_copies(str(tmp_path), "sandbox", "run-1") == lost
-    assert deleted_copies(str(tmp_path), "sandbox", ledger_ids=[2, 3, 99]) == lost[2:]
     assert deleted_copies(str(tmp_path), "sandbox", "run-2") == []
+
+
+def test_only_the_copy_that_went_with_a_ledger_is_lost_to_it(tmp_path):
+    """Another one was an orphan of its own: no topic named it, and an undo of the ledger misses nothing."""
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+
+    def swept(run_id, ledger_id, copy, at):
+        objects = [{"bucket": "b", "key": f"{copy}-ledger-{ledger_id}"}]
+        detail = json.dumps({"uuid": str(UUID(int=copy)), "bucket": "b", "objects": objects})
+        row = replace(ROW, run_id=run_id, action="delete-offload-ledger", phase="delete", outcome="deleted")
+        return replace(row, ledger_id=ledger_id, detail=detail, at=at)
+
+    def marked(ledger_id, copy, **also):
+        detail = json.dumps({"czxid": 1, "uuid": str(UUID(int=copy)) if copy else "", "bucket": "b"} | also)
+        row = replace(ROW, phase="mark", outcome=MARKED, action=DELETE_LEDGER, ledger_id=ledger_id, detail=detail)
+        return replace(row, at=NOON + 5)
+
+    older = replace(marked(7, 0), ledger_id=4, detail="{}")  # from before marks said which copy they ask for
+    journal.record([marked(1, 1), marked(2, 0), marked(3, 1, bucket="c"), older])
+    journal.record([swept("long-ago", i, 2, NOON) for i in range(6)])
+    journal.record([swept("later", i, 1, NOON + 9) for i in range(6)])
+    journal.archive([replace(NODE, run_id="later", ledger_id=0, at=NOON + 8)])
+    journal.archive([replace(NODE, run_id="long-ago", ledger_id=0), replace(NODE, run_id="another", ledger_id=5)])
+    lost = ["s3://b/1-ledger-0", "s3://b/1-ledger-1", "s3://b/1-ledger-4"]
+    assert deleted_copies(lake, "sandbox", ledger_ids=range(6)) == lost
+    assert len(deleted_copies(lake, "sandbox", "long-ago")) == 6
 
 
 @pytest.mark.parametrize(
