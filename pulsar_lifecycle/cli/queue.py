@@ -131,16 +131,19 @@ def _stuck(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
 
 
 def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
-    """Whether the last of these runs failed more often than the one before it; what is held as in use did not fail."""
+    """Whether the last of these runs failed more often than the one before it.
+
+    What is held as in use did not fail, and neither did what the brokers' lists do not tell yet.
+    """
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.engine.owners import STILL_IN_USE
+    from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET, STILL_IN_USE
     from pulsar_lifecycle.io.journal import journal_rows
     from pulsar_lifecycle.plan.metrics import FAILED
 
     failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
     reasons = (journal_rows(lake, run_id=run.run_id).filter(failed)["reason"].to_pylist() for run in runs)
-    counts = [Counter(why for why in found if not why.startswith(STILL_IN_USE)) for found in reasons]
+    counts = [Counter(why for why in found if not why.startswith((STILL_IN_USE, NOT_KNOWN_YET))) for found in reasons]
     if not counts or counts[-1].total() <= sum(before.total() for before in counts[:-1]):
         return []
     ((reason, number),) = counts[-1].most_common(1)

@@ -22,7 +22,7 @@ from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
+from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING, WAITING
 from pulsar_lifecycle.ports import Node, Unread
 
 RACE_WINDOW_MS = 3_600_000
@@ -31,6 +31,9 @@ RACE_WINDOW_MS = 3_600_000
 
 STILL_IN_USE = "still in use: "
 """Reasons begin so where a ledger, or a copy, is only held: retried or not, nothing failed."""
+
+NOT_KNOWN_YET = "not known yet: "
+"""Reasons begin so where the brokers' lists lag behind a load or an unload, our own unloads too: nothing failed."""
 
 Look = Callable[[Run, Tools, Topic, Node | None, Sequence[Decision]], None]
 """Settles the messages of one topic by its z-node as it is now, None where there is none."""
@@ -105,6 +108,8 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
                 why = still_used(tools, listed[d.info.ledger_id], max(listed), released, topic)
             if why:
                 in_use(run, tools, d, why)
+            elif _unread_of_late(run, topic, listed[d.info.ledger_id]):
+                d.settle(WAITING, UNREAD_OF_LATE)
         elif released:
             d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
         elif unsure:
@@ -132,17 +137,34 @@ def memory_of(
 
     Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
     """
+    unsure = ""
     broker = run.brokers.loaded.get(str(topic))
     if node is None:
-        return (f"its topic has no z-node, and {broker} still lists it", set()) if broker else ("", set())
+        if broker:
+            unsure = f"{NOT_KNOWN_YET}its topic has no z-node, and {broker} still lists it"
+        return unsure, set()
     if not broker:
-        recent = run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval
-        return ("its topic's z-node was just written: some broker may be loading it" if recent else "", set())
+        if run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval:
+            unsure = f"{NOT_KNOWN_YET}its topic's z-node was just written: some broker may be loading it"
+        return unsure, set()
     last = max((item.ledger_id for item in info.ledgers), default=None)
     state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
     if state != "OPEN" and info.terminated is None:
-        return f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded", set()
+        unsure = f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded"
+        return f"{NOT_KNOWN_YET}{unsure}", set()
     return "", {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))}
+
+
+UNREAD_OF_LATE = (
+    "its brokers could not read offloaded ledgers of its namespace when one was asked last: mend that, and let an "
+    "offload run have it read again"
+)
+
+
+def _unread_of_late(run: Run, topic: Topic, item: LedgerInfo) -> bool:
+    """Whether brokers of its namespace could not read its bucket when one was asked last, by whatever properties."""
+    here = str(topic.namespace), item.offload.driver_metadata.get("bucket") if item.offload else None
+    return here in {(space, dict(metadata).get("bucket")) for space, _, metadata in run.evidence.offloads.unseen}
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:

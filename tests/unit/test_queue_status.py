@@ -13,6 +13,7 @@ import pytest
 
 from pulsar_lifecycle.cli import queue as command
 from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
 from pulsar_lifecycle.io import queue_state
@@ -204,11 +205,14 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     assert "nothing needs you" not in out
 
 
-def test_retries_grow_by_what_failed_and_not_by_what_is_held(
-    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "reason", ["still in use: its broker holds it in memory", f"{NOT_KNOWN_YET}its topic is listed: being unloaded"]
+)
+def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str
 ) -> None:
     journal = FileJournal(str(tmp_path / "lake"))
-    held = replace(ROW, outcome="retrying", reason="still in use: its broker holds it in memory")
+    held = replace(ROW, outcome="retrying", reason=reason)
     failed = replace(held, reason="its owner could not be asked: timeout")
     journal.record([held, replace(held, ledger_id=ROW.ledger_id + 1)])
     assert run("queue", "status") == 0

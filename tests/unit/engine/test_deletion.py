@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import (
     LeaseLost,
     LifecycleError,
@@ -356,6 +357,7 @@ def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it
     scene.cluster.admin.touched.clear()
     (decision,) = scene.delete()
     assert (decision.outcome, scene.cluster.admin.touched) == (RETRYING, [])
+    assert decision.reason.startswith(NOT_KNOWN_YET)
     assert "being unloaded" in decision.reason
 
 
