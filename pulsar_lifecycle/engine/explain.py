@@ -21,7 +21,7 @@ from pulsar_lifecycle.engine import attempts, inventory, references
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
-from pulsar_lifecycle.engine.topic_deletion import TOPIC_DELETED
+from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
 from pulsar_lifecycle.engine.undo import LOST
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, lost_copies, unsettled
 from pulsar_lifecycle.errors import AccessDenied
@@ -271,7 +271,8 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     if found.references.num_rows:
         return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
     for row in reversed(history.journal):
-        if (row["action"], row["phase"], row["reason"]) == (DELETE_LEDGER, "mark", TOPIC_DELETED):
+        marked = (row["action"], row["phase"]) == (DELETE_LEDGER, "mark")
+        if marked and row["reason"].startswith((TOPIC_DELETED, BROKER_DELETED)):
             return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
     if found.trouble:
         return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"

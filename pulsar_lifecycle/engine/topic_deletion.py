@@ -1,15 +1,16 @@
 """Phase one for a whole topic: a message for each of its ledgers, then the broker's own DELETE.
 
 Belongs here: which ledgers a topic names, and the order of sending, journalling and deleting. The broker deletes the
-ledgers itself; the messages catch those that it fails to. If it refuses the topic, or if it cannot be known whether it
-went, the messages find their ledgers in use and are kept. Offloaded copies that no deletion run could delete get none.
-Not here: schema ledgers, which other partitions and the messages that consumers hold may need: the orphan scan finds
-those that no locator and no entry index names.
+ledgers itself; the messages catch those that it fails to. If it refuses the topic or fails half-way, or if it cannot be
+known whether it went, the messages find what is left in use and are kept. Offloaded copies that no deletion run could
+delete get none. Not here: schema ledgers, which other partitions and the messages that consumers hold may need: the
+orphan scan finds those that no locator and no entry index names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
@@ -18,7 +19,7 @@ from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, jour
 from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
@@ -28,6 +29,9 @@ from pulsar_lifecycle.ports import JournalRow, Node
 
 TOPIC_DELETED = "its topic is deleted"
 """Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
+
+BROKER_DELETED = "the broker deleted it, then failed"
+"""How the reason of outcome ``left`` begins where the topic stays, and the ledger is gone."""
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
@@ -71,7 +75,7 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     except Refused as refusal:
         return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
     permit.check(tools.store)
-    failure = "its z-node is there"
+    failure = "its z-node is still there"
     try:
         tools.admin.delete_topic(topic, force)
     except LifecycleError as error:
@@ -81,7 +85,12 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
         return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
     reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
-    return _journalled(run, tools, topic, named, LEFT, reason)
+    had = [i for i, (row, _) in named.items() if row]
+    nodes = tools.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
+    said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
+    if said:
+        said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, then failed: {failure}; run again"
+    return _journalled(run, tools, topic, named, LEFT, reason, said)
 
 
 def _ids(info: ManagedLedgerInfo) -> list[int]:
@@ -129,14 +138,20 @@ def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
 
 
 def _journalled(
-    run: TopicRun, tools: Tools, topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
+    run: TopicRun,
+    tools: Tools,
+    topic: Topic,
+    named: Mapping[int, _Named],
+    outcome: str,
+    reason: str,
+    reasons: Mapping[int, str] = {},
 ) -> list[Marked]:
-    """Journal one row per ledger; returns them and one for the topic."""
+    """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that have another one."""
     now = tools.clock.now_ms()
-    marked = _marked(topic, named, outcome, reason)
+    marked = [replace(m, reason=reasons.get(m.ledger_id, reason)) for m in _marked(topic, named, outcome, reason)]
     rows: list[JournalRow] = []
     for one, (_, messages) in zip(marked, named.values(), strict=True):
         detail = mark_of(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     tools.journal.record(rows)
-    return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reason)]
+    return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]

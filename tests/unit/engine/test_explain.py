@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
-from pulsar_lifecycle.engine.topic_deletion import TOPIC_DELETED
+from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -438,8 +438,9 @@ def test_a_ledger_that_its_topic_reads_offloaded_says_so_although_we_deleted_a_c
 
 def test_a_ledger_that_went_with_its_topic_names_the_run(world: World) -> None:
     removed = journalled("removed") | {"phase": "mark", "reason": TOPIC_DELETED}
+    half = journalled("left") | {"phase": "mark", "reason": f"{BROKER_DELETED}: 500"}
     found_gone = journalled("gone", 2)
-    for journal in ((removed,), (removed, found_gone)):
+    for journal in ((removed,), (removed, found_gone), (half,)):
         world.history = replace(world.history, journal=journal)
         found = world.explain(7)
         assert found.verdict is Verdict.GONE

@@ -1343,6 +1343,28 @@ def test_a_topic_that_the_broker_refuses_stays_and_says_why(everything: Everythi
     assert outcomes(scene.delete_topic(force=True))[-1] == REMOVED
 
 
+def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(everything: Everything) -> None:
+    scene = everything.scene
+
+    def half(topic: Topic) -> None:
+        for ledger_id in scene.ids[:4]:
+            scene.cluster.remove(scene.cluster.path(ledger_id))
+        raise OutcomeUnknown("500: no offloader")
+
+    scene.cluster.admin.on_delete = half
+    found = scene.delete_topic()
+    assert set(scene.rows[LEFT]) == set(everything.components)
+    gone = {i for i, one in found.items() if one.reason == "the broker deleted it, then failed: 500: no offloader"}
+    assert gone == set(scene.ids[:4])
+    assert "in use and be kept" in found[scene.ids[4]].reason
+    said = (
+        f"the broker deleted 4 of its {len(everything.components)} ledgers, then failed: 500: no offloader; run again"
+    )
+    assert (found[-1].outcome, found[-1].reason) == (FAILED, said)
+    journalled = {row.ledger_id: row.reason for row in scene.journalled("mark") if row.outcome == LEFT}
+    assert journalled == {i: one.reason for i, one in found.items() if i >= 0}
+
+
 def test_a_topic_without_every_receipt_is_not_deleted(everything: Everything) -> None:
     scene = everything.scene
     scene.queue.refused = {everything.bucket}
