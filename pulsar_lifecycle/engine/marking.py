@@ -255,8 +255,8 @@ class _Trim:
             return True
         loaded = _loaded(self._run, tools, view)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
-        if loaded and self._permit.unloads.exhausted:
-            stays = stays or "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
+        if loaded and (refusal := self._permit.unloads.refusal):
+            stays = stays or f"its topic is loaded, and {refusal}"
         if stays:
             for ledger_id in view.goes:
                 outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER

@@ -252,8 +252,8 @@ def _edit(
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and permit.unloads.exhausted:
-            stays = "its topic is loaded, and this run may unload no more (trimming.max_unloads)"
+        elif loaded and (refusal := permit.unloads.refusal):
+            stays = f"its topic is loaded, and {refusal}"
         if stays:
             return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
         if loaded:

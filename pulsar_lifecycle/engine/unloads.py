@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.control import BrokenOwed, OwedUnload
 from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
 
@@ -26,7 +26,8 @@ ATTEMPTS = 3
 """How often one unload is tried in a run."""
 
 GIVE_UP = 3
-"""Topics whose unload failed, after which the others are left to the next run: a broker that is down fails them all."""
+"""Topics in a row whose unload failed, after which the others are left to the next run, written or owed: a broker that
+is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
@@ -36,22 +37,34 @@ BUNDLES_ROOT = "/admin/local-policies"
 
 
 class Unloads:
-    """A run's budget of unloads: ``per_second``, and ``limit`` in all."""
+    """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all."""
 
     def __init__(self, per_second: float, limit: int, clock: Clock) -> None:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._left = limit
+        self._failed = 0
+        self._failure = ""
 
     @property
     def left(self) -> int:
-        """How many more the run may unload."""
-        return self._left
+        """How many more topics the run may write that need an unload."""
+        return 0 if self.refusal else self._left
 
     @property
     def exhausted(self) -> bool:
-        """Whether the run may unload no more."""
-        return self._left <= 0
+        """Whether the run may write no more topics that need an unload."""
+        return bool(self.refusal)
+
+    @property
+    def refusal(self) -> str:
+        """Why the run may write no more topics that need an unload; empty if it may.
+
+        After ``GIVE_UP`` failures in a row, or one for lack of permission, the next one would fail, too.
+        """
+        if self._left <= 0:
+            return "this run may unload no more (trimming.max_unloads)"
+        return f"unloads fail: {self._failure}" if self._failed >= GIVE_UP else ""
 
     def wait(self) -> None:
         """Wait until the next unload may follow at once."""
@@ -60,25 +73,30 @@ class Unloads:
     def unload(self, admin: BrokerAdmin, topic: Topic) -> str:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
-        Repeating it is harmless, so an unknown outcome is simply tried again. A topic that is gone owes nothing.
+        Repeating it is harmless, so an unknown outcome is simply tried again. A topic that is gone owes nothing. Those
+        that are owed are tried whatever failed before: the budget alone stops them.
         """
-        if self.exhausted:
+        if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
         self._left -= 1
-        error = ""
         for attempt in range(ATTEMPTS):
             self._rate.take(1)
             try:
                 admin.unload(topic)
             except NotFound:
                 return ""
+            except AccessDenied as failure:
+                self._failed, self._failure = GIVE_UP, str(failure)
+                return self._failure
             except LifecycleError as failure:
-                error = str(failure)
+                self._failure = str(failure)
                 if attempt + 1 < ATTEMPTS:
                     self._clock.sleep(2.0**attempt)
             else:
+                self._failed = 0
                 return ""
-        return error
+        self._failed += 1
+        return self._failure
 
 
 @dataclass(frozen=True, slots=True)

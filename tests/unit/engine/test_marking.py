@@ -704,6 +704,50 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
     assert len(scene.owed) == 9
 
 
+@pytest.mark.parametrize(("error", "written"), [(AccessDenied("403"), 1), (Unavailable("503"), 3)])
+def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Exception, written: int) -> None:
+    orders: list[TrimOrder] = []
+    for n in range(6):
+        topic = Topic.parse(f"persistent://acme/orders/t{n}")
+        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
+        scene.cluster.topic(topic, ids)
+        scene.cluster.load(topic)
+        orders.append(TrimOrder(topic, frozenset(ids[:1])))
+
+    def fails(topic: Topic) -> None:
+        raise error
+
+    scene.cluster.admin.on_unload = fails
+    found: list[Marked] = []
+    scene.act(
+        lambda run, tools, permit: found.extend(marking.trim_topics(run, tools, permit, orders)) or found,
+        loaded_topics=True,
+    )
+    assert [one.outcome for one in found if one.ledger_id >= 0] == [REMOVED] * written + [LEFT_TO_BROKER] * (
+        6 - written
+    )
+    reasons = {one.reason for one in found if one.outcome == LEFT_TO_BROKER}
+    assert reasons == {f"its topic is loaded, and unloads fail: {error}"}
+    assert len(scene.sent) == len(scene.owed) == written
+
+
+def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) -> None:
+    failures = iter([Unavailable("503")] * 9)
+
+    def at_first(topic: Topic) -> None:
+        if error := next(failures, None):
+            raise error
+
+    scene.cluster.admin.on_unload = at_first
+    scene.cluster.load(TOPIC)
+    unloads = Unloads(5, 9, scene.cluster.clock)
+    for _ in range(3):
+        assert unloads.unload(scene.cluster.admin, TOPIC) == "503"
+    assert (unloads.refusal, unloads.left) == ("unloads fail: 503", 0)
+    assert unloads.unload(scene.cluster.admin, TOPIC) == ""
+    assert (unloads.refusal, unloads.left) == ("", 5)
+
+
 def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
     names = [Topic.parse(f"persistent://acme/orders/{name}") for name in "abcz"]
 
