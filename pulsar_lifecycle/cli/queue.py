@@ -21,9 +21,13 @@ from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.queue_state import QueueState
     from pulsar_lifecycle.plan.metrics import DeletionRun
+    from pulsar_lifecycle.ports import QueueReader
     from pulsar_lifecycle.settings import Settings
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
+
+REASONS = 3
+"""Reasons of dead letters that are named, the most frequent ones."""
 
 
 @app.callback()
@@ -72,6 +76,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
     ):
         waiting = look(admin, reader, now)
+        dead = _dead_letters(settings, reader, waiting.dead, now) if waiting.dead else []
     tallies = tallied(settings.lake.path, now)
     counted = metrics.count(tallies, settings.cluster)
     runs = metrics.deletion_runs(tallies, settings.cluster)
@@ -90,6 +95,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "run_before": _run(runs[-2]) if len(runs) > 1 else None,
         "findings": [
             *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
+            *dead,
             *_findings(waiting, paused, settings),
             *_failing(settings.lake.path, runs[-2:]),
             *_stuck(settings.lake.path, runs[-2:]),
@@ -154,14 +160,41 @@ def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     ]
 
 
+def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int) -> list[str]:
+    """The reasons of those looked at, each with a ledger to follow."""
+    from pulsar_lifecycle.engine.redrive import letters_of, look
+    from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.io.journal import dead_letter_reasons
+    from pulsar_lifecycle.io.queue import DLQ_TOPIC
+    from pulsar_lifecycle.io.queue_state import LOOKED_AT
+
+    told = show.counted(count, "dead letter")
+    try:
+        found = look(reader, DLQ_TOPIC, LOOKED_AT)
+    except LifecycleError as error:
+        return [f"{told}, which cannot be looked at now: {error}"]
+    if found.oldest is None:
+        return [f"{told}, which cannot be looked at now: the broker shows none of them"]
+    since = max(0, min(found.oldest, now) - 3_600_000)  # another clock than the broker's dates the journal
+    letters = letters_of(found.messages, dead_letter_reasons(settings.lake.path, settings.cluster, since))
+    if len(letters) < count:
+        told += f", {len(letters)} of them looked at"
+    ledgers = {letter.reason: letter.message.info.ledger_id for letter in reversed(letters) if letter.message.info}
+    reasons = Counter(letter.reason for letter in letters).most_common()
+    causes = [
+        f"{number} with: {reason}"
+        + (f" (`pulsar-lifecycle journal --ledger {ledgers[reason]}`)" if reason in ledgers else "")
+        for reason, number in reasons[:REASONS]
+    ]
+    if rest := reasons[REASONS:]:
+        causes.append(f"{sum(number for _, number in rest)} with {show.counted(len(rest), 'other reason')}")
+    causes.append("mend that, then run the job redrive_dead_letters")
+    return [f"{told}: {'; '.join(causes)}"]
+
+
 def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Settings) -> list[str]:
     """What needs an operator, each with what to do."""
     found: list[str] = []
-    if waiting.dead:
-        found.append(
-            f"{show.counted(waiting.dead, 'dead letter')}: look why (`pulsar-lifecycle journal`), mend it, "
-            "then run the job redrive_dead_letters"
-        )
     if waiting.unsubscribed:
         found.append(
             f"no subscription on {', '.join(waiting.unsubscribed)}: what is sent there is lost; "

@@ -15,15 +15,17 @@ from pulsar_lifecycle.cli import queue as command
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
 from pulsar_lifecycle.io import queue_state
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.io.zk import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Page, Received
 from tests.fakes.broker_admin import FakeBrokerAdmin
@@ -36,21 +38,43 @@ NOW = 1_700_000_000_000
 
 
 class Reader:
-    """What waits in front of each partition, as delays in ms since ``NOW``; silent when told so."""
+    """What waits in front of each partition, as delays in ms since ``NOW``, and dead letters; silent when told so."""
 
-    def __init__(self) -> None:
+    def __init__(self, admin: FakeBrokerAdmin) -> None:
+        self.admin = admin
         self.delays: dict[str, list[int]] = {}
+        self.dead: list[Received] = []
         self.mute = False
         self.end = True
 
     def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
         if self.mute:
             raise Unavailable("the binary port does not answer")
+        if part == DLQ_TOPIC:
+            return Page(tuple(self.dead[:limit]), Position(1, 1), self.end)
         messages = [
             Received(b"", str(part), b"", {DELAY_TIME: str(d)} if d else {}, NOW, None, "")
             for d in self.delays.get(str(part), [])
         ]
         return Page(tuple(messages), Position(1, 1), self.end)
+
+    def partitions(self, topic: Topic) -> list[Topic]:
+        return topics_of(self.admin, topic)
+
+    def backlog(self, part: Topic) -> int:
+        return self.admin.backlog(part, SUBSCRIPTION)
+
+    def bury(self, ledger_id: int | None) -> None:
+        """One more dead letter; without a ledger one that cannot be parsed."""
+        info = None
+        if ledger_id is not None:
+            info = PendingDeleteLedgerInfo(
+                topic_name="persistent://acme/orders/placed",
+                component=LedgerComponent.MANAGED_LEDGER,
+                ledger_id=ledger_id,
+            )
+        self.dead.append(Received(b"", str(DLQ_TOPIC), b"", {}, ROW.at, info, "" if info else "no JSON"))
+        fill(self.admin, DLQ_TOPIC, len(self.dead))
 
     def close(self) -> None:
         pass
@@ -69,8 +93,8 @@ def admin() -> FakeBrokerAdmin:
 
 
 @pytest.fixture
-def reader() -> Reader:
-    return Reader()
+def reader(admin: FakeBrokerAdmin) -> Reader:
+    return Reader(admin)
 
 
 @pytest.fixture
@@ -193,7 +217,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         fill(admin, part(DELETION_TOPIC, 0), 1)
     assert run("queue", "status") == 1
     said = {
-        "dead letters": "2 dead letters: look why",
+        "dead letters": "2 dead letters, which cannot be looked at now: the broker shows none of them",
         "subscription": "no subscription on persistent://pulsar/system/__ledger_deletion-RETRY-partition-1",
         "paused": "bookie-3 is being replaced",
         "retries": "1 of them with: its bookie is away; mend that",
@@ -203,6 +227,37 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     out = capsys.readouterr().out
     assert said[finding] in out
     assert "nothing needs you" not in out
+
+
+def test_dead_letters_are_named_by_reason_with_a_command_that_works(
+    cluster: Path, reader: Reader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reasons = dict(enumerate(["changed", *["no credentials"] * 3, "changed", "a", "b"], 1))
+    FileJournal(str(tmp_path / "lake")).record(
+        [replace(ROW, ledger_id=i, outcome=DEAD_LETTERED, reason=why) for i, why in reasons.items()]
+    )
+    for ledger_id in reasons:
+        reader.bury(ledger_id)
+    reader.bury(None)
+    assert run("queue", "status", "--json") == 1
+    finding = document(capsys)["findings"][0]
+    assert finding == (
+        "8 dead letters: 3 with: no credentials (`pulsar-lifecycle journal --ledger 2`); "
+        "2 with: changed (`pulsar-lifecycle journal --ledger 1`); 1 with: a (`pulsar-lifecycle journal --ledger 6`); "
+        "2 with 2 other reasons; mend that, then run the job redrive_dead_letters"
+    )
+    assert run("journal", "--ledger", "2") == 0
+    assert "no credentials" in capsys.readouterr().out
+
+
+def test_dead_letters_that_cannot_be_looked_at_say_so(
+    cluster: Path, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader.bury(None)
+    reader.mute = True
+    assert run("queue", "status", "--json") == 1
+    (finding,) = document(capsys)["findings"]
+    assert finding == "1 dead letter, which cannot be looked at now: the binary port does not answer"
 
 
 @pytest.mark.parametrize(
