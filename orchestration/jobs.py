@@ -13,6 +13,7 @@ from assets import dead_letters
 from assets.deletion import outcomes_shown
 from assets.names import FINDINGS, METASTORE, key
 from orchestration.failures import wrong_configuration_fails
+from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.redrive import Wanted, chosen
 from pulsar_lifecycle.plan.deletion import Caps
@@ -113,9 +114,12 @@ class RedriveConfig(dg.Config):
     dry_run: bool = True
 
     def wanted(self) -> Wanted:
-        """The library's form of it."""
+        """The library's form of it. Raises UsageError."""
         return Wanted(
-            frozenset(self.ledger_ids), frozenset(self.topics), frozenset(self.namespaces), self.reason.strip()
+            ledgers_of("ledger_ids", self.ledger_ids),
+            frozenset(str(topic_of("topics", name)) for name in self.topics),
+            frozenset(str(namespace_of("namespaces", name)) for name in self.namespaces),
+            self.reason.strip(),
         )
 
 
@@ -126,37 +130,44 @@ class RedriveConfig(dg.Config):
 @wrong_configuration_fails()
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
-    settings = lifecycle.settings()
+    settings, wanted = lifecycle.settings(), config.wanted()
     if config.dry_run:
         with dead_letters.open_reader(settings) as (_, reader):
             picture = dead_letters.take_picture(reader, settings)
-        some = chosen(picture.letters, config.wanted(), config.max_messages)
+        some = chosen(picture.letters, wanted, config.max_messages)
         context.add_output_metadata(
             {**picture.shown(), "would send": len(some), "would be sent": dead_letters.sample(some)}
         )
         context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
         return
-    done = redrive_now(settings, context.run_id, config.wanted(), config.max_messages, context.log.info)
-    context.add_output_metadata(
-        {
-            "sent": done.sent,
-            "failed": done.failed,
-            "looked at": done.looked,
-            "not handed out by the broker": done.withheld,
-            "unparseable, left": done.unparseable,
-            "sent again": dead_letters.sample(done.sample),
-        }
-    )
+    done = redrive_now(settings, context.run_id, wanted, config.max_messages, context.log.info)
+    metadata = {
+        "sent": done.sent,
+        "failed": done.failed,
+        "looked at": done.looked,
+        "not handed out by the broker": done.withheld,
+        "unparseable, left": done.unparseable,
+        "sent again": dead_letters.sample(done.sample),
+    }
     if done.failed:
         raise dg.Failure(
-            f"{done.failed} dead letters could not be sent, the first: {done.first_error}; they are where they were"
+            f"{done.failed} dead letters could not be sent, the first: {done.first_error}; they are where they were",
+            metadata=metadata,
         )
     if done.withheld:
         raise dg.Failure(
             f"{done.sent} were sent, and {done.withheld} dead letters were never seen: another consumer holds them, or "
             f"the {done.looked} before them, of which too many are not wanted, fill up maxUnackedMessagesPerConsumer; "
-            "end that consumer, or redrive what is in front first, without a filter"
+            "end that consumer, or redrive what is in front first, without a filter",
+            metadata=metadata,
         )
+    if done.looked and not done.sent:
+        raise dg.Failure(
+            f"nothing was sent: of {done.looked} dead letters {done.unparseable} cannot be parsed, and no other is "
+            "what ledger_ids, topics, namespaces and reason ask for",
+            metadata=metadata,
+        )
+    context.add_output_metadata(metadata)
 
 
 @dg.job(

@@ -7,8 +7,8 @@ from pydantic import Field
 from assets.names import key
 from assets.offload import check_done, outcomes_shown
 from orchestration.failures import wrong_configuration_fails
+from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.engine.marking import GOES
-from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import ROLLED_BACK
 from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now, take_back
 from resources.lifecycle import LifecycleResource
@@ -65,8 +65,8 @@ class TakeBackConfig(dg.Config):
 @wrong_configuration_fails()
 def take_back_op(context: dg.OpExecutionContext, config: TakeBackConfig, lifecycle: LifecycleResource) -> None:
     """Refused for what BookKeeper does not have whole, or was given up there."""
-    topic = Topic.parse(config.topic)
-    outcomes = take_back(lifecycle.cluster(), context.run_id, topic, config.ledger_ids, dry_run=config.dry_run)
+    topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
+    outcomes = take_back(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
     metadata = outcomes_shown(outcomes)
     wrong = [one for one in outcomes if one.outcome not in (GOES, ROLLED_BACK)]
     if wrong:

@@ -9,10 +9,10 @@ from pydantic import Field
 
 from assets import show
 from orchestration.failures import wrong_configuration_fails
+from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
-from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.spark import phase_one
 from resources.lifecycle import LifecycleResource
@@ -27,13 +27,6 @@ COLUMNS = {
 }
 
 
-def _topic(name: str) -> Topic:
-    try:
-        return Topic.parse(name)
-    except CorruptFormat as error:
-        raise UsageError(f"topics: {error}") from error
-
-
 class TrimmedTopic(dg.Config):
     """Which ledgers leave one topic's list: those named, or every one up to ``up_to_ledger`` (inclusive)."""
 
@@ -43,9 +36,11 @@ class TrimmedTopic(dg.Config):
 
     def order(self) -> TrimOrder:
         """The library's form of it. Raises UsageError."""
+        ledgers_of(f"{self.topic}: up_to_ledger", [] if self.up_to_ledger == -1 else [self.up_to_ledger])
         if bool(self.ledgers) == (self.up_to_ledger >= 0):
             raise UsageError(f"{self.topic}: give either ledgers or up_to_ledger")
-        return TrimOrder(_topic(self.topic), frozenset(self.ledgers), self.up_to_ledger)
+        ledgers = ledgers_of(f"{self.topic}: ledgers", self.ledgers)
+        return TrimOrder(topic_of("topics", self.topic), ledgers, self.up_to_ledger)
 
 
 class TrimConfig(dg.Config):
@@ -96,7 +91,10 @@ def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
 
 
 def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, Any]:
-    """Metadata of what ``work`` did; a failed topic, or a stop with some topics done, is a Failure that carries it."""
+    """Metadata of what ``work`` did.
+
+    A failed topic, a run that was refused everything, or a stop with some topics done, is a Failure that carries it.
+    """
     done: list[Marked] = []
     try:
         marked = work(done.extend)
@@ -108,8 +106,16 @@ def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, A
     failed = [one for one in marked if one.outcome == FAILED]
     if failed:
         first = f"{failed[0].topic}: {failed[0].reason}"
-        raise dg.Failure(f"{len(failed)} topics failed, the first: {first}", metadata=metadata)
+        raise dg.Failure(f"{_topics(failed)} failed, the first: {first}", metadata=metadata)
+    if marked and not dry_run and all(one.outcome == REFUSED for one in marked):
+        first = f"{marked[0].topic}: {marked[0].reason}"
+        raise dg.Failure(f"nothing was done, {_topics(marked)} refused, the first: {first}", metadata=metadata)
     return metadata
+
+
+def _topics(marked: Sequence[Marked]) -> str:
+    count = len({one.topic for one in marked})
+    return f"{count} topic{'s' if count > 1 else ''}"
 
 
 @dg.op(
@@ -144,7 +150,7 @@ def trim_topics_job() -> None:
 @wrong_configuration_fails()
 def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig, lifecycle: LifecycleResource) -> None:
     """A topic that the broker refuses stays; its messages find it in use and are kept."""
-    topics = [_topic(name) for name in config.topics]
+    topics = [topic_of("topics", name) for name in config.topics]
     cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
     metadata = finish(
         dry_run,

@@ -323,3 +323,30 @@ def test_a_redrive_that_failed_fails_its_run(scene: Scene, monkeypatch: pytest.M
     monkeypatch.setattr(jobs, "redrive_now", lambda *_: failed)
     with pytest.raises(dg.Failure, match="TopicTerminated"):
         run_redrive(scene, dry_run=False)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"topics": ["acme/orders/placed"]}, "topics: "),
+        ({"namespaces": ["acme"]}, "namespaces: "),
+        ({"namespaces": ["persistent://acme/orders"]}, "namespaces: "),
+        ({"ledger_ids": [-1]}, "ledger_ids: -1 is no ledger id"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_redrive_refuses_names_that_are_none(scene: Scene, config: dict[str, Any], why: str, dry_run: bool) -> None:
+    with pytest.raises(dg.Failure, match=why):
+        run_redrive(scene, dry_run=dry_run, **config)
+
+
+@pytest.mark.parametrize(("looked", "fails"), [(3, True), (0, False)])
+def test_a_redrive_that_wants_none_of_what_waits_fails(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, looked: int, fails: bool
+) -> None:
+    monkeypatch.setattr(jobs, "redrive_now", lambda *_: Redriven(looked=looked, unparseable=looked // 3))
+    if not fails:
+        assert run_redrive(scene, dry_run=False)["sent"] == 0
+        return
+    with pytest.raises(dg.Failure, match="nothing was sent: of 3 dead letters 1 cannot be parsed"):
+        run_redrive(scene, dry_run=False, namespaces=["acme/gone"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import dagster as dg
 import pytest
 
@@ -25,6 +27,15 @@ def test_a_topic_with_its_ledgers_is_an_order() -> None:
     topic = Topic.parse(NAME)
     assert TrimmedTopic(topic=NAME, ledgers=[3, 1]).order() == TrimOrder(topic, frozenset({1, 3}))
     assert TrimmedTopic(topic=NAME, up_to_ledger=0).order() == TrimOrder(topic, up_to=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"ledgers": [1, -2]}, {"ledgers": [2**63]}, {"up_to_ledger": -2}, {"ledgers": [1], "up_to_ledger": -7}],
+)
+def test_what_is_no_ledger_id_is_refused(given: dict[str, object]) -> None:
+    with pytest.raises(UsageError, match=rf"{NAME}: .* is no ledger id"):
+        TrimmedTopic.model_validate({"topic": NAME, **given}).order()
 
 
 @pytest.mark.parametrize("given", [{}, {"ledgers": [1], "up_to_ledger": 2}])
@@ -68,6 +79,30 @@ def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     with pytest.raises(dg.Failure, match="paused: why") as failure:
         finish(False, work)
     assert failure.value.metadata["ledgers"].value == 1
+
+
+NO_TOPIC = Marked(NAME, -1, REFUSED, "it is no topic")
+HELD = Marked(f"{NAME}-2", 1, REFUSED, "a legal hold", 10, "Managed-Ledger")
+
+
+def test_a_run_that_was_refused_everything_fails() -> None:
+    rows = [NO_TOPIC, HELD, replace(HELD, ledger_id=2)]
+    with pytest.raises(dg.Failure, match=f"nothing was done, 2 topics refused, the first: {NAME}: it is no topic") as e:
+        finish(False, lambda report: rows)
+    assert e.value.metadata["ledgers"].value == 2
+    assert finish(True, lambda report: rows)["ledgers"] == 2
+
+
+@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER])
+def test_a_run_that_was_refused_some_does_not_fail(outcome: str) -> None:
+    assert finish(False, lambda report: [NO_TOPIC, HELD, replace(HELD, ledger_id=2, outcome=outcome)])["ledgers"] == 2
+    assert finish(False, lambda report: [])["ledgers"] == 0
+
+
+def test_failed_topics_are_counted_once() -> None:
+    rows = [replace(one, topic=NAME, outcome=FAILED) for one in (NO_TOPIC, HELD)]
+    with pytest.raises(dg.Failure, match=r"^1 topic failed, the first: "):
+        finish(False, lambda report: rows)
 
 
 def test_a_run_that_is_stopped_before_it_did_anything_says_only_why() -> None:
