@@ -156,13 +156,14 @@ def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A topic at one moment, and what may leave it."""
+    """A topic at one moment, and what may leave it; ``witness`` is empty if nothing may."""
 
     topic: Topic
     node: Node
     info: ManagedLedgerInfo
     copies: Mapping[int, Copy]
     verdicts: Sequence[Verdict]
+    witness: str
 
     @property
     def goes(self) -> list[int]:
@@ -189,9 +190,9 @@ def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
     reason = reason or trimming.intent_rule(topic, run.context)
     verdicts = trimming.judge(info, positions, copies, asked, run.context, reason)
-    if any(v.goes for v in verdicts):
-        witness(tools.store, run.ledgers_root, topic, info)
-    return _View(topic, node, info, copies, verdicts)
+    goes = any(v.goes for v in verdicts)
+    beside = witness(tools.store, run.ledgers_root, topic, node, info) if goes else ""
+    return _View(topic, node, info, copies, verdicts, beside)
 
 
 def _loaded(run: TopicRun, tools: Tools, view: _View) -> str:
@@ -216,7 +217,7 @@ class _Trim:
         self._marks: dict[int, Mapping[str, Any]] = {}
         """Ledger id -> what its journalled mark names."""
         self._outcomes: dict[int, Marked] = {}
-        self._write = TopicWrite(run.ledgers_root, tools, permit, order.topic)
+        self._write = TopicWrite(tools, permit, order.topic)
 
     def run(self) -> list[Marked]:
         try:
@@ -322,7 +323,7 @@ class _Trim:
             return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
         data = managed_ledger.encode(replace(view.info, ledgers=kept))
-        if not self._write.write(view.node, data):
+        if not self._write.write(view.node, data, view.witness):
             return False
         self._outcomes |= removed
         return True

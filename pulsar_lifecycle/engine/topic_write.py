@@ -86,8 +86,8 @@ class TopicRun:
 class TopicWrite:
     """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
 
-    def __init__(self, root: str, tools: Tools, permit: Permit, topic: Topic) -> None:
-        self._root, self._store, self._admin, self._clock = root, tools.store, tools.admin, tools.clock
+    def __init__(self, tools: Tools, permit: Permit, topic: Topic) -> None:
+        self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
         self._permit, self._topic = permit, topic
         self._owed: OwedUnload | None = None
         self._newly_owed = False
@@ -115,12 +115,11 @@ class TopicWrite:
         self._newly_owed = control.owe_unload(self._store, owed) or self._newly_owed
         self._owed = owed
 
-    def write(self, node: Node, data: bytes) -> bool:
-        """Compare-and-set ``node``; :meth:`owe` comes before. False: what is there now decides, read it again.
+    def write(self, node: Node, data: bytes, beside: str) -> bool:
+        """Compare-and-set ``node`` while its :func:`witness` is ``beside`` it; :meth:`owe` comes before.
 
-        Raises Refused where it has no :func:`witness`.
+        False: what is there now decides, read it again.
         """
-        beside = witness(self._store, self._root, self._topic, managed_ledger.decode(node.data))
         try:
             self._store.write(node.path, data, node.stat.version, beside)
         except OutcomeUnknown:
@@ -164,21 +163,25 @@ class TopicWrite:
         return ""
 
 
-def witness(store: MetadataStore, root: str, topic: Topic, info: ManagedLedgerInfo) -> str:
-    """The z-node of the last of a topic's ledgers that BookKeeper has; a write of the topic demands that it is there.
+def witness(store: MetadataStore, root: str, topic: Topic, node: Node, info: ManagedLedgerInfo) -> str:
+    """The z-node of a ledger that goes when the topic is deleted; a write of the topic demands that it is still there.
 
     A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
-    ledger with it. Raises Refused where BookKeeper has none of them.
+    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, has not given up
+    there: a broker leaves those behind. Raises Refused where there is none, or another topic of the name by now.
     """
-    ids = sorted((item.ledger_id for item in info.ledgers), reverse=True)
+    ids = sorted((i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)), reverse=True)
     paths = [ledger_path.ledger_path(one, root) for one in ids]
     for some in (paths[:1], paths[1:]):
-        for path, found in zip(some, store.read(some) if some else [], strict=True):
-            if found is not None:
+        *found, now = store.read([*some, node.path])  # the topic last: it was there when its ledgers were read
+        if not isinstance(now, Node) or now.stat.czxid != node.stat.czxid:
+            raise Refused(f"{topic} was deleted while it was looked at; run again")
+        for path, ledger in zip(some, found, strict=True):
+            if ledger is not None:
                 return path
     raise Refused(
-        f"{topic}: BookKeeper has none of the ledgers that it lists, so nothing tells it from a topic of the same name "
-        "that is created meanwhile; produce to it once: its broker then adds a ledger"
+        f"{topic}: BookKeeper has none of the ledgers that it lists as there, so nothing tells it from a topic of the "
+        "same name that is created meanwhile; produce to it once: its broker then adds a ledger"
     )
 
 
@@ -226,7 +229,7 @@ def edit_topic(
     ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
     and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
     """
-    write = TopicWrite(run.ledgers_root, tools, permit, topic)
+    write = TopicWrite(tools, permit, topic)
     try:
         said = _edit(run, tools, permit, topic, change, policy, write)
     except LifecycleError as error:
@@ -256,10 +259,11 @@ def _edit(
             stays = f"its topic is loaded, and {refusal}"
         if stays:
             return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+        beside = witness(tools.store, run.ledgers_root, topic, node, info)
         if loaded:
             permit.unloads.wait()
         permit.check(tools.store)
         write.owe(bool(loaded))
-        if write.write(node, managed_ledger.encode(wanted)):
+        if write.write(node, managed_ledger.encode(wanted), beside):
             return said
     raise Refused(f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again")

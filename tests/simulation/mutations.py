@@ -19,10 +19,10 @@ from pulsar_lifecycle.engine import (
     owners,
     standing,
     topic_deletion,
-    topic_write,
     unsettled,
 )
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
+from pulsar_lifecycle.engine.topic_write import TopicWrite
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import RETRYING, WAITING
@@ -340,7 +340,8 @@ def take_beside_open_ledgers() -> AbstractContextManager[Any]:
 
 def whatever_is_beside() -> AbstractContextManager[Any]:
     """A topic's z-node is written by its version alone."""
-    return patch.object(topic_write, "witness", lambda *given: "")
+    real = TopicWrite.write
+    return patch.object(TopicWrite, "write", lambda self, node, data, beside: real(self, node, data, ""))
 
 
 @contextmanager

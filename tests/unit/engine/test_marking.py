@@ -1006,6 +1006,28 @@ def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
     assert scene.rows[LEFT] == scene.ids[:3]
 
 
+@pytest.mark.parametrize("moment", range(70))
+def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledger_survives(
+    scene: Scene, moment: int
+) -> None:
+    made: list[int] = []
+    seen = [0]
+
+    def look(operation: Operation) -> None:
+        seen[0] += 1
+        if seen[0] == moment + 1 and scene.listed == scene.ids:
+            for ledger_id in scene.ids[1:]:
+                scene.cluster.remove(scene.cluster.path(ledger_id))
+            scene.cluster.remove(f"{scene.path}/s")
+            scene.cluster.remove(scene.path)
+            made.append(scene.cluster.ledger(data_tags(TOPIC)))
+            scene.cluster.topic(TOPIC, made)
+
+    scene.store.before = look
+    scene.trim()
+    assert scene.listed == (made or scene.ids[3:])
+
+
 @pytest.mark.parametrize("error", [Unavailable("no answer"), LeaseLost("it is another's"), StoreError("no")])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_journal_has_the_last_word_on_what_an_error_interrupted(scene: Scene, when: str, error: Exception) -> None:

@@ -5,8 +5,10 @@ What trimming makes of it is in test_marking.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -31,7 +33,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.ports import Node
@@ -367,24 +369,57 @@ def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it(
     Other(Scene(loaded=True)).settle()  # no holder, nothing owed
 
 
+def created_again(scene: Scene, surviving: Collection[int] = ()) -> tuple[LedgerInfo, ...]:
+    """The topic is deleted with its ledgers but for some, and created with another one; it has the same version."""
+    version = scene.version
+    for item in scene.info.ledgers:
+        if item.ledger_id not in surviving:
+            scene.cluster.remove(scene.cluster.path(item.ledger_id))
+    scene.cluster.remove(scene.path)
+    made = ManagedLedgerInfo((LedgerInfo(scene.cluster.ledger(data_tags(TOPIC))),))
+    for _ in range(version + 1):
+        scene.cluster.put(scene.path, managed_ledger.encode(made))
+    assert scene.version == version
+    return made.ledgers
+
+
 def test_a_topic_that_was_created_again_and_has_the_same_version_is_left_alone() -> None:
     scene = Scene(loaded=False)
-    before, made = scene.info.ledgers, list[ManagedLedgerInfo]()
-
-    def again() -> None:
-        """Deleted with its ledgers, and created with another one."""
-        version = scene.version
-        for item in before:
-            scene.cluster.remove(scene.cluster.path(item.ledger_id))
-        scene.cluster.remove(scene.path)
-        made.append(ManagedLedgerInfo((LedgerInfo(scene.cluster.ledger(data_tags(TOPIC))),)))
-        for _ in range(version + 1):
-            scene.cluster.put(scene.path, managed_ledger.encode(made[0]))
-        assert scene.version == version
-
-    scene.on_write(again)
+    made: list[tuple[LedgerInfo, ...]] = []
+    scene.on_write(lambda: made.append(created_again(scene)))
     scene.edit()
-    assert scene.info.ledgers == made[0].ledgers
+    assert [scene.info.ledgers] == made
+
+
+@pytest.mark.parametrize("moment", range(20))
+def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledger_survives(moment: int) -> None:
+    """A broker may leave a ledger behind that is not the last one."""
+    scene = Scene(loaded=False)
+    made: list[tuple[LedgerInfo, ...]] = []
+    seen = [0]
+
+    def look(operation: Operation) -> None:
+        seen[0] += not scene.written
+        if seen[0] == moment + 1 and not made and not scene.written:
+            made.append(created_again(scene, scene.ids[:1]))
+
+    scene.store.before = look
+    with contextlib.suppress(Refused):
+        scene.edit()
+    assert not made or scene.info.ledgers == made[0]
+
+
+def test_what_is_given_up_in_bookkeeper_is_no_witness() -> None:
+    """A broker that deletes the topic leaves it behind."""
+    scene = Scene(loaded=True)
+    first, last = scene.info.ledgers
+    offload = OffloadContext(UUID(int=1), True, True, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.put(scene.path, managed_ledger.encode(ManagedLedgerInfo((replace(first, offload=offload), last))))
+    scene.cluster.wait(1)
+    scene.cluster.remove(scene.cluster.path(last.ledger_id))
+    with pytest.raises(Refused, match="BookKeeper has none of the ledgers that it lists as there"):
+        scene.edit()
+    assert (scene.written, scene.owed) == (False, [])
 
 
 def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None:
@@ -392,12 +427,12 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     other = Other(scene)
     cluster = scene.cluster
     tools = Tools(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
-    late = TopicWrite("/ledgers", tools, other.permit, TOPIC)
+    late = TopicWrite(tools, other.permit, TOPIC)
     node = other.store.read([scene.path])[0]
     assert isinstance(node, Node)
     late.owe(False)
     scene.edit()
-    assert not late.write(node, b"")
+    assert not late.write(node, b"", scene.cluster.path(scene.ids[-1]))
     assert late.settle(sure=True) == ""
     assert (scene.written, scene.owed) == (True, [False])
 
