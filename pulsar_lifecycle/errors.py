@@ -13,6 +13,7 @@
     │   ├── Conflict             a compare-and-set found another version, or the node exists
     │   └── AccessDenied         authentication or authorization failed
     └── Unavailable              no answer, or a try-again answer; a read may be repeated
+        ├── Failed               a server answered that it failed, and why
         ├── OutcomeUnknown       connection lost while a write was under way: read again, never compensate
         └── Overloaded           the latency guard stopped us
 
@@ -84,6 +85,10 @@ class AccessDenied(StoreError):
 
 class Unavailable(LifecycleError):
     """No answer, or an answer that asks to try again; reads may be repeated."""
+
+
+class Failed(Unavailable):
+    """A server answered that it failed at a read, and why; trying again may help."""
 
 
 class OutcomeUnknown(Unavailable):

@@ -20,15 +20,18 @@ from uuid import UUID
 from pulsar_lifecycle.engine import control, standing
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.control import OwedUnload
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import Place, Tools
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER, STOPPING, Said, TopicRun, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
-from pulsar_lifecycle.errors import AccessDenied, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, Failed, LifecycleError, Refused, Unavailable
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
+from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST
 from pulsar_lifecycle.plan.outcomes import READ_THROUGH_BROKER, SEEN, UNSEEN
+from pulsar_lifecycle.ports import Unread
 
 CANARY_UNLOADS = 2
 """Unloads that having a ledger read may take: before it or after its commit, and after it is taken back."""
@@ -40,6 +43,12 @@ SEEN_FOR = 24 * 3_600_000
 
 ASKED = 3
 """Topics whose brokers could not read a place, after which no other is asked in a run."""
+
+LOOKED_AT = 20
+"""Entries at each end of a ledger among which one must be that REST can show."""
+
+HEADERS = 3_000
+"""Bytes of a message's metadata that REST can show for certain: it puts them into headers, of 8 KiB in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +73,6 @@ class Copy:
         if offload is None or not (offload.complete and offload.uuid and offload.driver_name):
             return None
         return cls(item.ledger_id, entries, offload.uuid, offload.driver_name, tuple(offload.driver_metadata.items()))
-
-
-Place = tuple[str, str, tuple[tuple[str, str], ...]]
-"""A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
 
 
 def place_of(topic: Topic, one: Copy | Attempt) -> Place:
@@ -117,8 +122,52 @@ class Unheard(Refused):
     """What a broker reads, or would read, shows nothing."""
 
 
-def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy) -> str:
-    """Why its broker does not read the first and the last entry of an offloaded ledger; empty if it does.
+def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
+    """An entry at each end of a ledger that its broker can be asked for. Raises Unheard where REST can show none.
+
+    Entries that consumers read well may get an error or no answer there: a message's metadata goes into headers, and a
+    chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
+    """
+    try:
+        node = tools.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
+        if node is None:
+            return list(dict.fromkeys((0, copy.entries - 1)))
+        if isinstance(node, Unread):
+            raise Unheard(f"which of its entries its broker can be asked for is not known: {node.reason}")
+        metadata = ledger_metadata.decode(node.data)
+
+        def first_shown(ids: Iterable[int]) -> int | None:
+            one = (tools.reader.read(copy.ledger_id, metadata, i, i)[0] for i in ids)
+            return next((entry.entry_id for entry in one if _shown_by_rest(entry.payload)), None)
+
+        last = copy.entries - 1
+        first = first_shown(range(min(LOOKED_AT, copy.entries)))
+        if first is None:
+            raise Unheard(
+                f"none of its first {LOOKED_AT} entries can be asked for by REST (chunks of compressed messages, or "
+                f"properties of over {HEADERS} bytes): another ledger of its namespace must be offloaded first"
+            )
+        found = first_shown(range(last, max(first, last - LOOKED_AT), -1))
+        return [first] if found is None else [first, found]
+    except (*STOPPING, Unheard):
+        raise
+    except LifecycleError as error:
+        raise Unheard(f"which of its entries its broker can be asked for is not known: {error}") from error
+
+
+def _shown_by_rest(payload: bytes) -> bool:
+    try:
+        entry = message.decode(payload)
+    except CorruptFormat:
+        return True  # as a broker sees it: whatever it says of it
+    compressed = entry.compression is not Compression.NONE and not entry.encrypted
+    return not (entry.chunk and compressed) and len(message.split(payload).metadata) <= HEADERS
+
+
+def read_by_broker(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, entries: Iterable[int]
+) -> str:
+    """Why its broker does not read these entries of an offloaded ledger; empty if it does.
 
     Where the policy does not let loaded topics be written, the topic must not stay loaded because of this: it is owed
     an unload. Raises Unheard where the read was not made or shows nothing; Paused, LeaseLost.
@@ -139,7 +188,7 @@ def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, co
         raise Unheard(f"whether its broker can read it is not known: {error}") from error
     unread = ""
     try:
-        for entry_id in dict.fromkeys((0, copy.entries - 1)):
+        for entry_id in entries:
             tools.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
     except STOPPING:
         raise
@@ -147,8 +196,7 @@ def read_by_broker(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, co
         unread = _unread(error, copy)
     with contextlib.suppress(LifecycleError):  # it is noted already
         owe()
-    if not unread:
-        _check_named(tools, topic, copy)
+    _check_named(tools, topic, copy)
     return unread
 
 
@@ -189,17 +237,26 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
         why = NO_UNLOADS if permit.unloads.left < CANARY_UNLOADS else _not_fresh(run, tools, permit, topic)
         if why:
             return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
-        if why := read_by_broker(run, tools, permit, topic, copy):
+        entries = entries_to_ask(run, tools, copy)
+        why = read_by_broker(run, tools, permit, topic, copy, entries)
+        if why:
             asked[topic] = Said(FAILED, why)
-            record_unseen(run, tools, topic, copy, canary, why)
-            return asked[topic]
-        canary.loaded.add(topic)
-        record_seen(run, tools, topic, copy, canary)
+        else:
+            canary.loaded.add(topic)
     except STOPPING:
         raise
     except LifecycleError as error:
         return Said(FAILED, f"no broker has read its place yet: {error}")
-    return None
+    try:
+        if why:
+            record_unseen(run, tools, topic, copy, canary, why)
+        else:
+            record_seen(run, tools, topic, copy, canary)
+    except STOPPING:
+        raise
+    except LifecycleError as error:
+        asked[topic] = Said(FAILED, f"no broker has read its place yet: {error}")
+    return asked.get(topic)
 
 
 def _not_fresh(run: TopicRun, tools: Tools, permit: Permit, topic: Topic) -> str:
@@ -232,23 +289,23 @@ def _owed_unload(tools: Tools, topic: Topic) -> str:
 
 
 def _check_named(tools: Tools, topic: Topic, copy: Copy) -> None:
-    """Raises Unheard unless a topic's metadata names this very offload, once its broker has read the ledger."""
+    """Raises Unheard unless a topic's metadata names this very offload, once its broker was asked for the ledger."""
     try:
         tools.store.sync("/")
         _, info = standing.topic_node(tools.store, topic)
     except LifecycleError as error:
-        raise Unheard(f"where its broker has read it is not known: {error}") from error
+        raise Unheard(f"where its broker looked for it is not known: {error}") from error
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
     named = item and Copy.of_item(item, copy.entries)
     if named is None or (named.uuid, place_of(topic, named)) != (copy.uuid, place_of(topic, copy)):
         what = "names another offload or none by now" if item else "does not list it any more"
-        raise Unheard(f"where its broker has read it is not known: its topic's metadata {what}")
+        raise Unheard(f"where its broker looked for it is not known: its topic's metadata {what}")
 
 
 def _unread(error: LifecycleError, copy: Copy) -> str:
     """Why a read through a broker has not shown that it can read this place."""
     bucket = dict(copy.metadata).get("bucket", "")
-    if isinstance(error, Unavailable):
+    if isinstance(error, Unavailable) and not isinstance(error, Failed):
         return f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
     if isinstance(error, AccessDenied):
         return f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
@@ -275,13 +332,23 @@ def seen_of_late(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> set
 
     ``rows`` are the journal's of action ``read-through-broker``.
     """
+    sound = (row for row in rows if row["outcome"] != SEEN or row["at"] <= now)
+    return {place for place, (at, unseen) in _last_words(sound, store).items() if not unseen and now - SEEN_FOR <= at}
+
+
+def unseen_still(rows: Iterable[Mapping[str, Any]], store: str) -> frozenset[Place]:
+    """The places that brokers of this metadata store could not read when one was asked last; ``rows`` as above."""
+    return frozenset(place for place, (_, unseen) in _last_words(rows, store).items() if unseen)
+
+
+def _last_words(rows: Iterable[Mapping[str, Any]], store: str) -> dict[Place, tuple[int, bool]]:
+    """When (ms) each place was spoken of last, and whether that said no."""
     last: dict[Place, tuple[int, bool]] = {}
     for row in rows:
-        place, unseen = _place_in(row["detail"], store), row["outcome"] != SEEN
-        if place and (unseen or row["at"] <= now):
-            word = row["at"], unseen  # of two at once the one that says no
+        if place := _place_in(row["detail"], store):
+            word = row["at"], row["outcome"] != SEEN  # of two at once the one that says no
             last[place] = max(last.get(place, word), word)
-    return {place for place, (at, unseen) in last.items() if not unseen and now - SEEN_FOR <= at}
+    return last
 
 
 def _place_in(detail: str, store: str) -> Place | None:

@@ -13,8 +13,8 @@ from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.engine.canary import NO_UNLOADS, Canary, Place, place_of
-from pulsar_lifecycle.engine.decision import NamedUuids, Tools
+from pulsar_lifecycle.engine.canary import NO_UNLOADS, Canary, place_of
+from pulsar_lifecycle.engine.decision import NamedUuids, Place, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
 from pulsar_lifecycle.engine.offloading import (

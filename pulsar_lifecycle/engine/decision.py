@@ -28,6 +28,9 @@ from pulsar_lifecycle.ports import (
     Received,
 )
 
+Place = tuple[str, str, tuple[tuple[str, str], ...]]
+"""A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
+
 
 class NamedUuids(Protocol):
     """The offload attempts that the metadata of one epoch names; may be read only when it is asked."""
@@ -79,7 +82,7 @@ class OffloadEvidence:
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
     id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
-    are not settled.
+    are not settled. ``unseen``: places whose brokers could not read them when one was asked last.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
@@ -87,6 +90,7 @@ class OffloadEvidence:
     undecoded: int = 0
     marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
+    unseen: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from pulsar_lifecycle.engine.canary import (
     Canary,
     Copy,
     Unheard,
+    entries_to_ask,
     read_by_broker,
     record_seen,
     record_unseen,
@@ -59,6 +60,7 @@ from pulsar_lifecycle.plan.outcomes import (
     PREPARED,
     REFUSED,
     ROLLED_BACK,
+    TAKING_BACK,
 )
 from pulsar_lifecycle.ports import EntryBatch, Node
 
@@ -74,7 +76,14 @@ class Wanted:
 
 
 class CanaryFailed(Refused):
-    """The brokers of a namespace cannot read what was offloaded: nothing more may be committed."""
+    """The brokers of a namespace cannot read what was offloaded: nothing more may be committed.
+
+    ``outcomes``: what became of the ledgers of its topic.
+    """
+
+    def __init__(self, message: str, outcomes: Sequence[Offloaded]) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes
 
 
 # -------------------------------------------------------------------------------------------------------------- before
@@ -208,14 +217,21 @@ def commit_topic(
                 outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, NO_UNLOADS))
                 record(run, tools, outcomes[-1:])
                 continue
+            try:
+                entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
+            except Unheard as unheard:
+                outcomes.append(said_of(one.attempt, FAILED, f"its broker must read it first: {unheard}"))
+                record(run, tools, outcomes[-1:])
+                continue
             committed = _commit(run, tools, permit, topic, [one], policy)
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
                 if unread := unread_by_broker(run, tools, permit, topic, [one], canary):
-                    raise CanaryFailed(
+                    why = (
                         f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
-                        f"nothing else of {topic.namespace} was committed"
+                        "the run stopped there, and nothing else was committed after it"
                     )
+                    raise CanaryFailed(why, [*outcomes, *unread])
                 policy = ""
                 _forget(tools, [one], committed)
     if rest:
@@ -297,13 +313,19 @@ def unread_by_broker(
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
-        why = read_by_broker(run, tools, permit, topic, copy)
+        why = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
     except Unheard as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
     if not why:
         record_seen(run, tools, topic, copy, canary, proves=proves)
         return []
-    canary.failed(topic, copy)
+    untold = ""
+    try:  # before it is taken back: no later run may go by what was seen before
+        record_unseen(run, tools, topic, copy, canary, why)
+    except STOPPING:
+        raise
+    except LifecycleError as failure:
+        untold = f"; the journal does not say so: {failure}"
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
         said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, uuids, given_up=False), "")
@@ -312,12 +334,11 @@ def unread_by_broker(
     except LifecycleError as failure:
         said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
     taken_back = [
-        replace(said_of(one.attempt, said[i].outcome, f"{why}; {said[i].reason}"), bytes=one.bytes)
+        replace(said_of(one.attempt, said[i].outcome, f"{why}; {said[i].reason}{untold}"), bytes=one.bytes)
         for i, one in ((one.attempt.ledger_id, one) for one in committed)
     ]
     try:
         record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
-        record_unseen(run, tools, topic, copy, canary, why)
     except STOPPING:
         raise
     except LifecycleError as failure:  # whoever hears of it must stop all the same
@@ -338,11 +359,20 @@ def take_back_topic(
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
+        about = "its topic is about to read it from BookKeeper again"
+        record(
+            run, tools, [replace(one, outcome=TAKING_BACK, reason=about) for one in planned if one.ledger_id in going]
+        )
         said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going, given_up=True), POLICY)
         done = [
             Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
         ]
-        record(run, tools, done)
+        try:
+            record(run, tools, done)
+        except STOPPING:
+            raise
+        except LifecycleError as failure:
+            done = [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in done]
         outcomes += done
     return outcomes
 
@@ -366,7 +396,7 @@ def plan_take_back(
         elif ledger_id in opened:
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
         else:
-            why = _given_up_of_late(tools, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
+            why = _given_up_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
         outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
         found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
@@ -415,11 +445,14 @@ BROKER_DELETES_FOR = 300_000
 the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
 
 
-def _given_up_of_late(tools: Tools, node: Node, item: LedgerInfo) -> str:
-    """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is."""
+def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
+    """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is.
+
+    By the run's time, which is never ahead of the metadata store's.
+    """
     if item.offload is None or not item.offload.bookkeeper_deleted:
         return ""
-    left = node.stat.mtime + BROKER_DELETES_FOR - tools.clock.now_ms()
+    left = node.stat.mtime + BROKER_DELETES_FOR - run.now
     if left <= 0:
         return ""
     return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
@@ -436,7 +469,7 @@ def _taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, 
             return Said(FAILED, f"its topic names another offload by now, {offload.uuid}")
         if offload.bookkeeper_deleted and not given_up:
             return Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
-        if why := _given_up_of_late(tools, node, item):
+        if why := _given_up_of_late(run, node, item):
             return Said(REFUSED, why)
         if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
             return Said(FAILED, f"it stays offloaded: {problem}")

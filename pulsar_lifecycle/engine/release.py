@@ -19,8 +19,8 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
-from pulsar_lifecycle.engine.canary import Canary, Copy, Place, place_of, why_unseen
-from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
+from pulsar_lifecycle.engine.canary import Canary, Copy, place_of, why_unseen
+from pulsar_lifecycle.engine.decision import Decision, Place, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
@@ -48,11 +48,16 @@ PHASE = "release"
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An offloaded ledger whose copy in BookKeeper may go: its objects were proven whole under this UUID."""
+    """An offloaded ledger whose copy in BookKeeper may go: its objects were proven whole under this UUID.
+
+    ``endpoint`` and ``region``: of the object store that they were proven in.
+    """
 
     ledger_id: int
     location: Location
     verified: Verified
+    endpoint: str
+    region: str
 
 
 def release_topic(
@@ -169,6 +174,11 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
         return "its offload is not complete"
     if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
         return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
+    endpoint, region = (offload.driver_metadata.get(name, "") for name in ("serviceEndpoint", "region"))
+    if endpoint and endpoint.rstrip("/") != due.endpoint:
+        return f"it is offloaded to {endpoint}, what was proven is at {due.endpoint or 'the endpoint of the region'}"
+    if region and not endpoint and region != due.region:
+        return f"it is offloaded to region {region}, what was proven is in {due.region or 'none'}"
     if item.ledger_id == last:
         return "the last ledger of its topic: a broker that loads it forgets its offload"
     return "" if offload.bookkeeper_deleted else lag.unmet(offload.timestamp)

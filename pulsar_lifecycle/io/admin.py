@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import (
     AccessDenied,
     ConfigError,
     Conflict,
+    Failed,
     LifecycleError,
     NotFound,
     OutcomeUnknown,
@@ -32,6 +33,7 @@ from pulsar_lifecycle.settings import PulsarSettings, Tls
 
 MAX_REDIRECTS = 5
 TOO_MANY_REQUESTS = 429
+INTERNAL_SERVER_ERROR = 500
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
 
@@ -341,6 +343,8 @@ def _checked(method: str, response: httpx.Response) -> httpx.Response:
         raise Conflict(message)
     if status == TOO_MANY_REQUESTS:
         raise Unavailable(message)
+    if status == INTERNAL_SERVER_ERROR and method == "GET":
+        raise Failed(message)
     if status >= 500:
         raise _no_answer(method, message)
     raise StoreError(message)

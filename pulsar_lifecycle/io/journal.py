@@ -28,8 +28,8 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pulsar_lifecycle.engine.canary import SEEN_FOR, Place, seen_of_late
-from pulsar_lifecycle.engine.decision import Asked, Released
+from pulsar_lifecycle.engine.canary import SEEN_FOR, seen_of_late, unseen_still
+from pulsar_lifecycle.engine.decision import Asked, Place, Released
 from pulsar_lifecycle.engine.offload_proof import Verified
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE as ARCHIVED
@@ -282,6 +282,12 @@ def seen_places(lake: str, cluster: str, store: str, now: int) -> set[Place]:
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
     rows = [row for outcome in (SEEN, UNSEEN) for row in _outcomes(lake, outcome, now - SEEN_FOR, mine).to_pylist()]
     return seen_of_late(rows, store, now)
+
+
+def unseen_places(lake: str, cluster: str, store: str) -> frozenset[Place]:
+    """Where brokers of this metadata store (its fingerprint) could not read offloaded ledgers when last asked."""
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
+    return unseen_still(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).to_pylist(), store)
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

@@ -51,9 +51,11 @@ VERIFIED = "verified"
 OFFLOADED = "offloaded"
 ROLLED_BACK = "rolled-back"
 ABANDONED = "abandoned"
+TAKING_BACK = "taking-back"
 """Outcomes of action ``offload``. ``prepared``: its attempt is open. ``verified``: read back whole, every entry's
 checksum agreed; ``detail`` has what the objects were then. ``offloaded``: its topic's metadata says so.
-``rolled-back``: brokers could not read it, its topic's metadata names it no more. ``abandoned``: its objects are gone.
+``rolled-back``: its topic's metadata names it no more; ``taking-back``: it is about to, as an operator said so.
+``abandoned``: its objects are gone.
 """
 
 READ_THROUGH_BROKER = "read-through-broker"

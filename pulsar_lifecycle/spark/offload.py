@@ -26,7 +26,7 @@ from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.canary import Canary
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.cut_off import Ownership, drop_uploads, settle_attempts
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import Place, Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
 from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
 from pulsar_lifecycle.engine.offload_words import Offloaded, journal_row, record, said_of
@@ -46,7 +46,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, seen_places, verified_copies
+from pulsar_lifecycle.io.journal import FileJournal, seen_places, unseen_places, verified_copies
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.objects import S3ObjectStore
 from pulsar_lifecycle.io.zk import KazooStore
@@ -54,13 +54,12 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS
 from pulsar_lifecycle.plan.outcomes import REFUSED, VERIFIED
 from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, in_agreement, waves
+from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, driver_metadata, in_agreement, waves
 from pulsar_lifecycle.spark.offload_plan import policies_now
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
@@ -115,13 +114,15 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
     release. What waits for that is offloaded by a run in which nothing is due to go.
     """
     with _begun(cluster, run_id, order) as (work, rows, planned):
-        going = [row for row in rows if row["action"] == OFFLOAD]
-        work.settle(planned, progress)
-        leaving = list(waves([row for row in rows if row["action"] == RELEASE]))
-        for wave in random.sample(leaving, len(leaving)):
-            work.release(wave, progress)
-        for wave in waves(going):
-            work.offload(wave, progress)
+        try:
+            work.settle(planned, progress)
+            leaving = list(waves([row for row in rows if row["action"] == RELEASE]))
+            for wave in random.sample(leaving, len(leaving)):
+                work.release(wave, progress)
+            for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
+                work.offload(wave, progress)
+        except CanaryFailed as failed:
+            work.outcomes[:0] = [Offloaded(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
         work.finish()
     return work.outcomes
 
@@ -157,7 +158,8 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             now_in_force = policies_now(cluster, epoch, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=caps.release == "ours")
             waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without)
+            unread = unseen_places(cluster.lake.location, run.cluster, fingerprint)
+            some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
             canary = Canary(
@@ -167,7 +169,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 fingerprint,
             )
             lags = {name: policy.deletion_lag_ms for name, (policy, _) in now_in_force.items()}
-            work = _Work(cluster, run, tools, permit, lease, canary, ownership, lags)
+            work = _Work(cluster, run, tools, permit, lease, canary, ownership, lags, unread)
             work.outcomes += against + waiting.outcomes()
             yield work, some, rows
 
@@ -217,7 +219,10 @@ def take_back(
 
 
 class _Work:
-    """The driver's side of a run; ``outcomes`` has what became of every ledger so far."""
+    """The driver's side of a run; ``outcomes`` has what became of every ledger so far.
+
+    ``unread``: places whose brokers could not read them before it began.
+    """
 
     def __init__(
         self,
@@ -229,8 +234,10 @@ class _Work:
         canary: Canary,
         ownership: Ownership,
         lags: Mapping[str, int | None],
+        unread: Collection[Place],
     ) -> None:
         self.outcomes: list[Offloaded] = []
+        self.unread = unread
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
         self._lease, self._canary, self._ownership, self._lags = lease, canary, ownership, lags
         self._resumed: dict[int, Attempt] = {}
@@ -304,7 +311,11 @@ class _Work:
                 record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=release.PHASE)
                 self.outcomes.append(stays)
             else:
-                due = release.Due(attempt.ledger_id, answer.item.location, answer.verified)
+                declared = self._cluster.settings.object_store
+                assert declared is not None
+                due = release.Due(
+                    attempt.ledger_id, answer.item.location, answer.verified, declared.endpoint, declared.region
+                )
                 whole.setdefault(attempt.topic, []).append(due)
         for name in random.sample(list(whole), len(whole)):
             topic = Topic.parse(name)
@@ -481,16 +492,6 @@ def wanted_of(row: Row, settings: Settings) -> Wanted:
     """Where a planned ledger is to go, as a broker's offloader would describe it."""
     return Wanted(
         row["ledger_id"], row["driver"], driver_metadata(row), row["block_size"] or settings.offload.block_size
-    )
-
-
-def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
-    """Driver properties of an offload context (``getOffloadDriverMetadata``)."""
-    return (
-        ("bucket", row["bucket"]),
-        ("managedLedgerOffloadDriver", ACTING_DRIVERS[row["driver"].lower()]),
-        ("region", row["region"]),
-        ("serviceEndpoint", row["endpoint"]),
     )
 
 

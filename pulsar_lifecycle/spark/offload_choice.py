@@ -7,12 +7,13 @@ may not be written now, the waves. Not here: the plan's own rule (``plan/offload
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.decision import Place
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
@@ -21,7 +22,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST, OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.offload_policy import OffloadPolicy
+from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS, OffloadPolicy
 from pulsar_lifecycle.plan.outcomes import REFUSED
 from pulsar_lifecycle.ports import MetadataStore, Node
 
@@ -136,20 +137,41 @@ def _against(
     return ""
 
 
+def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
+    """Driver properties of an offload context (``getOffloadDriverMetadata``)."""
+    return (
+        ("bucket", row["bucket"]),
+        ("managedLedgerOffloadDriver", ACTING_DRIVERS[row["driver"].lower()]),
+        ("region", row["region"]),
+        ("serviceEndpoint", row["endpoint"]),
+    )
+
+
+def _place(row: Row) -> Place:
+    return str(Topic.parse(row["topic"]).namespace), row["driver"].lower(), tuple(sorted(driver_metadata(row)))
+
+
 def chosen(
     rows: pa.Table,
     limit: int,
     max_ledgers: int,
     max_bytes: int,
     without: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
+    unread: Collection[Place] = (),
 ) -> list[Row]:
     """The rows of one run, the oldest ledgers first: at least one, and as many as the caps allow of each action.
 
-    ``limit`` (0: none) is over all of them; ``without`` takes out what does not count.
+    ``limit`` (0: none) is over all of them; ``without`` takes out what does not count. Those of places that brokers
+    could not read (``unread``) come last.
     """
     found: list[Row] = []
     room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
-    for batch in rows.sort_by("ledger_id").to_batches(LOOKED_AT):
+    order = ["ledger_id"]
+    if unread:
+        places = rows.select(["topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
+        last = pa.array([row["action"] in room and _place(row) in unread for row in places], pa.bool_())
+        rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]
+    for batch in rows.sort_by([(name, "ascending") for name in order]).to_batches(LOOKED_AT):
         for row in without([row for row in batch.to_pylist() if row["action"] in room]):
             if limit and len(found) >= limit:
                 return found
@@ -168,14 +190,20 @@ def chosen(
     return found
 
 
-def waves(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The rows in waves of whole topics, topics with the most bytes first."""
+def waves(rows: Sequence[Row], unread: Collection[Place] = ()) -> Iterator[list[Row]]:
+    """The rows in waves of whole topics, topics with the most bytes first; those that name ``unread`` places last.
+
+    The first that fails there stops the run.
+    """
     topics: dict[str, list[Row]] = {}
     for row in rows:
         topics.setdefault(row["topic"], []).append(row)
     wave: list[Row] = []
     size = 0
-    for some in sorted(topics.values(), key=lambda group: -sum(row["bytes"] or 0 for row in group)):
+    for some in sorted(
+        topics.values(),
+        key=lambda group: (bool(unread) and _place(group[0]) in unread, -sum(row["bytes"] or 0 for row in group)),
+    ):
         wave += some
         size += sum(row["bytes"] or 0 for row in some)
         if size >= WAVE_BYTES or len(wave) >= WAVE_LEDGERS:

@@ -30,6 +30,7 @@ from pulsar_lifecycle.io.journal import (
     marked_offloads,
     released_ledgers,
     sent_ledgers,
+    unseen_places,
     unsettled_nodes,
 )
 from pulsar_lifecycle.io.lake import OffloadUuidsOf
@@ -381,6 +382,7 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch]) ->
         undecoded=sum(c.undecodable for c in topics),
         marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
+        unseen=unseen_places(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint),
     )
 
 

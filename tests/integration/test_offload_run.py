@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pulsar
 import pytest
 
 from pulsar_lifecycle.engine import attempts, control
-from pulsar_lifecycle.engine.offloading import CanaryFailed
+from pulsar_lifecycle.engine.canary import Copy, entries_to_ask
+from pulsar_lifecycle.errors import Failed
+from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.journal import journal_rows
 from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
 from pulsar_lifecycle.spark.offload import take_back
 from sandbox import topics
@@ -162,14 +169,50 @@ def test_a_broker_that_cannot_read_gets_its_ledger_back(sandbox: Cluster, operat
     unloaded(sandbox, topic)
     pipeline = operator(waive_canary=False)
     plan, _ = planned(pipeline, namespace)
-    with pytest.raises(CanaryFailed, match="nothing else of"):
-        offload(pipeline, plan)
+    outcome, why = offload(pipeline, plan)[-1]
+    assert outcome == "failed"
+    assert "its broker cannot read it from bucket" in why
+    assert "give the brokers an offloader" in why
     assert not any(context and context.complete for context in contexts(sandbox, topic).values())
     rows = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "rolled-back"]
     assert len(rows) == 1
     with pulsar_client(sandbox.service_url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
         assert [reader.read_next(10_000).data() for _ in payloads] == payloads
+
+
+def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:
+    """REST shows neither a chunk of a compressed message nor large properties, which consumers read well."""
+    topic = f"persistent://{new_namespace(sandbox, 'shown')}/t"
+    large = {"trace": "t" * 9_000}
+    chunked: dict[str, Any] = {"chunking_enabled": True, "compression_type": pulsar.CompressionType.LZ4}
+    with pulsar_client(sandbox.service_url) as client:
+        first = client.create_producer(topic, batching_enabled=False, **chunked)
+        second = client.create_producer(topic, batching_enabled=False)
+        for send in (
+            lambda: first.send(os.urandom(6 << 20)),
+            lambda: second.send(b"first"),
+            lambda: second.send(b"last"),
+            lambda: second.send(b"traced", properties=large),
+        ):
+            last = send()
+    settings = operator().where.settings
+    with Admin(sandbox.admin_url) as admin:
+        admin.unload(topic)
+    with (
+        KazooStore(settings.zookeeper, read_only=True) as store,
+        closing(BookieReader(store, settings.bookkeeper)) as reader,
+    ):
+        run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root)
+        tools: Any = SimpleNamespace(store=store, reader=reader)
+        copy = Copy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
+        asked = entries_to_ask(run, tools, copy)
+    assert asked == [last.entry_id() - 2, last.entry_id() - 1]
+    with closing(HttpBrokerAdmin(settings.pulsar)) as brokers:
+        for entry_id in asked:
+            brokers.read_entry(Topic.parse(topic), Position(last.ledger_id(), entry_id))
+        with pytest.raises(Failed, match="500"):
+            brokers.read_entry(Topic.parse(topic), Position(last.ledger_id(), last.entry_id()))
 
 
 def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Released, Tools
+from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Place, Released, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -75,6 +75,7 @@ class Offloading:
     offload: OffloadPolicy | None = POLICY
     marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
+    unseen: frozenset[Place] = frozenset()
     undecoded: int = 0
     now: Scan | None = None
     before: Scan | None = None
@@ -142,7 +143,7 @@ class Offloading:
         store, queue = self.cluster.open_store(), self.cluster.open_queue()
         run, lease = begin(self.cluster, store, self.now, self.before, self.policy)
         evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
-        evidence = replace(evidence, released=self.released)
+        evidence = replace(evidence, released=self.released, unseen=self.unseen)
         run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
         tools = tools_of(self.cluster, store, queue)
         tools.objects = self.store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import struct
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -13,12 +14,23 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pytest
 
+from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.engine import attempts, control, offloading, standing
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.canary import ASKED, SEEN_FOR, Canary, Copy, Place, seen_of_late, why_unseen
+from pulsar_lifecycle.engine.canary import (
+    ASKED,
+    SEEN_FOR,
+    Canary,
+    Copy,
+    Unheard,
+    entries_to_ask,
+    seen_of_late,
+    unseen_still,
+    why_unseen,
+)
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.cut_off import Ownership, remove_objects, settle_attempts
-from pulsar_lifecycle.engine.decision import Tools
+from pulsar_lifecycle.engine.decision import Place, Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.offloading import CanaryFailed, Proven, Wanted
@@ -27,6 +39,7 @@ from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,
+    Failed,
     LeaseLost,
     LifecycleError,
     NotFound,
@@ -120,7 +133,7 @@ class Broker:
         assert 0 <= position.entry_id < (item.entries or 0)
         if item.offload and item.offload.complete:
             if not self.reads or not self.scene.pair(item) <= self.scene.keys:
-                raise StoreError("500 UnsupportedOperationException")
+                raise Failed("500 UnsupportedOperationException")
         elif not self.scene.cluster.exists(item.ledger_id):
             raise NotFound(f"no ledger {item.ledger_id}")
 
@@ -511,8 +524,77 @@ def test_the_first_and_the_last_entry_are_read(scene: Scene) -> None:
     session = scene.session()
     ((attempt,), _) = session.begin(scene.ids[:1])
     scene.cluster.admin.on_read = lambda topic, position: asked.append(position)
-    session.commit([replace(session.copy(attempt), entries=9)])
+    proven = session.copy(attempt)
+    fill(scene, scene.ids[0], [b"x"] * 9)
+    session.commit([replace(proven, entries=9)])
     assert asked == [Position(scene.ids[0], 0), Position(scene.ids[0], 8)]
+
+
+def fill(scene: Scene, ledger_id: int, entries: Sequence[bytes]) -> None:
+    """Its bookies hold these."""
+    scene.cluster.reader.payloads[ledger_id] = list(entries)
+
+
+def entry(payload: bytes = b"", **given: Any) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, **given).SerializeToString()
+    return struct.pack(">i", len(metadata)) + metadata + payload
+
+
+PLAIN = entry(b"x")
+CHUNK = entry(b"x", num_chunks_from_msg=3, chunk_id=1, uuid="u", compression=pb.LZ4)
+LARGE = entry(b"x", properties=[pb.KeyValue(key="trace", value="t" * 4_000)])
+ENCRYPTED = entry(
+    b"x", num_chunks_from_msg=3, chunk_id=1, compression=pb.LZ4, encryption_keys=[pb.EncryptionKeys(key="k", value=b"")]
+)
+UNCOMPRESSED = entry(b"x", num_chunks_from_msg=3, chunk_id=1, uuid="u")
+
+
+@pytest.mark.parametrize(
+    ("entries", "asked"),
+    [
+        ([PLAIN] * 3, [0, 2]),
+        ([b"no message"] * 2, [0, 1]),
+        ([UNCOMPRESSED, ENCRYPTED], [0, 1]),
+        ([CHUNK, LARGE, PLAIN, CHUNK], [2]),
+        ([CHUNK, PLAIN, PLAIN, LARGE], [1, 2]),
+        ([PLAIN, *[CHUNK] * 30], [0]),
+        ([*[CHUNK] * 30, PLAIN], []),
+        ([LARGE], []),
+    ],
+)
+def test_its_broker_is_asked_for_entries_that_rest_can_show(
+    scene: Scene, entries: Sequence[bytes], asked: Sequence[int]
+) -> None:
+    """It writes a message's metadata into headers, and decompresses a chunk as if it were the whole message."""
+    fill(scene, scene.ids[0], entries)
+    session = scene.session()
+    copy = Copy(scene.ids[0], len(entries), uuid4(), "aws-s3", PLACE)
+    if asked:
+        assert entries_to_ask(session.run, session.tools, copy) == asked
+        return
+    with pytest.raises(Unheard, match="none of its first 20 entries can be asked for by REST"):
+        entries_to_ask(session.run, session.tools, copy)
+
+
+def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
+    session = scene.session()
+    copy = Copy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
+    scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
+    with pytest.raises(Unheard, match="no bookie answers"):
+        entries_to_ask(session.run, session.tools, copy)
+    gone = replace(copy, ledger_id=9_999)
+    assert entries_to_ask(session.run, session.tools, gone) == [0, 4]
+
+
+def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_canary_to_the_next(scene: Scene) -> None:
+    session, proven = begun(scene)
+    fill(scene, scene.ids[0], [CHUNK])
+    found = {one.ledger_id: one for one in session.commit(proven)}
+    assert found[scene.ids[0]].outcome == FAILED
+    assert "its broker must read it first: none of its first 20 entries" in found[scene.ids[0]].reason
+    assert scene.complete == scene.wanted[1:]
+    assert scene.open_attempts == scene.ids[:1]
+    assert words(scene)[0]["ledger_id"] == scene.ids[1]
 
 
 def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
@@ -925,12 +1007,12 @@ def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     assert f"ledger {scene.ids[0]} was offloaded, and its broker cannot read it from bucket {BUCKET}: 500" in why
     assert "give the brokers an offloader for driver aws-s3 and this bucket" in why
     assert "its topic reads it from BookKeeper again" in why
-    assert "nothing else of acme/orders was committed" in why
+    assert "the run stopped there, and nothing else was committed after it" in why
     assert scene.complete == []
     assert all(item.offload is None for item in scene.info.ledgers)
     assert scene.open_attempts == scene.wanted
     assert (scene.broker.memory, scene.owed) == (None, [])
-    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, ROLLED_BACK, "unseen")]
+    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, "unseen", ROLLED_BACK)]
     scene.cluster.wait(1)
     assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
@@ -971,13 +1053,13 @@ def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[
 
     def read(topic: Topic, position: Position) -> None:
         act(scene)
-        raise StoreError("500")
+        raise Failed("500")
 
     scene.cluster.admin.on_read = read
     with pytest.raises(CanaryFailed, match=why):
         session.commit(proven)
     assert scene.complete == scene.open_attempts == scene.ids[:1]
-    assert scene.rows[-2:] == [(scene.ids[0], FAILED), (scene.ids[0], "unseen")]
+    assert scene.rows[-2:] == [(scene.ids[0], "unseen"), (scene.ids[0], FAILED)]
 
 
 def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
@@ -987,7 +1069,7 @@ def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
 
     def read(topic: Topic, position: Position) -> None:
         scene.offload(scene.ids[0], theirs)
-        raise StoreError("500")
+        raise Failed("500")
 
     scene.cluster.admin.on_read = read
     with pytest.raises(Refused):
@@ -1648,7 +1730,7 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
 
     def unread(topic: Topic, position: Position) -> None:
         if topic == OTHER:
-            raise StoreError("500 UnsupportedOperationException: no offloader")
+            raise Failed("500 UnsupportedOperationException: no offloader")
         read(topic, position)
 
     scene.cluster.admin.on_read = unread
@@ -1821,6 +1903,38 @@ def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
     assert (scene.complete, session.canary.seen) == ([], set())
 
 
+def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back() -> None:
+    """Else a run that is killed there leaves what an earlier one has seen as the last word."""
+    scene = Scene(loaded=True)
+    scene.proceed(scene.ids[:1])
+    scene.cluster.wait(1)
+    scene.broker.reads = False
+    session = scene.session_again()
+    found, _ = session.begin(scene.ids[1:2])
+    proven = [session.copy(one) for one in found]
+
+    def die() -> None:
+        if any(row.outcome == "unseen" for row in scene.cluster.journal.rows):
+            raise Crash
+
+    on_write(scene, die, times=99)
+    with pytest.raises(Crash):
+        session.commit(proven)
+    assert scene.complete == scene.ids[:2]
+    now = scene.cluster.clock.now_ms()
+    assert (seen_of_late(words(scene), "", now), unseen_still(words(scene), "")) == (set(), {HERE})
+
+
+def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(scene: Scene) -> None:
+    """Each loads a topic."""
+    offloaded_without_a_canary(scene)
+    session = scene.session_again()
+    scene.tick = lambda name: raising(StoreError("no space left"))() if name == "before record" else None
+    assert unseen(scene, session) == "no broker has read its place yet: no space left"
+    (asked,) = session.canary.unseen.values()
+    assert list(asked) == [TOPIC]
+
+
 def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) -> None:
     offloaded_without_a_canary(scene)
     session = scene.session_again()
@@ -1829,6 +1943,41 @@ def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) ->
         "no broker has read its place yet: whether its broker can read it is not known: no quorum"
     )
     assert not any(session.canary.unseen.values())
+
+
+@pytest.mark.parametrize("ahead", [0, 6 * 60_000])
+def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(scene: Scene, ahead: int) -> None:
+    scene.waived = scene.loaded_topics = True
+    scene.proceed()
+    first = scene.ids[0]
+    offload = scene.items[first].offload
+    assert offload
+    scene.cluster.wait(1)
+    session = scene.session_again()
+    scene.offload(first, replace(offload, bookkeeper_deleted=True))
+    tools = replace(session.tools, clock=Off(scene, ahead))
+    (said,) = offloading.take_back_topic(session.run, tools, session.permit, TOPIC, [first])
+    assert said.outcome == REFUSED
+    assert "its broker be deleting it" in said.reason
+
+
+def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
+    scene.waived = True
+    scene.proceed()
+    scene.cluster.wait(1)
+    told: list[str] = []
+
+    def full(name: str) -> None:
+        if name == "before record":
+            told.append(name)
+            if len(told) == 2:
+                raise StoreError("no space left")
+
+    scene.tick = full
+    found = taken_back(scene)
+    assert set(outcomes(found).values()) == {ROLLED_BACK}
+    assert all(one.reason.endswith("the journal does not say so: no space left") for one in found)
+    assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["taking-back"] * 3
 
 
 def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:

@@ -26,6 +26,7 @@ from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
     AccessDenied,
+    Failed,
     LeaseLost,
     LifecycleError,
     OutcomeUnknown,
@@ -201,7 +202,8 @@ class Scene:
         uuid = uuid or self.uuids[ledger_id]
         heads = [self.off.buckets.objects[BUCKET][key(uuid, ledger_id)] for key in (data_key, index_key)]
         (data, index) = ((head.size, head.etag) for head in heads)
-        return Due(ledger_id, Location(bucket, uuid, ledger_id), Verified(*data, *index, 1, ENTRY_BYTES, "sum"))
+        verified = Verified(*data, *index, 1, ENTRY_BYTES, "sum")
+        return Due(ledger_id, Location(bucket, uuid, ledger_id), verified, "http://s3", "r")
 
     def begin(self) -> tuple[TopicRun, Tools, Permit]:
         """A run of its own, with its lease."""
@@ -291,7 +293,7 @@ def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
 
     def read(topic: Topic, position: Position) -> None:
         asked.append(position.ledger_id)
-        raise StoreError("500 UnsupportedOperationException: no offloader")
+        raise Failed("500 UnsupportedOperationException: no offloader")
 
     scene.cluster.admin.on_read = read
     scene.canary = Canary(False, [str(TOPIC)])
@@ -311,6 +313,31 @@ def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None
     scene.canary = Canary(False, [str(TOPIC)])
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+
+
+@pytest.mark.parametrize("changed", [{"serviceEndpoint": "https://old"}, {"serviceEndpoint": "", "region": "old"}])
+def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, str]) -> None:
+    """A bucket of the same name elsewhere, mirrored, is not what they read."""
+    for ledger_id in scene.due:
+        metadata = scene.contexts[ledger_id].driver_metadata
+        scene.change(ledger_id, driver_metadata={**metadata, **changed})
+    scene.cluster.wait(1)
+    said = scene.release()
+    assert set(outcomes(said).values()) == {REFUSED}
+    assert all("old" in one.reason for one in said.values())
+    assert scene.given_up == []
+
+
+def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: Scene) -> None:
+    scene.released()
+    place = (str(TOPIC.namespace), "s3", (("bucket", BUCKET),))
+    scene.off.unseen = frozenset({place})
+    found = scene.delete()
+    assert {d.outcome for d in found} == {WAITING}
+    assert all("could not read offloaded ledgers of its namespace" in d.reason for d in found)
+    assert scene.left == scene.due
+    scene.off.unseen = frozenset({("acme/else", *place[1:]), (place[0], "s3", (("bucket", "b"),))})
+    assert {d.outcome for d in scene.delete()} == {DELETED}
 
 
 @pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.engine.offload_words import Offloaded
-from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER
+from pulsar_lifecycle.engine.offloading import CanaryFailed
+from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE
 from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, in_force
-from pulsar_lifecycle.plan.outcomes import REFUSED
+from pulsar_lifecycle.plan.outcomes import OFFLOADED, REFUSED, ROLLED_BACK
 from pulsar_lifecycle.spark import offload
 from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen, in_agreement
+from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen, driver_metadata, in_agreement, waves
 from tests.simulation.cluster import data_tags
 from tests.unit.engine.test_offloading import OTHER, TOPIC, Scene, context
 
@@ -72,6 +73,18 @@ def test_what_is_set_aside_uses_up_no_cap() -> None:
     assert ids(chosen(rows, 0, 2, HUGE, lambda some: [one for one in some if one["ledger_id"] in (3, last)])) == [
         3,
         last,
+    ]
+
+
+def test_what_brokers_could_not_read_comes_last() -> None:
+    elsewhere = planned(3, RELEASE) | {"topic": "persistent://acme/else/t"}
+    rows = [planned(1, RELEASE), planned(2, OFFLOAD), elsewhere, planned(4, OFFLOAD) | {"topic": elsewhere["topic"]}]
+    here = ("acme/orders", "s3", tuple(sorted(driver_metadata(rows[0]))))
+    assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
+    assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
+    assert [ids(wave) for wave in waves([rows[1] | {"bytes": 1 << 40}, rows[3] | {"bytes": 1 << 40}], {here})] == [
+        [4],
+        [2],
     ]
 
 
@@ -181,6 +194,7 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
 
     class Work:
         outcomes: Sequence[Offloaded] = ()
+        unread = ()
 
         def settle(self, planned: pa.Table, _: object) -> None:
             done.append(("settle", planned.column("ledger_id").to_pylist()))
@@ -201,3 +215,34 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(offload, "_begun", begun)
     offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
     assert done == [("settle", [1, 2, 3, 4]), (RELEASE, [2]), (OFFLOAD, [1, 3]), ("finish", [])]
+
+
+def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[bool] = []
+    taken_back = Offloaded(str(TOPIC), 1, ROLLED_BACK, "its broker cannot read it")
+
+    class Work:
+        def __init__(self) -> None:
+            self.outcomes: list[Offloaded] = [Offloaded(str(OTHER), 9, OFFLOADED, "")]
+            self.unread = ()
+
+        def settle(self, planned: pa.Table, _: object) -> None: ...
+
+        def offload(self, rows: Sequence[Row], _: object) -> None:
+            raise CanaryFailed("the run stopped there", [taken_back])
+
+        def finish(self) -> None:
+            finished.append(True)
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
+        yield Work(), [row(1)], table(row(1))
+
+    monkeypatch.setattr(offload, "_begun", begun)
+    found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
+    assert [(one.ledger_id, one.outcome, one.reason) for one in found] == [
+        (-1, FAILED, "the run stopped there"),
+        (1, ROLLED_BACK, "its broker cannot read it"),
+        (9, OFFLOADED, ""),
+    ]
+    assert finished == [True]
