@@ -185,7 +185,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
             ("effects", effects or ["not paused"]),
-            ("acting", f"{lease['text']} holds the lease, {since({**lease, 'text': ''})}" if lease else "nobody"),
+            ("acting", _holder(lease, "lease")),
             ("offloading", _offloading(document)),
             ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
             ("last scan", lines),
@@ -201,10 +201,18 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     )
 
 
+def _holder(lease: dict[str, Any] | None, what: str) -> str:
+    if lease is None:
+        return "nobody"
+    if lease["since"] is None:
+        return f"somebody holds the {what} {since(lease)}"
+    return f"{lease['text']} holds the {what}, {since({**lease, 'text': ''})}"
+
+
 def _offloading(document: dict[str, Any]) -> list[str]:
     """Who offloads, and what is open."""
     lease, attempts = document["offload_lease"], document["offload_attempts"]
-    lines = [f"{lease['text']} holds the offload lease, {since({**lease, 'text': ''})}" if lease else "nobody"]
+    lines = [_holder(lease, "offload lease")]
     if attempts["open"]:
         then = "" if lease else ": the next run of job offload finishes or removes them"
         lines.append(f"{show.counted(attempts['open'], 'attempt')} open{then}")
@@ -238,12 +246,12 @@ def open_attempts(store: MetadataStore) -> dict[str, Any]:
 
 
 def note(store: MetadataStore, path: str) -> dict[str, Any] | None:
-    """Text and creation time of one of our z-nodes; one that cannot be read counts as there."""
+    """Text and creation time of one of our z-nodes; one that cannot be read counts as there, since None."""
     from pulsar_lifecycle.ports import Node, Unread
 
     node = store.read([path])[0]
     if isinstance(node, Unread):
-        return {"text": f"{path} cannot be read: {node.reason}", "since": 0}
+        return {"text": f"{path}: {node.reason}", "since": None}
     if isinstance(node, Node):
         return {"text": node.data.decode(errors="replace"), "since": node.stat.ctime}
     return None
@@ -251,6 +259,8 @@ def note(store: MetadataStore, path: str) -> dict[str, Any] | None:
 
 def since(noted: dict[str, Any]) -> str:
     """Since when one of our z-nodes is there, and its text."""
+    if noted["since"] is None:
+        return f"(unreadable: {noted['text']})"
     told = f": {noted['text']}" if noted["text"] else ""
     return f"since {show.moment(noted['since'])} ({show.span(now_ms() - noted['since'])} ago){told}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import (
@@ -20,9 +21,12 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Paused,
     Refused,
+    Unavailable,
 )
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
+
+_LOG = logging.getLogger(__name__)
 
 ROOT = "/pulsar-lifecycle"
 PAUSE = f"{ROOT}/pause"
@@ -100,7 +104,7 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
     """Become the one controller that acts, waiting up to ``wait`` seconds for a dead holder's session to end.
 
     ``store`` keeps the lease alive: keep its session open for as long as the work lasts. Raises Refused naming the
-    holder that has it.
+    holder that has it; at once if that is no session's, as it never ends.
     """
     alive = holder_of(path)
     if store.read([path])[0] is None:
@@ -113,6 +117,11 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
             break
         except Conflict:
             other = store.read([alive])[0]
+            if isinstance(other, Node) and not other.stat.ephemeral_owner:
+                raise Refused(
+                    f"no session holds {alive} (it says {other.data.decode(errors='replace')!r}), so it does not go by "
+                    "itself: look that no run is at work, then delete it by hand"
+                ) from None
             if clock.now_ms() >= deadline and other is not None:
                 who = other.data.decode(errors="replace") if isinstance(other, Node) else f"who ({other.reason})"
                 raise Refused(f"another run is at it: {who} holds {alive}; wait until it ends") from None
@@ -128,14 +137,18 @@ def take_lease(store: MetadataStore, holder: str, clock: Clock, wait: float, pat
 def release_lease(store: MetadataStore, lease: Lease) -> None:
     """Give the lease back; harmless when the session that held it is gone and another controller has it.
 
-    The fencing z-node is written once more, so that a worker this run left behind deletes nothing from here on.
+    The fencing z-node is written once more, so that a worker this run left behind deletes nothing from here on. Where
+    the store does not answer, the session's end gives the lease back, and whoever takes it next writes that z-node.
     """
-    with contextlib.suppress(Conflict, NotFound, LeaseLost):
-        store.write(lease.path, b"{}", lease.version)
-    node = store.read([holder_of(lease.path)])[0]
-    if isinstance(node, Node) and node.data == lease.holder.encode():
-        with contextlib.suppress(NotFound, LeaseLost):
-            store.delete(holder_of(lease.path), node.stat.version)
+    try:
+        with contextlib.suppress(Conflict, NotFound, LeaseLost):
+            store.write(lease.path, b"{}", lease.version)
+        node = store.read([holder_of(lease.path)])[0]
+        if isinstance(node, Node) and node.data == lease.holder.encode():
+            with contextlib.suppress(NotFound, LeaseLost):
+                store.delete(holder_of(lease.path), node.stat.version)
+    except Unavailable as error:
+        _LOG.warning("%s goes with its session, as it could not be given back: %s", lease.path, error)
 
 
 def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:

@@ -23,7 +23,7 @@ from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
 from pulsar_lifecycle.engine.undo import LOST
-from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, lost_copies, unsettled
+from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, WITHIN_MS, lost_copies, unsettled
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.model import Topic
@@ -147,7 +147,7 @@ def explain(
     if isinstance(node, Unread):
         verdict, answer = Verdict.KEPT, f"its z-node cannot be read: {node.reason}"
     elif ledger is None:
-        verdict, answer = _absent(found, history)
+        verdict, answer = _absent(found, history, now)
     else:
         verdict, answer = _present(ledger_id, rows, found, history, now)
     notes = (*_notes(verdict, ledger, found, history), *found.offloads, *found.trouble)
@@ -253,7 +253,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
 # ------------------------------------------------------------------------------------------------------- the verdict
 
 
-def _absent(found: Look, history: History) -> tuple[Verdict, str]:
+def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
     needing = _needing(found.references)
     deletions = history.deletions()
     if needing:
@@ -261,8 +261,15 @@ def _absent(found: Look, history: History) -> tuple[Verdict, str]:
     unsaid = unsettled(
         pa.Table.from_pylist(list(history.archived), ARCHIVE), pa.Table.from_pylist(list(history.journal), SAID)
     )
-    for run_id, _, _ in unsaid:
-        return Verdict.GONE, f"run {run_id} was about to delete it and ended before it could say so: the next one will"
+    for run_id, _, at in unsaid:
+        answer = f"run {run_id} was about to delete it and ended before it could say so"
+        if now - at <= WITHIN_MS:
+            return Verdict.GONE, f"{answer}: the next one will"
+        days = WITHIN_MS // 86_400_000
+        return Verdict.GONE, (
+            f"{answer}. No run looks back further than {days} days: take it as deleted by that run. If it should not "
+            "have been, the job undo_deletions with its id says whether the bookies still have it"
+        )
     if deletions:
         run_id, reason = deletions[-1]["run_id"], deletions[-1]["reason"]
         if set(found.copies) - _lost_of(found, history.journal):

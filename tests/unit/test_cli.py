@@ -459,6 +459,23 @@ def test_status_shows_owed_unloads_that_can_be_read_or_not(
     assert "UNREADABLE: " in out
 
 
+def test_status_gives_no_age_to_what_cannot_be_read(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    holders = [control.holder_of(lease) for lease in (control.LEASE, control.OFFLOAD_LEASE)]
+    for path in (control.PAUSE, *holders):
+        cluster.open_store().create(path, b"x", parents=True)
+        cluster.zookeeper.unreadable.add(path)
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"PAUSED (unreadable: {control.PAUSE}: " in out
+    assert f"somebody holds the lease (unreadable: {holders[0]}: " in out
+    assert f"somebody holds the offload lease (unreadable: {holders[1]}: " in out
+    assert "since" not in out
+
+
 @pytest.mark.parametrize(
     ("topic", "setting"),
     [

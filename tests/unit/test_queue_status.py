@@ -355,6 +355,23 @@ def test_a_holder_that_is_no_sessions_is_no_run_at_work(
     assert not document(capsys)["owed_unloads"][0]["at_work"]
 
 
+def test_a_pause_and_a_holder_that_cannot_be_read_have_no_age(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = zookeeper.session()
+    control.pause(store, "why")
+    control.take_lease(store, "run", FakeClock(), 0)
+    zookeeper.unreadable |= {control.PAUSE, control.holder_of(control.LEASE)}
+    assert run("queue", "status", "--json") == 1
+    found = document(capsys)
+    assert (found["paused"]["since"], found["lease"]["since"]) == (None, None)
+    assert run("queue", "status") == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"PAUSED (unreadable: {control.PAUSE}: no permission" in out
+    assert f"acting (unreadable: {control.holder_of(control.LEASE)}: no permission" in out
+    assert "ago" not in out
+
+
 @pytest.mark.parametrize("name", ["/garbage", ""])
 def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
     cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.errors import LeaseLost, Paused, Refused
+from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, Refused, Unavailable
 from pulsar_lifecycle.ports import Deletion
 from tests.fakes.clock import FakeClock
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 
 @pytest.fixture
@@ -60,6 +60,40 @@ def test_a_second_controller_is_refused_by_the_first_ones_name(
     zookeeper.unreadable.add(control.holder_of(control.LEASE))
     with pytest.raises(Refused, match=r"who .*no permission"):
         control.take_lease(zookeeper.session(), "run three", clock, 5)
+
+
+def test_a_holder_that_is_no_sessions_is_to_be_deleted_by_hand(
+    zookeeper: FakeZooKeeper, store: FakeStore, clock: FakeClock
+) -> None:
+    holder = control.holder_of(control.LEASE)
+    store.create(holder, b"restored", parents=True)
+    with pytest.raises(Refused, match=f"no session holds {holder} .*'restored'.* delete it by hand"):
+        control.take_lease(zookeeper.session(), "run", clock, 30)
+    assert not clock.slept
+    store.delete(holder, -1)
+    assert control.take_lease(zookeeper.session(), "run", clock, 0).holder == "run"
+
+
+@pytest.mark.parametrize("error", [Overloaded("too slow"), Unavailable("no answer"), OutcomeUnknown("lost")])
+@pytest.mark.parametrize("name", ["write", "read", "delete"])
+def test_a_lease_that_cannot_be_given_back_goes_with_its_session(
+    zookeeper: FakeZooKeeper,
+    store: FakeStore,
+    clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    error: Unavailable,
+) -> None:
+    def fail(operation: Operation) -> None:
+        if operation.name == name:
+            raise error
+
+    lease = control.take_lease(store, "one", clock, 0)
+    store.before = fail
+    control.release_lease(store, lease)
+    assert str(error) in caplog.text
+    store.close()
+    assert control.take_lease(zookeeper.session(), "two", clock, 0).version > lease.version
 
 
 def test_a_lease_that_was_given_back_is_taken_with_another_guard(

@@ -15,6 +15,7 @@ from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.explain import Explanation, History, Verdict, explain
 from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
+from pulsar_lifecycle.engine.unsettled import WITHIN_MS
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -371,6 +372,15 @@ def test_the_journal_says_which_run_deleted_it(world: World) -> None:
     found = world.explain(7)
     assert found.verdict is Verdict.DELETED
     assert found.answer == "run run-9 deleted it: orphan: nothing refers to it"
+
+
+def test_a_deletion_that_no_run_will_journal_any_more_says_what_to_do(world: World) -> None:
+    now = world.clock.now_ms() + 30 * HOUR
+    for at, said in ((now - WITHIN_MS, "the next one will"), (now - WITHIN_MS - 1, "take it as deleted by that run")):
+        archived = {"run_id": "run-9", "ledger_id": 7, "at": at}
+        world.history = replace(world.history, journal=(journalled("sent"),), archived=(archived,))
+        found = world.explain(7)
+        assert (found.verdict, said in found.answer) == (Verdict.GONE, True), found.answer
 
 
 def test_a_deletion_that_is_not_journalled_yet_names_its_run(world: World) -> None:
