@@ -27,6 +27,7 @@ from pulsar_lifecycle.errors import (
     Overloaded,
     Paused,
     Refused,
+    Unavailable,
 )
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -131,8 +132,8 @@ class TopicWrite:
         return True
 
     def settle_failed(self, error: LifecycleError) -> None:
-        """As :meth:`settle`, after an error. One that judges the topic leaves no doubt of what was written."""
-        self.settle(sure=judges(error) and not self.unknown)
+        """As :meth:`settle`, after an error. A definite answer leaves no doubt of what was written."""
+        self.settle(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
 
     def settle(self, *, sure: bool) -> str:
         """The unload that our write asks for; returns why it failed. What is not settled here stays owed.

@@ -830,6 +830,13 @@ def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
         scene.trim()
 
 
+def test_a_loaded_topic_that_may_not_be_written_is_not_unloaded(scene: Scene) -> None:
+    scene.load()
+    on_write(scene, raising(AccessDenied("NoAuth")))
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
+    assert (scene.cluster.admin.touched, scene.owed) == ([], [])
+
+
 def test_no_write_without_an_unload_left(scene: Scene) -> None:
     scene.load()
     found = scene.trim(loaded_topics=True, limit=0)

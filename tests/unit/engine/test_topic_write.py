@@ -21,6 +21,7 @@ from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, Said, TopicRun, TopicWrite, edit_topic
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
 from pulsar_lifecycle.errors import (
+    AccessDenied,
     Conflict,
     CorruptFormat,
     LeaseLost,
@@ -325,6 +326,38 @@ def test_a_write_whose_outcome_stays_unknown_is_unloaded_and_stays_owed() -> Non
     assert scene.owed == [True]
 
 
+@pytest.mark.parametrize("error", [AccessDenied("NoAuth"), StoreError("no such request")])
+def test_a_write_that_was_denied_owes_nothing(error: LifecycleError) -> None:
+    scene = Scene(loaded=True)
+    scene.on_write(raising(error))
+    with pytest.raises(StoreError):
+        scene.edit()
+    assert (scene.written, scene.owed, "unload" in scene.steps) == (False, [], False)
+
+
+def test_a_write_that_was_denied_leaves_what_was_owed_before() -> None:
+    scene = Scene(loaded=True)
+    control.owe_unload(scene.cluster.open_store(), OwedUnload(TOPIC, True, 1, LEASE))
+    scene.on_write(raising(AccessDenied("NoAuth")))
+    with pytest.raises(AccessDenied):
+        scene.edit()
+    assert scene.owed == [True]
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown("lost"), Unavailable("no answer"), LeaseLost("another's")])
+def test_an_error_that_leaves_doubt_leaves_it_owed(error: LifecycleError) -> None:
+    scene = Scene(loaded=True)
+
+    def lost() -> None:
+        scene.cluster.zookeeper.unreadable.add(scene.path)
+        raise error
+
+    scene.on_write(lost)
+    with pytest.raises(LifecycleError):
+        scene.edit()
+    assert (scene.written, scene.owed) == (False, [True])
+
+
 def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
@@ -589,7 +622,7 @@ def test_conflict_and_not_found_are_lost_writes_and_nothing_else_is() -> None:
         scene.on_write(raising(error))
         with pytest.raises(type(error)):
             scene.edit()
-        assert (scene.written, scene.owed) == (False, [True])
+        assert not scene.written
     scene = Scene(loaded=True)
     scene.on_write(raising(Conflict("version")))
     assert outcomes(scene.edit()) == [DONE, "kept"]
