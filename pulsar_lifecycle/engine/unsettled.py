@@ -52,7 +52,8 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
     """(run id, ledger id, when archived) of what was archived last of its ledger, and nothing was said of since.
 
     ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`SAID`) are of one cluster, in any order. A row of the journal
-    is about an archived z-node if it has a checksum; a ledger that an undo restored since is settled.
+    is about an archived z-node if it has a checksum: then another run has found it there since, which settles it as well
+    as a word of its own. A ledger that an undo restored since is settled, too.
     """
     keys = ["run_id", "ledger_id"]
     reason = pc.fill_null(journal.column("reason"), "")
@@ -60,6 +61,7 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
     not_known = pc.and_(not_done, pc.or_(pc.starts_with(reason, NOT_KNOWN), pc.equal(reason, TWIN)))
     decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
+    looked = journal.filter(decided)
     said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])
     joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer")
     silent = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
@@ -69,9 +71,14 @@ def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]
     restored = pc.and_(pc.equal(journal.column("phase"), "undo"), pc.equal(journal.column("outcome"), "restored"))
     back = journal.filter(restored).group_by("ledger_id").aggregate([("at", "max")]).to_pylist()
     settled_at = {row["ledger_id"]: row["at_max"] for row in back}
+    found_by: dict[int, list[tuple[int, str]]] = {}
+    for row in looked.filter(pc.is_in(looked.column("ledger_id"), ids)).to_pylist():
+        found_by.setdefault(row["ledger_id"], []).append((row["at"], row["run_id"]))
     last: dict[int, tuple[int, bool, str]] = {}
     for row in joined.filter(pc.is_in(joined.column("ledger_id"), ids)).to_pylist():
-        settled = row["at_max"] is not None and row["at_max"] >= row["at"]
+        settled = (row["at_max"] is not None and row["at_max"] >= row["at"]) or any(
+            at > row["at"] and run_id != row["run_id"] for at, run_id in found_by.get(row["ledger_id"], ())
+        )
         found = (row["at"], settled, row["run_id"])
         last[row["ledger_id"]] = max(found, last.get(row["ledger_id"], found))
     return {

@@ -59,6 +59,13 @@ def test_a_row_about_the_archived_z_node_settles_it(word: dict[str, Any]) -> Non
     assert left(("a", 7, 10), said=(word,)) == set()
 
 
+def test_what_another_run_found_there_since_was_not_deleted_before() -> None:
+    kept = {"run_id": "b", "at": 11, "outcome": "kept"}
+    assert left(("a", 7, 10), said=(kept,)) == set()
+    unsure = {"run_id": "b", "at": 12, "outcome": "waiting", "reason": "whether it was deleted is not known: cut"}
+    assert left(("a", 7, 10), ("b", 7, 11), said=(unsure,)) == {("b", 7, 11)}
+
+
 def test_only_who_archived_a_ledger_last_can_have_deleted_it() -> None:
     assert left(("a", 7, 10), ("b", 7, 20)) == left(("b", 7, 20), ("a", 7, 10)) == {("b", 7, 20)}
     assert left(("a", 7, 10), ("b", 7, 20), said=({"run_id": "b", "at": 20},)) == set()
