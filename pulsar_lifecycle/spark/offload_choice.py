@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.engine.canary import ASKED
 from pulsar_lifecycle.engine.decision import Place
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded
@@ -162,9 +163,10 @@ def chosen(
     """The rows of one run, the oldest ledgers first: at least one, and as many as the caps allow of each action.
 
     ``limit`` (0: none) is over all of them; ``without`` takes out what does not count. Those of places that brokers
-    could not read (``unread``) come last.
+    could not read (``unread``) come last; of their copies in BookKeeper a few go, which asks them once more.
     """
     found: list[Row] = []
+    asking: Counter[Place] = Counter()
     room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
     order = ["ledger_id"]
     if unread:
@@ -177,6 +179,10 @@ def chosen(
                 return found
             if row["action"] not in room:
                 continue
+            if row.get("unread") and row["action"] == RELEASE:
+                asking[_place(row)] += 1
+                if asking[_place(row)] > ASKED:
+                    continue
             ledgers, size = room[row["action"]]
             first = ledgers == max_ledgers
             size -= row["bytes"] or 0
