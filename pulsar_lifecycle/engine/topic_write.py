@@ -11,13 +11,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pulsar_lifecycle.engine import control, inventory, standing
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.standing import Shadows
-from pulsar_lifecycle.engine.unloads import Permit
+from pulsar_lifecycle.engine.unloads import Permit, is_gone
 from pulsar_lifecycle.errors import (
     Conflict,
     LeaseLost,
@@ -147,7 +148,8 @@ class TopicWrite:
             return self._forget(owed) if sure and self._newly_owed else ""
         if not owed.loaded:
             return ""  # at its end the run looks whether some broker loaded it meanwhile
-        failure = self._permit.unloads.unload(self._admin, owed.topic)
+        gone = partial(is_gone, self._store, self._admin, self._clock, owed)
+        failure = self._permit.unloads.unload(self._admin, owed.topic, gone)
         if sure and not failure:
             return self._forget(owed)
         if failure:

@@ -7,11 +7,13 @@ Belongs here: when a topic must be unloaded, and how often that is tried. Not he
 from __future__ import annotations
 
 import bisect
+import contextlib
 import json
 import logging
 import zlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 
 from pulsar_lifecycle.engine import control, inventory
 from pulsar_lifecycle.engine.control import BrokenOwed, OwedUnload
@@ -70,11 +72,11 @@ class Unloads:
         """Wait until the next unload may follow at once."""
         self._rate.take(0)
 
-    def unload(self, admin: BrokerAdmin, topic: Topic) -> str:
+    def unload(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False) -> str:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
-        Repeating it is harmless, so an unknown outcome is simply tried again. A topic that is gone owes nothing. Those
-        that are owed are tried whatever failed before: the budget alone stops them.
+        Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
+        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does.
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
@@ -83,8 +85,11 @@ class Unloads:
             self._rate.take(1)
             try:
                 admin.unload(topic)
-            except NotFound:
-                return ""
+            except NotFound as failure:
+                if gone():
+                    return ""
+                self._failure = str(failure)
+                break
             except AccessDenied as failure:
                 self._failed, self._failure = GIVE_UP, str(failure)
                 return self._failure
@@ -133,7 +138,7 @@ def settle_unloads(
             _LOG.warning("owed unload: %s", owed.reason)
             owing[str(owed.topic or owed.path)] = owed.reason
         elif owed.loaded:
-            _unload(store, admin, permit, owed, owing, failed)
+            _unload(store, admin, clock, permit, owed, owing, failed)
         else:
             watched.append(owed)
     for last in (False, True) if wait else (True,):
@@ -145,7 +150,7 @@ def settle_unloads(
             return owing | {str(owed.topic): f"the brokers were not heard: {error}" for owed in watched}
         for owed in [owed for owed in watched if str(owed.topic) in brokers.loaded]:
             watched.remove(owed)
-            _unload(store, admin, permit, owed, owing, failed)
+            _unload(store, admin, clock, permit, owed, owing, failed)
         left = {owed: _watch_left(owed, brokers.stats_interval, clock.now_ms()) for owed in watched}
         for owed in [owed for owed in watched if left[owed] <= 0]:
             watched.remove(owed)
@@ -159,6 +164,7 @@ def settle_unloads(
 def _unload(
     store: MetadataStore,
     admin: BrokerAdmin,
+    clock: Clock,
     permit: Permit,
     owed: OwedUnload,
     owing: dict[str, str],
@@ -166,11 +172,23 @@ def _unload(
 ) -> None:
     if len(failed) >= GIVE_UP:
         owing[str(owed.topic)] = f"not tried after {GIVE_UP} others failed"
-    elif failure := permit.unloads.unload(admin, owed.topic):
+    elif failure := permit.unloads.unload(admin, owed.topic, partial(is_gone, store, admin, clock, owed)):
         failed.append(owed.topic)
         owing[str(owed.topic)] = failure
     else:
         control.settle_unload(store, owed)
+
+
+def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, owed: OwedUnload) -> bool:
+    """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
+    with contextlib.suppress(LifecycleError):
+        store.sync("/")
+        if store.read([f"{inventory.MANAGED_LEDGERS_ROOT}/{owed.topic.managed_ledger}"])[0] is None:
+            return True
+        brokers = inventory.hear(store, admin)
+        listed = str(owed.topic) in brokers.loaded
+        return not listed and _watch_left(owed, brokers.stats_interval, clock.now_ms()) <= 0
+    return False
 
 
 def _watch_left(owed: OwedUnload, stats_interval: int, now: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -854,7 +855,36 @@ def test_unloads_keep_their_pace(scene: Scene) -> None:
 
 
 def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
-    assert Unloads(5, 1, scene.cluster.clock).unload(scene.cluster.admin, OTHER) == ""
+    control.owe_unload(scene.store, control.OwedUnload(OTHER, True, 0, control.LEASE))
+    assert scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [])) == {}
+    assert scene.owed == []
+
+
+def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_have_the_topic(scene: Scene) -> None:
+    scene.load()
+    listed = [True]
+
+    def unknown(topic: Topic) -> None:
+        if not listed[0]:
+            del scene.cluster.admin.loaded[str(topic)]
+        raise NotFound("404")
+
+    scene.cluster.admin.on_unload = unknown
+    found = scene.trim(loaded_topics=True)
+    assert scene.listed == scene.ids[3:]
+    assert (found[-1].outcome, found[-1].reason) == (FAILED, "it is owed an unload: 404")
+    assert "owed an unload: 404" in scene.cluster.journal.rows[-1].reason
+    listed[0] = False  # the lists lag behind
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
+    assert [o.loaded for o in scene.owed] == [True]
+    scene.cluster.wait(1)
+    scene.cluster.admin.failure = Unavailable("down")
+    with contextlib.suppress(Unavailable):
+        scene.trim(loaded_topics=True)
+    assert len(scene.owed) == 1
+    scene.cluster.admin.failure = None
+    assert "begins with ledger" in scene.trim(loaded_topics=True)[-1].reason
+    assert scene.owed == []
 
 
 # ---------------------------------------------------------------------------------- an unloaded topic meets a broker
