@@ -18,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.engine import standing
+from pulsar_lifecycle.engine import control, standing
+from pulsar_lifecycle.engine.control import BrokenOwed, OwedUnload
 from pulsar_lifecycle.engine.decision import Tools, bucket_of, copy_of
 from pulsar_lifecycle.engine.topic_write import (
     ATTEMPTS,
@@ -110,14 +111,22 @@ def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
     def look() -> list[Marked]:
+        owed = [one for one in control.owed_unloads(tools.store) if one.topic == order.topic]
+        if broken := next((one.reason for one in owed if isinstance(one, BrokenOwed)), ""):
+            return [Marked(str(order.topic), -1, FAILED, f"nothing would be trimmed, it is owed an unload: {broken}")]
         view = _look(run, tools, order)
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = _loaded(run, tools, view)
+        first = (
+            "only if the unload that its topic is owed succeeds first"
+            if any(isinstance(one, OwedUnload) and one.loaded for one in owed)
+            else ""
+        )
         goes = (
             (LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (GOES, loaded)
+            else (GOES, "; ".join(filter(None, (first, loaded))))
         )
         return [view.marked(v.ledger_id, *(goes if v.goes else (REFUSED, v.reason))) for v in view.verdicts]
 
@@ -382,9 +391,13 @@ class _Trim:
 
 
 def send_messages(
-    run: TopicRun, tools: Tools, messages: Sequence[PendingDeleteLedgerInfo], lengths: Mapping[int, int]
+    run: TopicRun,
+    tools: Tools,
+    messages: Sequence[PendingDeleteLedgerInfo],
+    lengths: Mapping[int, int],
+    reason: str = "its topic is written next",
 ) -> list[Sent]:
-    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``."""
+    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``, sent for a reason."""
     if not messages:
         return []
     outcomes = tools.queue.send(messages, run.deliver_after_ms)
@@ -392,7 +405,7 @@ def send_messages(
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
-        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, "its topic is written next")
+        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, reason)
         length = lengths.get(info.ledger_id, 0)
         one = Marked(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
         row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)

@@ -62,7 +62,8 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     permit.check(tools.store)
     node, named = _named(run, tools, topic)
     todo = [message for _, messages in named.values() for message in messages]
-    sent = send_messages(run, tools, todo, {i: (row or {}).get("length") or 0 for i, (row, _) in named.items()})
+    lengths = {i: (row or {}).get("length") or 0 for i, (row, _) in named.items()}
+    sent = send_messages(run, tools, todo, lengths, "its broker is asked to delete its topic next")
     unsent = next((one for one in sent if one.error), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"

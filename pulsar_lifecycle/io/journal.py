@@ -439,9 +439,10 @@ def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | Non
 
 
 def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[Archived]:
-    """The newest archived z-node of each of these ledgers, or of each that a run archived, by ledger id.
+    """The newest archived z-node of each of these ledgers, or of each that no other run archived after this one, by id.
 
-    Of another cluster's archive only where this ``cluster`` has none of that ledger.
+    Who archived a ledger last is who can have deleted it. Of another cluster's archive only where this ``cluster`` has
+    none of that ledger.
     """
     if run_id:
         ledger_ids = set(_read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"run_id": run_id}).column("ledger_id").to_pylist())
@@ -452,7 +453,7 @@ def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Coll
         known = newest.get(node.ledger_id)
         if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
             newest[node.ledger_id] = node
-    return [newest[ledger_id] for ledger_id in sorted(newest)]
+    return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
 
 
 def unsettled_nodes(lake: str, cluster: str, since: int) -> list[Archived]:

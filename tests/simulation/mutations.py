@@ -360,7 +360,7 @@ def take_off_system_topics() -> Iterator[None]:
 def delete_topics_at_once() -> Iterator[None]:
     """A topic is deleted first; its messages are for later."""
 
-    def send(run: Any, tools: Any, messages: Any, lengths: Any) -> list[Any]:
+    def send(*given: Any) -> list[Any]:
         return []
 
     with patch.object(topic_deletion, "send_messages", send):

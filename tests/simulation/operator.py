@@ -382,7 +382,7 @@ class Operator:
         nodes = self.world.journal.nodes
         wanted = {n.ledger_id for n in nodes if n.run_id == run_id} if run_id else set(ledger_ids)
         newest = {n.ledger_id: n for n in sorted(nodes, key=lambda n: n.at) if n.ledger_id in wanted}
-        return [newest[ledger] for ledger in sorted(newest)]
+        return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
 
     def _rows_of_phase(self, lake: str, phase: str) -> pa.Table:
         rows = sorted((r for r in self.world.journal.rows if r.phase == phase), key=lambda r: r.at)

@@ -1376,6 +1376,19 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
     assert scene.cluster.admin.touched == []
 
 
+def test_a_dry_run_says_that_an_unload_is_owed_first(scene: Scene) -> None:
+    order = TrimOrder(TOPIC, frozenset(scene.ids[:1]))
+    owed = control.OwedUnload(TOPIC, False, 0, control.LEASE)
+    for loaded, reason in ((False, ""), (True, "only if the unload that its topic is owed succeeds first")):
+        control.owe_unload(scene.store, replace(owed, loaded=loaded))
+        assert [(o.outcome, o.reason) for o in marking.plan_trim(scene.run(), scene.tools(), order)] == [(GOES, reason)]
+    scene.cluster.put(owed.path, b"{")
+    (found,) = marking.plan_trim(scene.run(), scene.tools(), order)
+    assert (found.ledger_id, found.outcome) == (-1, FAILED)
+    assert found.reason.startswith(f"nothing would be trimmed, it is owed an unload: {owed.path}")
+    assert scene.trim()[-1].outcome == FAILED
+
+
 # --------------------------------------------------------------------------------------------------------- whole topics
 
 
@@ -1425,6 +1438,7 @@ def test_a_whole_topic_sends_for_every_ledger_then_goes(everything: Everything) 
     assert {i.ledger_id: i.component for i in map(decode_deletion_message, raws)} == everything.components
     assert scene.cluster.zookeeper.stat(scene.path) is None
     assert set(scene.rows[MARKED]) == set(scene.rows[REMOVED]) == set(everything.components)
+    assert {row.reason for row in scene.journalled("send")} == {"its broker is asked to delete its topic next"}
 
 
 def test_the_marks_of_a_whole_topic_name_the_offloaded_copies(scene: Scene) -> None:

@@ -424,7 +424,8 @@ def test_the_newest_archived_z_node_of_each_ledger_counts(tmp_path):
     journal.archive([new, alone])
     journal.archive([old, foreign])
     where = str(tmp_path)
-    assert last_archived(where, "sandbox", run_id="run-1") == [new]
+    assert last_archived(where, "sandbox", run_id="run-1") == []  # it did not delete what run-2 found there
+    assert last_archived(where, "sandbox", run_id="run-2") == [new, alone]
     assert last_archived(where, "sandbox", ledger_ids=[2, 1, 3]) == [new, alone]
     assert last_archived(where, "sandbox", ledger_ids=[3]) == []
     assert last_archived(where, "sandbox", run_id="no such run") == []
