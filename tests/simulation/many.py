@@ -5,6 +5,7 @@ Belongs here: running ranges of seeds and counting. Not here: the schedules (``s
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -32,7 +33,8 @@ def run_many(first: int, count: int, processes: int, patience: int = 5) -> list[
                 break
         return found
     found = []
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    quiet = {"initializer": logging.disable, "initargs": (logging.WARNING,)}  # the product warns of every fault
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), **quiet) as pool:
         for results in pool.map(run_chunk, chunks):
             found += results
             if sum(bool(r.violation) for r in found) >= patience:
