@@ -49,6 +49,8 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 
 REMOVED = "removed"
 """Its topic lists it no more."""
+NOTHING = "nothing-to-do"
+"""No ledger of its topic is asked for, or none any more."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
 
@@ -157,7 +159,7 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
 def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
     first = min((item.ledger_id for item in info.ledgers), default=None)
     begins = "lists no ledger" if first is None else f"begins with ledger {first}"
-    return Marked(str(order.topic), -1, REFUSED, f"it {begins}: none is up to {order.up_to}")
+    return Marked(str(order.topic), -1, NOTHING, f"it {begins}: none is up to {order.up_to}")
 
 
 # ------------------------------------------------------------------------------------------------------------- looking

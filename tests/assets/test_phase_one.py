@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
-from pulsar_lifecycle.engine.marking import REMOVED, Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.marking import NOTHING, REMOVED, Marked, Report, TrimOrder
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
@@ -93,7 +93,7 @@ def test_a_run_that_was_refused_everything_fails() -> None:
     assert finish(True, lambda report: rows)["ledgers"] == 2
 
 
-@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER])
+@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER, NOTHING])
 def test_a_run_that_was_refused_some_does_not_fail(outcome: str) -> None:
     assert finish(False, lambda report: [NO_TOPIC, HELD, replace(HELD, ledger_id=2, outcome=outcome)])["ledgers"] == 2
     assert finish(False, lambda report: [])["ledgers"] == 0

@@ -15,7 +15,7 @@ import pytest
 from pulsar_lifecycle.engine import control, marking, standing, topic_deletion
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.inventory import SHADOW_SOURCE, Brokers
-from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
+from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, NOTHING, REMOVED, Marked, TrimOrder
 from pulsar_lifecycle.engine.topic_write import ATTEMPTS, FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit, Unloads
 from pulsar_lifecycle.errors import (
@@ -234,7 +234,7 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
     planned = marking.plan_trim(scene.run(), scene.tools(), order)
     found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))
     begins = "lists no ledger" if empty else f"begins with ledger {scene.ids[0]}"
-    assert list(found.values()) == planned == [Marked(str(TOPIC), -1, REFUSED, f"it {begins}: none is up to 0")]
+    assert list(found.values()) == planned == [Marked(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
 
 
 def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
