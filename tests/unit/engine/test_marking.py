@@ -670,7 +670,7 @@ def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(sce
     assert scene.listed == scene.ids[3:]
 
     scene.cluster.admin.on_unload = lambda topic: None
-    assert outcomes(scene.trim(loaded_topics=True)) == {-1: REFUSED}  # nothing is left to trim
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: NOTHING}  # nothing is left to trim
     assert scene.owed == []
 
 
