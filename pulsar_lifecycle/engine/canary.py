@@ -36,7 +36,7 @@ from pulsar_lifecycle.ports import Unread
 CANARY_UNLOADS = 2
 """Unloads that having a ledger read may take: before it or after its commit, and after it is taken back."""
 
-NO_UNLOADS = "its broker must read it first, and this run may unload no more (trimming.max_unloads)"
+READ_FIRST = "its broker must read it first"
 
 SEEN_FOR = 24 * 3_600_000
 """How long (ms) a read stands for its place: credentials expire, and brokers are replaced."""
@@ -234,7 +234,7 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
         return Said(FAILED, BOOKKEEPER_FIRST)
     permit.check(tools.store)
     try:
-        why = NO_UNLOADS if permit.unloads.left < CANARY_UNLOADS else _not_fresh(run, tools, permit, topic)
+        why = permit.unloads.lacks(CANARY_UNLOADS) or _not_fresh(run, tools, permit, topic)
         if why:
             return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
         entries = entries_to_ask(run, tools, copy)

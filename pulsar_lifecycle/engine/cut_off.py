@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.engine.canary import NO_UNLOADS, Canary, place_of
+from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, place_of
 from pulsar_lifecycle.engine.decision import NamedUuids, Place, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
@@ -128,8 +128,8 @@ def _settle_committed(
     They are of one place. If their broker cannot read the first, all are taken back at once: it is the same for all.
     """
     if canary.due(topic, committed[0].attempt):
-        if permit.unloads.exhausted:
-            return [said_of(one.attempt, FAILED, NO_UNLOADS) for one in committed]
+        if refusal := permit.unloads.refusal:
+            return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = standing.topic_node(tools.store, topic)
         loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         # A broker that has it may have had BookKeeper's copy open since before the commit.

@@ -26,7 +26,7 @@ from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.canary import (
     CANARY_UNLOADS,
-    NO_UNLOADS,
+    READ_FIRST,
     Canary,
     Copy,
     Unheard,
@@ -213,14 +213,14 @@ def commit_topic(
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
-            if permit.unloads.left < CANARY_UNLOADS:
-                outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, NO_UNLOADS))
+            if lack := permit.unloads.lacks(CANARY_UNLOADS):
+                outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
                 record(run, tools, outcomes[-1:])
                 continue
             try:
                 entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
             except Unheard as unheard:
-                outcomes.append(said_of(one.attempt, FAILED, f"its broker must read it first: {unheard}"))
+                outcomes.append(said_of(one.attempt, FAILED, f"{READ_FIRST}: {unheard}"))
                 record(run, tools, outcomes[-1:])
                 continue
             committed = _commit(run, tools, permit, topic, [one], policy)

@@ -49,22 +49,16 @@ class Unloads:
         self._failure = ""
 
     @property
-    def left(self) -> int:
-        """How many more topics the run may write that need an unload."""
-        return 0 if self.refusal else self._left
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the run may write no more topics that need an unload."""
-        return bool(self.refusal)
-
-    @property
     def refusal(self) -> str:
-        """Why the run may write no more topics that need an unload; empty if it may.
+        """:meth:`lacks` of one."""
+        return self.lacks(1)
+
+    def lacks(self, unloads: int) -> str:
+        """Why the run may do nothing that needs so many unloads; empty if it may.
 
         After ``GIVE_UP`` failures in a row, or one for lack of permission, the next one would fail, too.
         """
-        if self._left <= 0:
+        if self._left < unloads:
             return "this run may unload no more (trimming.max_unloads)"
         return f"unloads fail: {self._failure}" if self._failed >= GIVE_UP else ""
 

@@ -744,9 +744,9 @@ def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) 
     unloads = Unloads(5, 9, scene.cluster.clock)
     for _ in range(3):
         assert unloads.unload(scene.cluster.admin, TOPIC) == "503"
-    assert (unloads.refusal, unloads.left) == ("unloads fail: 503", 0)
+    assert unloads.lacks(1) == unloads.refusal == "unloads fail: 503"
     assert unloads.unload(scene.cluster.admin, TOPIC) == ""
-    assert (unloads.refusal, unloads.left) == ("", 5)
+    assert (unloads.refusal, unloads.lacks(6)) == ("", "this run may unload no more (trimming.max_unloads)")
 
 
 def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
