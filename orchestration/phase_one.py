@@ -10,7 +10,7 @@ from pydantic import Field
 from assets import show
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
-from pulsar_lifecycle.engine.marking import Marked, Report, TrimOrder
+from pulsar_lifecycle.engine.marking import NOTHING, Marked, Report, TrimOrder
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
@@ -107,9 +107,10 @@ def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, A
     if failed:
         first = f"{failed[0].topic}: {failed[0].reason}"
         raise dg.Failure(f"{_topics(failed)} failed, the first: {first}", metadata=metadata)
-    if marked and not dry_run and all(one.outcome == REFUSED for one in marked):
-        first = f"{marked[0].topic}: {marked[0].reason}"
-        raise dg.Failure(f"nothing was done, {_topics(marked)} refused, the first: {first}", metadata=metadata)
+    refused = [one for one in marked if one.outcome == REFUSED]
+    if refused and not dry_run and all(one.outcome in (REFUSED, NOTHING) for one in marked):
+        first = f"{refused[0].topic}: {refused[0].reason}"
+        raise dg.Failure(f"nothing was done, {_topics(refused)} refused, the first: {first}", metadata=metadata)
     return metadata
 
 

@@ -94,7 +94,10 @@ FALLS_SHORT = {
 def shortfall(request: Request, result: Result) -> str:
     """What was asked for and is not back, or in a dry run would not be; empty if nothing."""
     if request.run_id and not result.ledgers and not result.lost_objects:
-        return f"the archive holds nothing that the run {request.run_id} deleted: is it the id of a deletion run?"
+        return (
+            f"the archive holds nothing that the run {request.run_id} deleted and no later one archived again: is it "
+            f"the id of a deletion run (pulsar-lifecycle journal --run {request.run_id})?"
+        )
     counts = Counter(one.outcome for one in result.ledgers)
     found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
     for outcome in (LOST, REFUSED):

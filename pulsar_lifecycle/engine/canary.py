@@ -30,7 +30,7 @@ from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST
-from pulsar_lifecycle.plan.outcomes import READ_THROUGH_BROKER, SEEN, UNSEEN
+from pulsar_lifecycle.plan.outcomes import READ_THROUGH_BROKER, SEEN, UNANSWERED, UNSEEN
 from pulsar_lifecycle.ports import Unread
 
 CANARY_UNLOADS = 2
@@ -166,8 +166,8 @@ def _shown_by_rest(payload: bytes) -> bool:
 
 def read_by_broker(
     run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, entries: Iterable[int]
-) -> str:
-    """Why its broker does not read these entries of an offloaded ledger; empty if it does.
+) -> Said | None:
+    """Why its broker does not read these entries of an offloaded ledger, ``unseen`` or ``unanswered``; None if it does.
 
     Where the policy does not let loaded topics be written, the topic must not stay loaded because of this: it is owed
     an unload. Raises Unheard where the read was not made or shows nothing; Paused, LeaseLost.
@@ -186,7 +186,7 @@ def read_by_broker(
         raise
     except LifecycleError as error:
         raise Unheard(f"whether its broker can read it is not known: {error}") from error
-    unread = ""
+    unread: Said | None = None
     try:
         for entry_id in entries:
             tools.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
@@ -208,10 +208,10 @@ def record_seen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: C
     canary.passed(topic, copy, proves=proves)
 
 
-def record_unseen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: Canary, why: str) -> None:
-    """Its broker could not read this ledger."""
+def record_unseen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: Canary, unread: Said) -> None:
+    """Its broker did not read this ledger."""
     canary.failed(topic, copy)
-    _tell(run, tools, topic, copy, canary, UNSEEN, why)
+    _tell(run, tools, topic, copy, canary, unread.outcome, unread.reason)
 
 
 def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, canary: Canary) -> Said | None:
@@ -219,7 +219,7 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
 
     If none has, its own broker reads this ledger, and its topic is loaded then. A few topics are asked in a run: one
     may be in trouble of its own. The caller has looked at its topic: whatever else speaks against a release comes
-    first. Raises Paused, LeaseLost.
+    first. Raises Paused, LeaseLost, and Unheard where another ledger of its topic may be asked for.
     """
     place = place_of(topic, copy)
     if canary.waived or place in canary.seen:
@@ -233,14 +233,14 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     if not canary.proves(topic):
         return Said(FAILED, BOOKKEEPER_FIRST)
     permit.check(tools.store)
+    entries = entries_to_ask(run, tools, copy)
     try:
         why = permit.unloads.lacks(CANARY_UNLOADS) or _not_fresh(run, tools, permit, topic)
         if why:
             return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
-        entries = entries_to_ask(run, tools, copy)
-        why = read_by_broker(run, tools, permit, topic, copy, entries)
-        if why:
-            asked[topic] = Said(FAILED, why)
+        unread = read_by_broker(run, tools, permit, topic, copy, entries)
+        if unread:
+            asked[topic] = Said(FAILED, unread.reason)
         else:
             canary.loaded.add(topic)
     except STOPPING:
@@ -248,8 +248,8 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     except LifecycleError as error:
         return Said(FAILED, f"no broker has read its place yet: {error}")
     try:
-        if why:
-            record_unseen(run, tools, topic, copy, canary, why)
+        if unread:
+            record_unseen(run, tools, topic, copy, canary, unread)
         else:
             record_seen(run, tools, topic, copy, canary)
     except STOPPING:
@@ -302,16 +302,20 @@ def _check_named(tools: Tools, topic: Topic, copy: Copy) -> None:
         raise Unheard(f"where its broker looked for it is not known: its topic's metadata {what}")
 
 
-def _unread(error: LifecycleError, copy: Copy) -> str:
-    """Why a read through a broker has not shown that it can read this place."""
+def _unread(error: LifecycleError, copy: Copy) -> Said:
+    """What a failed read through a broker shows of this place."""
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
-        return f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
+        why = f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
+        return Said(UNANSWERED, why)
     if isinstance(error, AccessDenied):
-        return f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
-    return (
+        return Said(
+            UNANSWERED, f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
+        )
+    return Said(
+        UNSEEN,
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
-        f"driver {copy.driver} and this bucket)"
+        f"driver {copy.driver} and this bucket)",
     )
 
 
@@ -336,9 +340,17 @@ def seen_of_late(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> set
     return {place for place, (at, unseen) in _last_words(sound, store).items() if not unseen and now - SEEN_FOR <= at}
 
 
-def unseen_still(rows: Iterable[Mapping[str, Any]], store: str) -> frozenset[Place]:
-    """The places that brokers of this metadata store could not read when one was asked last; ``rows`` as above."""
-    return frozenset(place for place, (_, unseen) in _last_words(rows, store).items() if unseen)
+def unseen_still(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> frozenset[Place]:
+    """The places that a broker of this metadata store could not read when one answered last; as :func:`seen_of_late`.
+
+    A clock that was ahead makes nobody's word the last one for longer than until ``now`` (ms).
+    """
+    sound = (
+        {**row, "at": min(row["at"], now)}
+        for row in rows
+        if row["outcome"] == UNSEEN or (row["outcome"] == SEEN and row["at"] <= now)
+    )
+    return frozenset(place for place, (_, unseen) in _last_words(sound, store).items() if unseen)
 
 
 def _last_words(rows: Iterable[Mapping[str, Any]], store: str) -> dict[Place, tuple[int, bool]]:

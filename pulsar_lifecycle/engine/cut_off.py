@@ -7,13 +7,14 @@ uploads go only once no metadata can name them, and another copy of its ledger i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, place_of
+from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, Copy, Unheard, entries_to_ask, place_of
 from pulsar_lifecycle.engine.decision import NamedUuids, Place, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
@@ -125,9 +126,14 @@ def _settle_committed(
 ) -> list[Offloaded]:
     """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the canary.
 
-    They are of one place. If their broker cannot read the first, all are taken back at once: it is the same for all.
+    They are of one place. If their broker cannot read the first that it can be asked for, all are taken back at once:
+    it is the same for all. Where it can be asked for none, another of their place must have been read of late.
     """
     if canary.due(topic, committed[0].attempt):
+        shown = [one for one in committed if _can_be_asked_for(run, tools, one)]
+        if not shown and place_of(topic, committed[0].attempt) in canary.seen:
+            return _done(run, tools, committed)
+        committed = sorted(committed, key=lambda one: one not in shown)
         if refusal := permit.unloads.refusal:
             return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = standing.topic_node(tools.store, topic)
@@ -135,6 +141,16 @@ def _settle_committed(
         # A broker that has it may have had BookKeeper's copy open since before the commit.
         if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=not loaded):
             return unread
+    return _done(run, tools, committed)
+
+
+def _can_be_asked_for(run: TopicRun, tools: Tools, one: Proven) -> bool:
+    with contextlib.suppress(Unheard):
+        return bool(entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries)))
+    return False
+
+
+def _done(run: TopicRun, tools: Tools, committed: Sequence[Proven]) -> list[Offloaded]:
     done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
     record(run, tools, done)
     for one in committed:

@@ -210,6 +210,7 @@ def commit_topic(
     outcomes: list[Offloaded] = []
     rest = list(proven)
     policy = POLICY
+    unshown: list[tuple[Proven, Unheard]] = []
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
@@ -220,8 +221,7 @@ def commit_topic(
             try:
                 entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
             except Unheard as unheard:
-                outcomes.append(said_of(one.attempt, FAILED, f"{READ_FIRST}: {unheard}"))
-                record(run, tools, outcomes[-1:])
+                unshown.append((one, unheard))
                 continue
             committed = _commit(run, tools, permit, topic, [one], policy)
             outcomes += committed
@@ -231,9 +231,15 @@ def commit_topic(
                         f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         "the run stopped there, and nothing else was committed after it"
                     )
-                    raise CanaryFailed(why, [*outcomes, *unread])
+                    raise CanaryFailed(why, [*outcomes[:-1], *unread])
                 policy = ""
                 _forget(tools, [one], committed)
+    for one, unheard in unshown:
+        if canary.due(topic, one.attempt):
+            outcomes.append(said_of(one.attempt, FAILED, f"{READ_FIRST}: {unheard}"))
+            record(run, tools, outcomes[-1:])
+        else:
+            rest.append(one)
     if rest:
         committed = _commit(run, tools, permit, topic, rest, policy)
         _forget(tools, rest, committed)
@@ -313,15 +319,15 @@ def unread_by_broker(
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
-        why = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
+        unread = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
     except Unheard as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
-    if not why:
+    if not unread:
         record_seen(run, tools, topic, copy, canary, proves=proves)
         return []
     untold = ""
     try:  # before it is taken back: no later run may go by what was seen before
-        record_unseen(run, tools, topic, copy, canary, why)
+        record_unseen(run, tools, topic, copy, canary, unread)
     except STOPPING:
         raise
     except LifecycleError as failure:
@@ -334,7 +340,7 @@ def unread_by_broker(
     except LifecycleError as failure:
         said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
     taken_back = [
-        replace(said_of(one.attempt, said[i].outcome, f"{why}; {said[i].reason}{untold}"), bytes=one.bytes)
+        replace(said_of(one.attempt, said[i].outcome, f"{unread.reason}; {said[i].reason}{untold}"), bytes=one.bytes)
         for i, one in ((one.attempt.ledger_id, one) for one in committed)
     ]
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import control, inventory, references
+from pulsar_lifecycle.engine.canary import Copy, place_of
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -22,7 +23,7 @@ from pulsar_lifecycle.formats.retry_letter import reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING, WAITING
+from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
 from pulsar_lifecycle.ports import Node, Unread
 
 RACE_WINDOW_MS = 3_600_000
@@ -109,7 +110,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
             if why:
                 in_use(run, tools, d, why)
             elif _unread_of_late(run, topic, listed[d.info.ledger_id]):
-                d.settle(WAITING, UNREAD_OF_LATE)
+                d.settle(RETRYING, UNREAD_OF_LATE)
         elif released:
             d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
         elif unsure:
@@ -156,15 +157,14 @@ def memory_of(
 
 
 UNREAD_OF_LATE = (
-    "its brokers could not read offloaded ledgers of its namespace when one was asked last: mend that, and let an "
-    "offload run have it read again"
+    "a broker of its namespace could not read the offloaded ledger that it was asked for last: mend that, and let an "
+    "offload run have one read again"
 )
 
 
 def _unread_of_late(run: Run, topic: Topic, item: LedgerInfo) -> bool:
-    """Whether brokers of its namespace could not read its bucket when one was asked last, by whatever properties."""
-    here = str(topic.namespace), item.offload.driver_metadata.get("bucket") if item.offload else None
-    return here in {(space, dict(metadata).get("bucket")) for space, _, metadata in run.evidence.offloads.unseen}
+    copy = Copy.of_item(item, 0)
+    return copy is not None and place_of(topic, copy) in run.evidence.offloads.unseen
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:

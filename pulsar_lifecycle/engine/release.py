@@ -19,13 +19,14 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
-from pulsar_lifecycle.engine.canary import Canary, Copy, place_of, why_unseen
+from pulsar_lifecycle.engine.canary import Canary, Copy, Unheard, place_of, why_unseen
 from pulsar_lifecycle.engine.decision import Decision, Place, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.topic_write import (
+    FAILED,
     LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
     Change,
@@ -132,15 +133,25 @@ def _unseen(
     run: TopicRun, tools: Tools, permit: Permit, topic: Topic, going: Sequence[tuple[Due, LedgerInfo]], canary: Canary
 ) -> dict[int, Offloaded]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
-    found: dict[int, Offloaded] = {}
+    copies: dict[int, Copy] = {}
     asked: dict[Place, Said | None] = {}
+    unshown: dict[Place, Said] = {}
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
+        copies[one.ledger_id] = copy
         place = place_of(topic, copy)
-        if place not in asked:
+        if place in asked:
+            continue
+        try:
             asked[place] = why_unseen(run, tools, permit, topic, copy, canary)
-        if said := asked[place]:
+        except Unheard as unheard:  # its next one may do
+            unshown[place] = Said(FAILED, f"no broker has read its place yet: {unheard}")
+    found: dict[int, Offloaded] = {}
+    for one, _ in going:
+        copy = copies[one.ledger_id]
+        place = place_of(topic, copy)
+        if said := asked.get(place, unshown.get(place)):
             why = f"its copy in BookKeeper stays: {said.reason}"
             found[one.ledger_id] = Offloaded(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
     return found

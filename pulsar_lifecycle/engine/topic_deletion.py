@@ -30,7 +30,7 @@ from pulsar_lifecycle.ports import JournalRow, Node
 TOPIC_DELETED = "its topic is deleted"
 """Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
 
-BROKER_DELETED = "the broker deleted it, then failed"
+BROKER_DELETED = "the broker deleted it, but not its topic"
 """How the reason of outcome ``left`` begins where the topic stays, and the ledger is gone."""
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
@@ -90,7 +90,7 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     nodes = tools.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
     said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
     if said:
-        said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, then failed: {failure}; run again"
+        said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
     return _journalled(run, tools, topic, named, LEFT, reason, said)
 
 

@@ -66,15 +66,19 @@ class Unloads:
         """Wait until the next unload may follow at once."""
         self._rate.take(0)
 
-    def unload(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False) -> str:
+    def unload(
+        self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False, *, written: bool = True
+    ) -> str:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
-        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does.
+        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does; only of
+        topics that this run has ``written`` it speaks against writing more.
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
         self._left -= 1
+        error, denied = "", False
         for attempt in range(ATTEMPTS):
             self._rate.take(1)
             try:
@@ -82,20 +86,22 @@ class Unloads:
             except NotFound as failure:
                 if gone():
                     return ""
-                self._failure = str(failure)
+                error = str(failure)
                 break
-            except AccessDenied as failure:
-                self._failed, self._failure = GIVE_UP, str(failure)
-                return self._failure
             except LifecycleError as failure:
-                self._failure = str(failure)
+                error = str(failure)
+                if isinstance(failure, AccessDenied):
+                    denied = True
+                    break
                 if attempt + 1 < ATTEMPTS:
                     self._clock.sleep(2.0**attempt)
             else:
                 self._failed = 0
                 return ""
-        self._failed += 1
-        return self._failure
+        if written:
+            self._failed = GIVE_UP if denied else self._failed + 1
+            self._failure = error
+        return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +172,9 @@ def _unload(
 ) -> None:
     if len(failed) >= GIVE_UP:
         owing[str(owed.topic)] = f"not tried after {GIVE_UP} others failed"
-    elif failure := permit.unloads.unload(admin, owed.topic, partial(is_gone, store, admin, clock, owed)):
+    elif failure := permit.unloads.unload(
+        admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
+    ):
         failed.append(owed.topic)
         owing[str(owed.topic)] = failure
     else:

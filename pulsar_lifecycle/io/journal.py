@@ -49,9 +49,7 @@ from pulsar_lifecycle.plan.outcomes import (
     PREPARED,
     READ_THROUGH_BROKER,
     RELEASE,
-    SEEN,
     SENT,
-    UNSEEN,
     VERIFIED,
 )
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
@@ -280,14 +278,13 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
 def seen_places(lake: str, cluster: str, store: str, now: int) -> set[Place]:
     """Where brokers of this metadata store (its fingerprint) were seen to read offloaded ledgers, of late (ms)."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
-    rows = [row for outcome in (SEEN, UNSEEN) for row in _outcomes(lake, outcome, now - SEEN_FOR, mine).to_pylist()]
-    return seen_of_late(rows, store, now)
+    return seen_of_late(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine & _since(now - SEEN_FOR)).to_pylist(), store, now)
 
 
-def unseen_places(lake: str, cluster: str, store: str) -> frozenset[Place]:
-    """Where brokers of this metadata store (its fingerprint) could not read offloaded ledgers when last asked."""
+def unseen_places(lake: str, cluster: str, store: str, now: int) -> frozenset[Place]:
+    """Where brokers of this metadata store (its fingerprint) could not read offloaded ledgers; ``unseen_still``."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
-    return unseen_still(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).to_pylist(), store)
+    return unseen_still(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).to_pylist(), store, now)
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

@@ -63,7 +63,10 @@ READ_THROUGH_BROKER = "read-through-broker"
 
 SEEN = "seen"
 UNSEEN = "unseen"
-"""Outcomes of action ``read-through-broker``: it read it, and it reads the object store first; it did not read it."""
+UNANSWERED = "unanswered"
+"""Outcomes of action ``read-through-broker``: it read it, and it reads the object store first; it could not; it did not
+answer, or would not be asked.
+"""
 
 ABORT_UPLOAD = "abort-upload"
 """Action, and phase: dropping an upload that an offload run of ours left behind."""

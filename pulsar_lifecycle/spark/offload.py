@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import attempts, control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.canary import Canary
+from pulsar_lifecycle.engine.canary import READ_FIRST, Canary
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.cut_off import Ownership, drop_uploads, settle_attempts
 from pulsar_lifecycle.engine.decision import Place, Tools
@@ -158,7 +158,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             now_in_force = policies_now(cluster, epoch, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=caps.release == "ours")
             waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            unread = unseen_places(cluster.lake.location, run.cluster, fingerprint)
+            unread = unseen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms())
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
@@ -275,13 +275,21 @@ class _Work:
                 one = Proven(attempt, verified.entries, verified.length, asdict(verified))
                 proven.setdefault(attempt.topic, []).append(one)
         for name, some in proven.items():
+            self._commit(Topic.parse(name), some)
+        for name, some in proven.items():  # those that could not be the canary, once another one was
             topic = Topic.parse(name)
-            self._guarded(
-                topic,
-                lambda topic=topic, some=some: offloading.commit_topic(
-                    self._run, self._tools, self._permit, topic, some, self._canary
-                ),
-            )
+            over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
+            late = [p for p in some if p.attempt.ledger_id in over and not self._canary.due(topic, p.attempt)]
+            if late:
+                for one in late:
+                    self.outcomes.remove(over[one.attempt.ledger_id])
+                self._commit(topic, late)
+
+    def _commit(self, topic: Topic, some: Sequence[Proven]) -> None:
+        self._guarded(
+            topic,
+            lambda: offloading.commit_topic(self._run, self._tools, self._permit, topic, some, self._canary),
+        )
 
     def _begin(self, topic: Topic, new: Sequence[Wanted]) -> list[_Item]:
         begun: list[Attempt] = []

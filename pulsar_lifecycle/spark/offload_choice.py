@@ -6,8 +6,9 @@ may not be written now, the waves. Not here: the plan's own rule (``plan/offload
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -152,6 +153,19 @@ def _place(row: Row) -> Place:
     return str(Topic.parse(row["topic"]).namespace), row["driver"].lower(), tuple(sorted(driver_metadata(row)))
 
 
+def _few(rows: Iterable[Row]) -> frozenset[int]:
+    """A ledger to be given up of each of a few topics of each place, others in each run: some may be in trouble."""
+    places: dict[Place, dict[str, list[int]]] = {}
+    for row in rows:
+        if row["action"] == RELEASE:
+            places.setdefault(_place(row), {}).setdefault(row["topic"], []).append(row["ledger_id"])
+    return frozenset(
+        random.sample(topics[name], 1)[0]
+        for topics in places.values()
+        for name in random.sample(list(topics), min(ASKED, len(topics)))
+    )
+
+
 def chosen(
     rows: pa.Table,
     limit: int,
@@ -166,12 +180,13 @@ def chosen(
     could not read (``unread``) come last; of their copies in BookKeeper a few go, which asks them once more.
     """
     found: list[Row] = []
-    asking: Counter[Place] = Counter()
+    asking: frozenset[int] = frozenset()
     room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
     order = ["ledger_id"]
     if unread:
-        places = rows.select(["topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
-        last = pa.array([row["action"] in room and _place(row) in unread for row in places], pa.bool_())
+        named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
+        last = pa.array([row["action"] in room and _place(row) in unread for row in named], pa.bool_())
+        asking = _few(row for row, late in zip(named, last.to_pylist(), strict=True) if late)
         rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]
     for batch in rows.sort_by([(name, "ascending") for name in order]).to_batches(LOOKED_AT):
         for row in without([row for row in batch.to_pylist() if row["action"] in room]):
@@ -179,10 +194,8 @@ def chosen(
                 return found
             if row["action"] not in room:
                 continue
-            if row.get("unread") and row["action"] == RELEASE:
-                asking[_place(row)] += 1
-                if asking[_place(row)] > ASKED:
-                    continue
+            if row.get("unread") and row["action"] == RELEASE and row["ledger_id"] not in asking:
+                continue
             ledgers, size = room[row["action"]]
             first = ledgers == max_ledgers
             size -= row["bytes"] or 0

@@ -350,7 +350,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
                 earlier_czxid=earlier.max_czxid,
                 context=context,
                 marked=standing_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
-                offloads=_offload_evidence(cluster, epoch, asked),
+                offloads=_offload_evidence(cluster, epoch, asked, now),
             ),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
@@ -373,7 +373,7 @@ def standing_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
     return confirmation.standing_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
 
 
-def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch]) -> OffloadEvidence:
+def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], now: int) -> OffloadEvidence:
     """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
     topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
     return OffloadEvidence(
@@ -382,7 +382,7 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch]) ->
         undecoded=sum(c.undecodable for c in topics),
         marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
-        unseen=unseen_places(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint),
+        unseen=unseen_places(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
     )
 
 

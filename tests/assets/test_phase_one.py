@@ -93,10 +93,17 @@ def test_a_run_that_was_refused_everything_fails() -> None:
     assert finish(True, lambda report: rows)["ledgers"] == 2
 
 
-@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER, NOTHING])
+@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER])
 def test_a_run_that_was_refused_some_does_not_fail(outcome: str) -> None:
     assert finish(False, lambda report: [NO_TOPIC, HELD, replace(HELD, ledger_id=2, outcome=outcome)])["ledgers"] == 2
     assert finish(False, lambda report: [])["ledgers"] == 0
+
+
+def test_nothing_left_to_do_is_no_failure_and_hides_none() -> None:
+    done = replace(HELD, outcome=NOTHING)
+    assert finish(False, lambda report: [done])["ledgers"] == 1
+    with pytest.raises(dg.Failure, match="nothing was done, 1 topic refused"):
+        finish(False, lambda report: [done, NO_TOPIC])
 
 
 def test_failed_topics_are_counted_once() -> None:

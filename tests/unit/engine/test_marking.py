@@ -732,6 +732,23 @@ def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Excep
     assert len(scene.sent) == len(scene.owed) == written
 
 
+def test_an_owed_unload_that_is_denied_stops_no_other_topic(scene: Scene) -> None:
+    """Of a tenant, say, whose topics the token may not touch: nothing else would be written in any run."""
+    foreign = Topic.parse("persistent://acme/orders/theirs")
+    scene.cluster.topic(foreign, [scene.cluster.ledger(data_tags(foreign))])
+    scene.cluster.load(foreign)
+    control.owe_unload(scene.store, control.OwedUnload(foreign, True, 0, control.LEASE))
+    scene.load()
+
+    def denied(topic: Topic) -> None:
+        if topic == foreign:
+            raise AccessDenied("403")
+
+    scene.cluster.admin.on_unload = denied
+    found = scene.trim(loaded_topics=True)
+    assert {found[i].outcome for i in scene.ids[:3]} == {REMOVED}
+
+
 def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) -> None:
     failures = iter([Unavailable("503")] * 9)
 
@@ -1368,7 +1385,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
     order = TrimOrder(TOPIC, frozenset({77}), scene.ids[3])
     found = {one.ledger_id: one for one in marking.plan_trim(scene.run(), scene.tools(), order)}
     goes = LEFT_TO_BROKER if loaded else GOES
-    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: REFUSED}
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: NOTHING}
     planned = topic_deletion.plan_topic_deletion(scene.run(), scene.tools(), TOPIC)
     assert {one.outcome for one in planned} == {GOES}
     assert {one.ledger_id for one in planned} == {*scene.ids, -1}
@@ -1471,12 +1488,13 @@ def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(every
     scene.cluster.admin.on_delete = half
     found = scene.delete_topic()
     assert set(scene.rows[LEFT]) == set(everything.components)
-    gone = {i for i, one in found.items() if one.reason == "the broker deleted it, then failed: 500: no offloader"}
+    gone = {
+        i for i, one in found.items() if one.reason == "the broker deleted it, but not its topic: 500: no offloader"
+    }
     assert gone == set(scene.ids[:4])
     assert "in use and be kept" in found[scene.ids[4]].reason
-    said = (
-        f"the broker deleted 4 of its {len(everything.components)} ledgers, then failed: 500: no offloader; run again"
-    )
+    said = f"the broker deleted 4 of its {len(everything.components)} ledgers, but not the topic"
+    said += ": 500: no offloader; run again"
     assert (found[-1].outcome, found[-1].reason) == (FAILED, said)
     journalled = {row.ledger_id: row.reason for row in scene.journalled("mark") if row.outcome == LEFT}
     assert journalled == {i: one.reason for i, one in found.items() if i >= 0}

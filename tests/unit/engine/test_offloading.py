@@ -589,12 +589,48 @@ def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
 def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_canary_to_the_next(scene: Scene) -> None:
     session, proven = begun(scene)
     fill(scene, scene.ids[0], [CHUNK])
-    found = {one.ledger_id: one for one in session.commit(proven)}
-    assert found[scene.ids[0]].outcome == FAILED
-    assert "its broker must read it first: none of its first 20 entries" in found[scene.ids[0]].reason
-    assert scene.complete == scene.wanted[1:]
-    assert scene.open_attempts == scene.ids[:1]
+    (found,) = session.commit(proven[:1])
+    assert found.outcome == FAILED
+    assert "its broker must read it first: none of its first 20 entries" in found.reason
+    assert (scene.complete, scene.open_attempts) == ([], scene.wanted)
+    assert outcomes(session.commit(proven)) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
     assert words(scene)[0]["ledger_id"] == scene.ids[1]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene: Scene, shown: bool) -> None:
+    """The run was killed between the commit and the end of the attempts."""
+    cut_off_after_the_commit(scene)
+    for ledger_id in scene.wanted[:1] if shown else scene.wanted:
+        fill(scene, ledger_id, [CHUNK])
+    scene.cluster.wait(1)
+    _, found = scene.session_again().settle(())
+    assert set(outcomes(found).values()) == {OFFLOADED if shown else FAILED}
+    scene.seen = {HERE}
+    _, found = scene.session_again().settle(())
+    assert set(outcomes(found).values()) == (set() if shown else {OFFLOADED})
+    assert scene.open_attempts == []
+
+
+@pytest.mark.parametrize("error", [Unavailable("503"), AccessDenied("403: no superuser")])
+def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: Scene, error: LifecycleError) -> None:
+    """It ends what was seen before; what is given up already may go all the same."""
+    session, proven = begun(scene, scene.ids[:1])
+    scene.cluster.admin.on_read = raising(error)
+    with pytest.raises(CanaryFailed):
+        session.commit(proven)
+    now = scene.cluster.clock.now_ms()
+    (row,) = words(scene)
+    assert row["outcome"] == "unanswered"
+    assert unseen_still([row], "", now) == set()
+    seen = {**row, "outcome": "seen", "at": now - 1}
+    assert seen_of_late([seen, row], "", now) == set()
+    no = {**row, "outcome": "unseen", "at": now - 2}
+    assert unseen_still([no, row], "", now) == {HERE}
+    assert unseen_still([no, seen], "", now) == set()
+    assert unseen_still([no, {**seen, "at": now + 1}], "", now) == {HERE}  # by a clock that was ahead
+    assert unseen_still([{**no, "at": now + 9}, {**seen, "at": now + 1}], "", now + 2) == {HERE}
 
 
 def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
@@ -1922,7 +1958,7 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
         session.commit(proven)
     assert scene.complete == scene.ids[:2]
     now = scene.cluster.clock.now_ms()
-    assert (seen_of_late(words(scene), "", now), unseen_still(words(scene), "")) == (set(), {HERE})
+    assert (seen_of_late(words(scene), "", now), unseen_still(words(scene), "", now)) == (set(), {HERE})
 
 
 def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(scene: Scene) -> None:

@@ -50,7 +50,7 @@ from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, cursor_tags, data_tags
 from tests.simulation.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
 from tests.simulation.pipeline import Policy
-from tests.unit.engine.test_offloading import Crash, Watched, raising
+from tests.unit.engine.test_offloading import CHUNK, Crash, Watched, raising
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
@@ -330,14 +330,41 @@ def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, 
 
 def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: Scene) -> None:
     scene.released()
-    place = (str(TOPIC.namespace), "s3", (("bucket", BUCKET),))
-    scene.off.unseen = frozenset({place})
+    metadata = tuple(sorted(scene.contexts[scene.due[0]].driver_metadata.items()))
+    driver = scene.contexts[scene.due[0]].driver_name.lower()
+    scene.off.unseen = frozenset({(str(TOPIC.namespace), driver, metadata)})
     found = scene.delete()
-    assert {d.outcome for d in found} == {WAITING}
-    assert all("could not read offloaded ledgers of its namespace" in d.reason for d in found)
+    assert {d.outcome for d in found} == {RETRYING}
+    assert all("could not read the offloaded ledger that it was asked for last" in d.reason for d in found)
     assert scene.left == scene.due
-    scene.off.unseen = frozenset({("acme/else", *place[1:]), (place[0], "s3", (("bucket", "b"),))})
+    elsewhere = ("acme/else", driver, metadata), (str(TOPIC.namespace), driver, (("bucket", "b"),))
+    scene.off.unseen = frozenset(elsewhere)
+    scene.scan()
     assert {d.outcome for d in scene.delete()} == {DELETED}
+
+
+def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_first(scene: Scene) -> None:
+    asked: list[int] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(position.ledger_id)
+        if not scene.broker.memory:
+            scene.broker.load()
+
+    scene.cluster.admin.on_read = read
+    scene.canary = Canary(False, [str(TOPIC)])
+    scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert asked == scene.due[1:]
+
+
+def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
+    scene.canary = Canary(False, [str(TOPIC)])
+    for ledger_id in scene.due:
+        scene.cluster.reader.payloads[ledger_id] = [CHUNK]
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert all("none of its first 20 entries can be asked for by REST" in one.reason for one in said.values())
 
 
 @pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])

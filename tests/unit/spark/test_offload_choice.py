@@ -82,8 +82,10 @@ def test_what_brokers_could_not_read_comes_last() -> None:
     here = ("acme/orders", "s3", tuple(sorted(driver_metadata(rows[0]))))
     assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
     assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
-    several = table(*(planned(n, RELEASE) for n in range(9)), elsewhere | {"ledger_id": 9})
-    assert ids(chosen(several, 0, MANY, HUGE, unread={here})) == [9, 0, 1, 2]
+    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    first, *few = ids(chosen(table(*several, elsewhere | {"ledger_id": 12}), 0, MANY, HUGE, unread={here}))
+    assert first == 12
+    assert len({n % 4 for n in few}) == len(few) == 3
     assert [ids(wave) for wave in waves([rows[1] | {"bytes": 1 << 40}, rows[3] | {"bytes": 1 << 40}], {here})] == [
         [4],
         [2],
