@@ -13,7 +13,7 @@
     │   ├── Conflict             a compare-and-set found another version, or the node exists
     │   └── AccessDenied         authentication or authorization failed
     └── Unavailable              no answer, or a try-again answer; a read may be repeated
-        ├── Failed               a server answered that it failed, and why
+        ├── Failed               a server was asked to read something, and failed or never finished
         ├── OutcomeUnknown       connection lost while a write was under way: read again, never compensate
         └── Overloaded           the latency guard stopped us
 
@@ -88,7 +88,7 @@ class Unavailable(LifecycleError):
 
 
 class Failed(Unavailable):
-    """A server answered that it failed at a read, and why; trying again may help."""
+    """A server was asked to read something, and failed or never finished; trying again may help."""
 
 
 class OutcomeUnknown(Unavailable):

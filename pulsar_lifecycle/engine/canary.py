@@ -122,6 +122,10 @@ class Unheard(Refused):
     """What a broker reads, or would read, shows nothing."""
 
 
+class Unshown(Unheard):
+    """It can be asked for none of a ledger's entries."""
+
+
 def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
     """An entry at each end of a ledger that its broker can be asked for. Raises Unheard where REST can show none.
 
@@ -143,7 +147,7 @@ def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
         last = copy.entries - 1
         first = first_shown(range(min(LOOKED_AT, copy.entries)))
         if first is None:
-            raise Unheard(
+            raise Unshown(
                 f"none of its first {LOOKED_AT} entries can be asked for by REST (chunks of compressed messages, or "
                 f"properties of over {HEADERS} bytes): another ledger of its namespace must be offloaded first"
             )
@@ -233,10 +237,11 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     if not canary.proves(topic):
         return Said(FAILED, BOOKKEEPER_FIRST)
     permit.check(tools.store)
+    if lack := permit.unloads.lacks(CANARY_UNLOADS):
+        return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {lack}")
     entries = entries_to_ask(run, tools, copy)
     try:
-        why = permit.unloads.lacks(CANARY_UNLOADS) or _not_fresh(run, tools, permit, topic)
-        if why:
+        if why := _not_fresh(run, tools, permit, topic):
             return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {why}")
         unread = read_by_broker(run, tools, permit, topic, copy, entries)
         if unread:
@@ -340,16 +345,14 @@ def seen_of_late(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> set
     return {place for place, (at, unseen) in _last_words(sound, store).items() if not unseen and now - SEEN_FOR <= at}
 
 
-def unseen_still(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> frozenset[Place]:
-    """The places that a broker of this metadata store could not read when one answered last; as :func:`seen_of_late`.
+def unseen_still(
+    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (UNSEEN,)
+) -> frozenset[Place]:
+    """The places of which the last word of a broker of this metadata store is one of ``noes``; as above.
 
-    A clock that was ahead makes nobody's word the last one for longer than until ``now`` (ms).
+    Other words than these and ``seen`` do not count.
     """
-    sound = (
-        {**row, "at": min(row["at"], now)}
-        for row in rows
-        if row["outcome"] == UNSEEN or (row["outcome"] == SEEN and row["at"] <= now)
-    )
+    sound = (row for row in rows if row["outcome"] in noes or (row["outcome"] == SEEN and row["at"] <= now))
     return frozenset(place for place, (_, unseen) in _last_words(sound, store).items() if unseen)
 
 

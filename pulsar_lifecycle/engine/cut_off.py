@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, standing
 from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, Copy, Unheard, entries_to_ask, place_of
+from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, Copy, Unshown, entries_to_ask, place_of
 from pulsar_lifecycle.engine.decision import NamedUuids, Place, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
@@ -130,10 +130,10 @@ def _settle_committed(
     it is the same for all. Where it can be asked for none, another of their place must have been read of late.
     """
     if canary.due(topic, committed[0].attempt):
-        shown = [one for one in committed if _can_be_asked_for(run, tools, one)]
-        if not shown and place_of(topic, committed[0].attempt) in canary.seen:
+        first = next((one for one in committed if _can_be_asked_for(run, tools, one)), None)
+        if first is None and place_of(topic, committed[0].attempt) in canary.seen:
             return _done(run, tools, committed)
-        committed = sorted(committed, key=lambda one: one not in shown)
+        committed = sorted(committed, key=lambda one: one is not first)
         if refusal := permit.unloads.refusal:
             return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = standing.topic_node(tools.store, topic)
@@ -145,7 +145,7 @@ def _settle_committed(
 
 
 def _can_be_asked_for(run: TopicRun, tools: Tools, one: Proven) -> bool:
-    with contextlib.suppress(Unheard):
+    with contextlib.suppress(Unshown):
         return bool(entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries)))
     return False
 

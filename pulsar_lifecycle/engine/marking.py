@@ -50,7 +50,7 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 REMOVED = "removed"
 """Its topic lists it no more."""
 NOTHING = "nothing-to-do"
-"""Its topic does not list it, or none of what is asked for: it never did, or does not any more."""
+"""Its topic lists nothing up to the ledger that is asked for, or nothing any more."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
 
@@ -130,7 +130,7 @@ def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
             if loaded and not run.writes_loaded(order.topic)
             else (GOES, "; ".join(filter(None, (first, loaded))))
         )
-        return [view.marked(v.ledger_id, *(goes if v.goes else (_kept(v), v.reason))) for v in view.verdicts]
+        return [view.marked(v.ledger_id, *(goes if v.goes else (REFUSED, v.reason))) for v in view.verdicts]
 
     return guarded(order.topic, look)
 
@@ -154,11 +154,6 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
         known = found.get(order.topic, order)
         found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, max(known.up_to, order.up_to))
     return found
-
-
-def _kept(verdict: Verdict) -> str:
-    """The outcome of a ledger that does not go."""
-    return NOTHING if verdict.reason == trimming.NOT_LISTED else REFUSED
 
 
 def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
@@ -266,7 +261,7 @@ class _Trim:
             self._outcomes[-1] = _nothing_asked(self._order, view.info)
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
-                outcome = LEFT if v.ledger_id in self._marked else _kept(v)
+                outcome = LEFT if v.ledger_id in self._marked else REFUSED
                 self._outcomes[v.ledger_id] = view.marked(v.ledger_id, outcome, v.reason)
         if not view.goes:
             return True
@@ -292,7 +287,7 @@ class _Trim:
         if not gone or len(gone) < len(self._marked):
             return False
         self._outcomes |= {
-            v.ledger_id: view.marked(v.ledger_id, _kept(v), v.reason or "its turn comes with the next run")
+            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.reason or "its turn comes with the next run")
             for v in view.verdicts
             if v.ledger_id not in gone
         }

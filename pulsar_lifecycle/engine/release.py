@@ -13,13 +13,14 @@ an offload leftover, which the next plan releases again. Source: ManagedLedgerIm
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.engine import attempts, control, standing
-from pulsar_lifecycle.engine.canary import Canary, Copy, Unheard, place_of, why_unseen
+from pulsar_lifecycle.engine.canary import ASKED, Canary, Copy, Unheard, place_of, why_unseen
 from pulsar_lifecycle.engine.decision import Decision, Place, Released, Run, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
@@ -136,13 +137,15 @@ def _unseen(
     copies: dict[int, Copy] = {}
     asked: dict[Place, Said | None] = {}
     unshown: dict[Place, Said] = {}
+    tried: Counter[Place] = Counter()
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
         copies[one.ledger_id] = copy
         place = place_of(topic, copy)
-        if place in asked:
+        if place in asked or tried[place] == ASKED:
             continue
+        tried[place] += 1
         try:
             asked[place] = why_unseen(run, tools, permit, topic, copy, canary)
         except Unheard as unheard:  # its next one may do

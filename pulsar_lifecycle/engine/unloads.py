@@ -72,8 +72,8 @@ class Unloads:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
-        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does; only of
-        topics that this run has ``written`` it speaks against writing more.
+        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does. A denial
+        is every topic's where this run has ``written`` it; one that was owed before may be of a tenant of its own.
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
@@ -98,9 +98,8 @@ class Unloads:
             else:
                 self._failed = 0
                 return ""
-        if written:
-            self._failed = GIVE_UP if denied else self._failed + 1
-            self._failure = error
+        self._failed = GIVE_UP if denied and written else self._failed + 1
+        self._failure = error
         return error
 
 

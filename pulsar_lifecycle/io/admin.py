@@ -33,7 +33,8 @@ from pulsar_lifecycle.settings import PulsarSettings, Tls
 
 MAX_REDIRECTS = 5
 TOO_MANY_REQUESTS = 429
-INTERNAL_SERVER_ERROR = 500
+FAILED_AT_IT = (500, 502, 504)
+"""Answers of a broker that failed, and of a proxy whose broker did."""
 _RUNTIME = "/admin/v2/brokers/configuration/runtime"
 
 
@@ -286,6 +287,9 @@ class HttpBrokerAdmin:
             content = json.dumps(body)
         try:
             return self._http.request(method, url, headers=headers, content=content)
+        except httpx.ReadTimeout as error:
+            message = f"{method} {url}: {type(error).__name__}: {error}"
+            raise (Failed(message) if method == "GET" else OutcomeUnknown(message)) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _no_answer(method, f"{method} {url}: {type(error).__name__}: {error}") from error
 
@@ -343,7 +347,7 @@ def _checked(method: str, response: httpx.Response) -> httpx.Response:
         raise Conflict(message)
     if status == TOO_MANY_REQUESTS:
         raise Unavailable(message)
-    if status == INTERNAL_SERVER_ERROR and method == "GET":
+    if status in FAILED_AT_IT and method == "GET":
         raise Failed(message)
     if status >= 500:
         raise _no_answer(method, message)

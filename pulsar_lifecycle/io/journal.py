@@ -50,6 +50,7 @@ from pulsar_lifecycle.plan.outcomes import (
     READ_THROUGH_BROKER,
     RELEASE,
     SENT,
+    UNSEEN,
     VERIFIED,
 )
 from pulsar_lifecycle.plan.reconciliation import STANDING, standing
@@ -281,10 +282,10 @@ def seen_places(lake: str, cluster: str, store: str, now: int) -> set[Place]:
     return seen_of_late(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine & _since(now - SEEN_FOR)).to_pylist(), store, now)
 
 
-def unseen_places(lake: str, cluster: str, store: str, now: int) -> frozenset[Place]:
+def unseen_places(lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (UNSEEN,)) -> frozenset[Place]:
     """Where brokers of this metadata store (its fingerprint) could not read offloaded ledgers; ``unseen_still``."""
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
-    return unseen_still(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).to_pylist(), store, now)
+    return unseen_still(_scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).to_pylist(), store, now, noes)
 
 
 def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:

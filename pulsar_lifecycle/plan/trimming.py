@@ -118,10 +118,6 @@ def copy_rule(offload: Offloaded, context: orphans.Context) -> str:
     return ""
 
 
-NOT_LISTED = "its topic does not list it"
-"""Reason why nothing is to be done about a ledger."""
-
-
 def judge(
     info: ManagedLedgerInfo,
     cursors: Mapping[str, Position],
@@ -137,7 +133,7 @@ def judge(
     the ledger of every mark-delete position.
     """
     listed = {item.ledger_id: item for item in info.ledgers}
-    verdicts = {i: Verdict(i, False, NOT_LISTED) for i in asked}
+    verdicts = {i: Verdict(i, False, "its topic does not list it") for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
     in_the_way = -1
     for ledger_id in sorted(listed):

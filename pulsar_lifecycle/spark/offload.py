@@ -54,7 +54,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.outcomes import REFUSED, VERIFIED
+from pulsar_lifecycle.plan.outcomes import REFUSED, UNANSWERED, UNSEEN, VERIFIED
 from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
 from pulsar_lifecycle.settings import Settings
@@ -158,7 +158,9 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             now_in_force = policies_now(cluster, epoch, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=caps.release == "ours")
             waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            unread = unseen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms())
+            unread = unseen_places(
+                cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (UNSEEN, UNANSWERED)
+            )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
@@ -276,9 +278,9 @@ class _Work:
                 proven.setdefault(attempt.topic, []).append(one)
         for name, some in proven.items():
             self._commit(Topic.parse(name), some)
+        over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
         for name, some in proven.items():  # those that could not be the canary, once another one was
             topic = Topic.parse(name)
-            over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
             late = [p for p in some if p.attempt.ledger_id in over and not self._canary.due(topic, p.attempt)]
             if late:
                 for one in late:

@@ -153,17 +153,22 @@ def _place(row: Row) -> Place:
     return str(Topic.parse(row["topic"]).namespace), row["driver"].lower(), tuple(sorted(driver_metadata(row)))
 
 
-def _few(rows: Iterable[Row]) -> frozenset[int]:
+def _is_late(row: Row) -> bool:
+    """Whether a copy in BookKeeper is of a place that brokers could not read."""
+    return bool(row.get("unread")) and row["action"] == RELEASE
+
+
+def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
     """A ledger to be given up of each of a few topics of each place, others in each run: some may be in trouble."""
-    places: dict[Place, dict[str, list[int]]] = {}
+    places: dict[Place, dict[str, list[Row]]] = {}
     for row in rows:
         if row["action"] == RELEASE:
-            places.setdefault(_place(row), {}).setdefault(row["topic"], []).append(row["ledger_id"])
-    return frozenset(
-        random.sample(topics[name], 1)[0]
-        for topics in places.values()
-        for name in random.sample(list(topics), min(ASKED, len(topics)))
-    )
+            places.setdefault(_place(row), {}).setdefault(row["topic"], []).append(row)
+    found: list[int] = []
+    for topics in places.values():
+        some = [random.sample(topics[name], 1)[0] for name in random.sample(list(topics), min(LOOKED_AT, len(topics)))]
+        found += [row["ledger_id"] for row in without(some)[:ASKED]]
+    return frozenset(found)
 
 
 def chosen(
@@ -186,15 +191,14 @@ def chosen(
     if unread:
         named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
         last = pa.array([row["action"] in room and _place(row) in unread for row in named], pa.bool_())
-        asking = _few(row for row, late in zip(named, last.to_pylist(), strict=True) if late)
+        asking = _few((row for row, late in zip(named, last.to_pylist(), strict=True) if late), without)
         rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]
     for batch in rows.sort_by([(name, "ascending") for name in order]).to_batches(LOOKED_AT):
-        for row in without([row for row in batch.to_pylist() if row["action"] in room]):
+        rows_now = [row for row in batch.to_pylist() if row["action"] in room]
+        for row in without([row for row in rows_now if not _is_late(row) or row["ledger_id"] in asking]):
             if limit and len(found) >= limit:
                 return found
             if row["action"] not in room:
-                continue
-            if row.get("unread") and row["action"] == RELEASE and row["ledger_id"] not in asking:
                 continue
             ledgers, size = room[row["action"]]
             first = ledgers == max_ledgers

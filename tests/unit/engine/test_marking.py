@@ -732,6 +732,25 @@ def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Excep
     assert len(scene.sent) == len(scene.owed) == written
 
 
+@pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
+def test_no_run_after_another_adds_to_what_is_owed(scene: Scene, error: Exception) -> None:
+    orders: list[TrimOrder] = []
+    for n in range(9):
+        topic = Topic.parse(f"persistent://acme/orders/t{n}")
+        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
+        scene.cluster.topic(topic, ids)
+        scene.cluster.load(topic)
+        orders.append(TrimOrder(topic, frozenset(ids[:1])))
+
+    def fails(topic: Topic) -> None:
+        raise error
+
+    scene.cluster.admin.on_unload = fails
+    for _ in range(5):
+        scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders), loaded_topics=True)
+    assert len(scene.owed) == 3
+
+
 def test_an_owed_unload_that_is_denied_stops_no_other_topic(scene: Scene) -> None:
     """Of a tenant, say, whose topics the token may not touch: nothing else would be written in any run."""
     foreign = Topic.parse("persistent://acme/orders/theirs")
@@ -1385,7 +1404,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
     order = TrimOrder(TOPIC, frozenset({77}), scene.ids[3])
     found = {one.ledger_id: one for one in marking.plan_trim(scene.run(), scene.tools(), order)}
     goes = LEFT_TO_BROKER if loaded else GOES
-    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: NOTHING}
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: REFUSED}
     planned = topic_deletion.plan_topic_deletion(scene.run(), scene.tools(), TOPIC)
     assert {one.outcome for one in planned} == {GOES}
     assert {one.ledger_id for one in planned} == {*scene.ids, -1}

@@ -235,7 +235,9 @@ def test_endless_redirects_end():
         (httpx.Response(500, html="<html><b>Server Error</b></html>"), Failed, OutcomeUnknown),
         (httpx.Response(503), Unavailable, OutcomeUnknown),
         (httpx.ConnectError("refused"), Unavailable, OutcomeUnknown),
-        (httpx.ReadTimeout("slow"), Unavailable, OutcomeUnknown),
+        (httpx.Response(502), Failed, OutcomeUnknown),
+        (httpx.Response(504), Failed, OutcomeUnknown),
+        (httpx.ReadTimeout("slow"), Failed, OutcomeUnknown),
         (httpx.RemoteProtocolError("cut"), Unavailable, OutcomeUnknown),
     ],
 )

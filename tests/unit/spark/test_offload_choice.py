@@ -86,6 +86,8 @@ def test_what_brokers_could_not_read_comes_last() -> None:
     first, *few = ids(chosen(table(*several, elsewhere | {"ledger_id": 12}), 0, MANY, HUGE, unread={here}))
     assert first == 12
     assert len({n % 4 for n in few}) == len(few) == 3
+    few = ids(chosen(table(*several), 0, MANY, HUGE, lambda some: [r for r in some if r["ledger_id"] % 4 == 1], {here}))
+    assert [n % 4 for n in few] == [1]  # the topics that wait are not among those asked
     assert [ids(wave) for wave in waves([rows[1] | {"bytes": 1 << 40}, rows[3] | {"bytes": 1 << 40}], {here})] == [
         [4],
         [2],
