@@ -6,6 +6,7 @@ Belongs here: the command line. Not here: sharing the work (``many.py``), the sc
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import time
@@ -25,6 +26,7 @@ def main() -> int:
     parser.add_argument("--from", type=int, default=0, dest="first", help="the first seed")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
+    logging.disable(logging.WARNING)  # the product warns of every fault
     if given.seed is not None:
         skip = shrink(given.seed) if given.shrink else []
         result = simulate(given.seed, skip=skip, say=print if given.verbose or given.shrink else lambda line: None)
