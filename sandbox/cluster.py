@@ -38,6 +38,8 @@ BUCKET = "tiered-storage"
 
 _READY_TIMEOUT = 120.0
 _STOP_TIMEOUT = 20.0
+_END_TIMEOUT = 90.0
+"""Seconds until a server that is told to end must have: a broker unloads its topics first, for up to a minute."""
 
 
 def default_data_folder() -> Path:
@@ -159,9 +161,9 @@ class Cluster:
             return
         processes.send_signal(server.pid, server.started, number)
         if number in (signal.SIGKILL, signal.SIGTERM) and not processes.wait_gone(
-            server.pid, server.started, _STOP_TIMEOUT
+            server.pid, server.started, _END_TIMEOUT
         ):
-            raise SandboxError(f"{name} (pid {server.pid}) did not end within {_STOP_TIMEOUT:.0f} s")
+            raise SandboxError(f"{name} (pid {server.pid}) did not end within {_END_TIMEOUT:.0f} s")
 
     def restart(self, name: str) -> None:
         """End one server and start it again with the same ports and data."""

@@ -206,9 +206,12 @@ def test_ours_and_javas_retry_letters_are_the_same(sandbox, open_queue, publish)
     (postponed,) = queue.reconsume_later([after_java], DELAY, 10)
     assert (postponed.times, postponed.dead, postponed.error) == (3, False, "")
     queue.acknowledge([after_java])
-    (third,) = queue.receive(1, 20_000)
+    for _ in range(4):
+        (third,) = queue.receive(1, 20_000)
+        queue.acknowledge([third])
+        if shown(third) not in (expected(content, origin, 1), expected(content, origin, 2)):
+            break  # an acknowledgement may be lost: then a letter comes again
     assert shown(third) == expected(content, origin, 3)
-    queue.acknowledge([third])
 
 
 def test_what_java_reconsumed_first_is_the_same_too(sandbox, open_queue, publish) -> None:
