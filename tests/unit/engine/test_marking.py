@@ -705,10 +705,9 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
     assert len(scene.owed) == 9
 
 
-@pytest.mark.parametrize(("error", "written"), [(AccessDenied("403"), 1), (Unavailable("503"), 3)])
-def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Exception, written: int) -> None:
+def loaded_topics_that_cannot_be_unloaded(scene: Scene, count: int, error: Exception) -> list[TrimOrder]:
     orders: list[TrimOrder] = []
-    for n in range(6):
+    for n in range(count):
         topic = Topic.parse(f"persistent://acme/orders/t{n}")
         ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
         scene.cluster.topic(topic, ids)
@@ -719,6 +718,12 @@ def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Excep
         raise error
 
     scene.cluster.admin.on_unload = fails
+    return orders
+
+
+@pytest.mark.parametrize(("error", "written"), [(AccessDenied("403"), 1), (Unavailable("503"), 3)])
+def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Exception, written: int) -> None:
+    orders = loaded_topics_that_cannot_be_unloaded(scene, 6, error)
     found: list[Marked] = []
     scene.act(
         lambda run, tools, permit: found.extend(marking.trim_topics(run, tools, permit, orders)) or found,
@@ -734,18 +739,7 @@ def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Excep
 
 @pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
 def test_no_run_after_another_adds_to_what_is_owed(scene: Scene, error: Exception) -> None:
-    orders: list[TrimOrder] = []
-    for n in range(9):
-        topic = Topic.parse(f"persistent://acme/orders/t{n}")
-        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
-        scene.cluster.topic(topic, ids)
-        scene.cluster.load(topic)
-        orders.append(TrimOrder(topic, frozenset(ids[:1])))
-
-    def fails(topic: Topic) -> None:
-        raise error
-
-    scene.cluster.admin.on_unload = fails
+    orders = loaded_topics_that_cannot_be_unloaded(scene, 9, error)
     for _ in range(5):
         scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders), loaded_topics=True)
     assert len(scene.owed) == 3
