@@ -26,6 +26,7 @@ from pulsar_lifecycle.errors import (
     Conflict,
     CorruptFormat,
     LeaseLost,
+    LifecycleError,
     NotFound,
     OutcomeUnknown,
     Overloaded,
@@ -43,7 +44,7 @@ from pulsar_lifecycle.io.multiread import (
     MultiReadRequest,
     Reply,
 )
-from pulsar_lifecycle.io.zk_session import ConnectionLost, ZooKeeperSession
+from pulsar_lifecycle.io.zk_session import ConnectionLost, ZooKeeperSession, is_rejection
 from pulsar_lifecycle.ports import (
     Children,
     Clock,
@@ -362,7 +363,9 @@ class KazooStore:
         pending = self._submit(submit)
         try:
             return self._session.answer(pending, what)
-        except ConnectionLost as error:
+        except LifecycleError as error:
+            if is_rejection(error.__cause__):
+                raise
             raise OutcomeUnknown(f"{error}; read again to know whether it was done") from error
 
     def _submit(self, submit: Callable[[KazooClient], Any]) -> Any:

@@ -63,6 +63,30 @@ _ERRORS: dict[type[Exception], type[LifecycleError]] = {
 }
 """kazoo's class -> ours; a class that is not here is a StoreError."""
 
+_REJECTIONS = (
+    zk.NoNodeError,
+    zk.NodeExistsError,
+    zk.BadVersionError,
+    zk.NotEmptyError,
+    zk.NoChildrenForEphemeralsError,
+    zk.NoAuthError,
+    zk.InvalidACLError,
+    zk.QuotaExceededError,
+    zk.ThrottledOpError,
+    zk.NotReadOnlyCallError,
+    zk.EphemeralOnLocalSessionError,
+    zk.UnimplementedError,
+    zk.BadArgumentsError,
+)
+
+
+def is_rejection(error: BaseException | None) -> bool:
+    """Whether kazoo's error is a server's word that it did not do what was asked.
+
+    Any other one (a lost connection, credentials refused on the way back, bytes that make no sense) leaves that open.
+    """
+    return isinstance(error, _REJECTIONS)
+
 
 class ZooKeeperSession:
     """One session for requests and one for the latency probe; connects when first asked for its client.

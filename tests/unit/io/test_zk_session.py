@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import socket
+import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kazoo import exceptions as zk
 
-from pulsar_lifecycle.errors import ConfigError, Unavailable
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    ConfigError,
+    Conflict,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.io.zk_session import ZooKeeperSession
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
@@ -39,6 +51,36 @@ def test_nobody_there_is_unavailable_and_says_where_and_why() -> None:
         pytest.raises(Unavailable, match=rf"zookeeper\.hosts: .*127\.0\.0\.1:{port}.*refused"),
     ):
         store.read(["/"])
+
+
+@pytest.mark.parametrize(
+    ("kazoo_says", "ours"),
+    [
+        (zk.BadVersionError(), Conflict),
+        (zk.NoNodeError(), NotFound),
+        (zk.NoAuthError(), AccessDenied),
+        (zk.BadArgumentsError(), StoreError),
+        (zk.ConnectionLoss(), OutcomeUnknown),
+        (zk.AuthFailedError(), OutcomeUnknown),  # of a reconnect: what was sent before may have been done
+        (zk.SystemZookeeperError(), OutcomeUnknown),
+        (zk.MarshallingError(), OutcomeUnknown),
+        (RuntimeError("xids do not match"), OutcomeUnknown),
+        (struct.error("unpack requires a buffer of 4 bytes"), OutcomeUnknown),
+    ],
+)
+def test_only_a_rejection_proves_that_a_write_was_not_done(
+    monkeypatch: pytest.MonkeyPatch, kazoo_says: Exception, ours: type[Exception]
+) -> None:
+    def answer(timeout: float) -> Any:
+        raise kazoo_says
+
+    client = SimpleNamespace(set_async=lambda *given: SimpleNamespace(get=answer))
+    monkeypatch.setattr(ZooKeeperSession, "client", lambda session: client)
+    monkeypatch.setattr(ZooKeeperSession, "hold", lambda session: None)
+
+    with pytest.raises(ours) as raised:
+        KazooStore(ZooKeeperSettings(hosts="host:2181")).write("/a", b"", 0)
+    assert type(raised.value) is ours
 
 
 def cluster(clock: FakeClock) -> FakeStore:
