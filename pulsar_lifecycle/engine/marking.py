@@ -50,7 +50,7 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 REMOVED = "removed"
 """Its topic lists it no more."""
 NOTHING = "nothing-to-do"
-"""Its topic lists nothing up to the ledger that is asked for, or nothing any more."""
+"""Its topic's list begins behind the ledger that is asked for, or is empty."""
 GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
 
@@ -130,7 +130,7 @@ def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
             if loaded and not run.writes_loaded(order.topic)
             else (GOES, "; ".join(filter(None, (first, loaded))))
         )
-        return [view.marked(v.ledger_id, *(goes if v.goes else (REFUSED, v.reason))) for v in view.verdicts]
+        return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
     return guarded(order.topic, look)
 
@@ -185,6 +185,13 @@ class _View:
         copy = self.copies.get(ledger_id)
         length = (copy.length if copy else 0) if size is None else size
         return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
+
+    def stays(self, verdict: Verdict) -> Marked:
+        """What becomes of a ledger that may not leave; one before all that are listed has left already."""
+        first = min((item.ledger_id for item in self.info.ledgers), default=-1)
+        if verdict.ledger_id < first:
+            return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
+        return self.marked(verdict.ledger_id, REFUSED, verdict.reason)
 
 
 def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
@@ -261,8 +268,8 @@ class _Trim:
             self._outcomes[-1] = _nothing_asked(self._order, view.info)
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
-                outcome = LEFT if v.ledger_id in self._marked else REFUSED
-                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, outcome, v.reason)
+                left = v.ledger_id in self._marked
+                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, LEFT, v.reason) if left else view.stays(v)
         if not view.goes:
             return True
         loaded = _loaded(self._run, tools, view)

@@ -142,6 +142,9 @@ def _unseen(
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
         copies[one.ledger_id] = copy
+    begin = tools.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
+    for one, _ in (*going[begin:], *going[:begin]):
+        copy = copies[one.ledger_id]
         place = place_of(topic, copy)
         if place in asked or tried[place] == ASKED:
             continue
@@ -149,7 +152,7 @@ def _unseen(
         try:
             asked[place] = why_unseen(run, tools, permit, topic, copy, canary)
         except Unheard as unheard:  # its next one may do
-            unshown[place] = Said(FAILED, f"no broker has read its place yet: {unheard}")
+            unshown[place] = Said(FAILED, f"no broker has read its place yet, of ledger {one.ledger_id}: {unheard}")
     found: dict[int, Offloaded] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]

@@ -237,6 +237,20 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
     assert list(found.values()) == planned == [Marked(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
 
 
+def test_ledgers_that_left_already_are_nothing_to_do(scene: Scene) -> None:
+    order = TrimOrder(TOPIC, frozenset({*scene.ids[:2], 10**9}))
+    assert outcomes(scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))) == {
+        **dict.fromkeys(scene.ids[:2], REMOVED),
+        10**9: REFUSED,
+    }
+
+    planned = marking.plan_trim(scene.run(), scene.tools(), order)
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))
+    assert list(found.values()) == planned
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:2], NOTHING), 10**9: REFUSED}
+    assert found[scene.ids[0]].reason == f"its topic does not list it: it begins with ledger {scene.ids[2]}"
+
+
 def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     uuid = UUID(int=9)
     offload = OffloadContext(uuid, True, False, 1, "aws-s3", {"bucket": "b"})

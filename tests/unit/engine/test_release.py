@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, owners, release, standing
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.canary import Canary
+from pulsar_lifecycle.engine.canary import ASKED, Canary
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.inventory import Brokers
@@ -89,14 +89,14 @@ class Broker:
 
 
 class Scene:
-    """A topic of four ledgers, the first two offloaded nine days ago and scanned a day ago."""
+    """A topic of ``due`` ledgers offloaded nine days ago and scanned a day ago, and two more."""
 
-    def __init__(self, *, loaded: bool = False) -> None:
+    def __init__(self, *, loaded: bool = False, due: int = 2) -> None:
         self.off = Offloading()
         self.cluster: SimulatedCluster = self.off.cluster
         self.path = self.cluster.topic_path(TOPIC)
-        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(4)]
-        self.due = self.ids[:2]
+        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(due + 2)]
+        self.due = self.ids[:due]
         self.uuids = {i: uuid4() for i in self.due}
         now = self.cluster.clock.now_ms()
         contexts = {i: replace(attempt(uuid), timestamp=now) for i, uuid in self.uuids.items()}
@@ -365,6 +365,24 @@ def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
     assert all("none of its first 20 entries can be asked for by REST" in one.reason for one in said.values())
+
+
+def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
+    """More of them than one run asks for can never be shown."""
+    scene = Scene(due=ASKED + 3)
+    scene.cluster.admin.on_read = lambda topic, position: None if scene.broker.memory else scene.broker.load()
+    for ledger_id in scene.due[:ASKED]:
+        scene.cluster.reader.payloads[ledger_id] = [CHUNK]
+    begin = scene.cluster.clock.now_ms() % len(scene.due)
+    scene.cluster.clock.sleep((len(scene.due) - begin) / 1000)  # the next run begins with the first of them
+    scene.canary = Canary(False, [str(TOPIC)])
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert f"of ledger {scene.due[ASKED - 1]}: none of its first 20 entries" in said[scene.due[-1]].reason
+
+    scene.cluster.clock.sleep(0.001)
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
 
 
 @pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])
