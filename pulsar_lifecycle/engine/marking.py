@@ -274,7 +274,7 @@ class _Trim:
             return True
         loaded = _loaded(self._run, tools, view)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
-        if loaded and (refusal := self._permit.unloads.refusal):
+        if loaded and (refusal := self._permit.unloads.lacks(view.topic)):
             stays = stays or f"its topic is loaded, and {refusal}"
         if stays:
             for ledger_id in view.goes:

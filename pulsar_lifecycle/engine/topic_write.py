@@ -258,7 +258,7 @@ def _edit(
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := permit.unloads.refusal):
+        elif loaded and (refusal := permit.unloads.lacks(topic)):
             stays = f"its topic is loaded, and {refusal}"
         if stays:
             return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}

@@ -45,22 +45,36 @@ class Unloads:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._left = limit
-        self._failed = 0
+        self._in_a_row = 0
+        """Of the topics that this run wrote, those whose unload failed, since one worked."""
         self._failure = ""
+        self._owing: dict[str, dict[Topic, str]] = {}
+        """By tenant: topics that stay owed an unload, and why."""
 
-    @property
-    def refusal(self) -> str:
-        """:meth:`lacks` of one."""
-        return self.lacks(1)
+    def lacks(self, topic: Topic, unloads: int = 1) -> str:
+        """Why the run may do nothing with this topic that needs so many unloads; empty if it may.
 
-    def lacks(self, unloads: int) -> str:
-        """Why the run may do nothing that needs so many unloads; empty if it may.
-
-        After ``GIVE_UP`` failures in a row, or one for lack of permission, the next one would fail, too.
+        After ``GIVE_UP`` of what this run wrote failed in a row, or one for lack of permission, the next one would
+        fail, too. A tenant of which ``GIVE_UP`` topics are owed one that fails gets no more of them, in any run; of
+        another tenant that says nothing.
         """
         if self._left < unloads:
             return "this run may unload no more (trimming.max_unloads)"
-        return f"unloads fail: {self._failure}" if self._failed >= GIVE_UP else ""
+        if self._in_a_row >= GIVE_UP:
+            return f"unloads fail: {self._failure}"
+        tenant = topic.namespace.tenant
+        owing = self._owing.get(tenant, {})
+        if len(owing) < GIVE_UP:
+            return ""
+        first = next(iter(owing))
+        return (
+            f"{len(owing)} topics of tenant {tenant} are owed unloads that fail "
+            f"(`pulsar-lifecycle status` lists them), {first}: {owing[first]}"
+        )
+
+    def leave_owed(self, topic: Topic, why: str) -> None:
+        """What a topic was owed from before stays owed."""
+        self._owing.setdefault(topic.namespace.tenant, {}).setdefault(topic, why)
 
     def wait(self) -> None:
         """Wait until the next unload may follow at once."""
@@ -72,8 +86,8 @@ class Unloads:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
-        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does. A denial
-        is every topic's where this run has ``written`` it; one that was owed before may be of a tenant of its own.
+        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does.
+        ``written``: by this run; what was owed before may be of a tenant whose topics we may not touch.
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
@@ -96,10 +110,13 @@ class Unloads:
                 if attempt + 1 < ATTEMPTS:
                     self._clock.sleep(2.0**attempt)
             else:
-                self._failed = 0
+                self._in_a_row = 0
+                self._owing.pop(topic.namespace.tenant, None)
                 return ""
-        self._failed = GIVE_UP if denied and written else self._failed + 1
-        self._failure = error
+        if written:
+            self._in_a_row = GIVE_UP if denied else self._in_a_row + 1
+            self._failure = error
+        self.leave_owed(topic, error)
         return error
 
 
@@ -171,6 +188,7 @@ def _unload(
 ) -> None:
     if len(failed) >= GIVE_UP:
         owing[str(owed.topic)] = f"not tried after {GIVE_UP} others failed"
+        permit.unloads.leave_owed(owed.topic, owing[str(owed.topic)])
     elif failure := permit.unloads.unload(
         admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
     ):

@@ -45,7 +45,9 @@ TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
 PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
 MINUTE = 60_000
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
+CONTEXT = Context(
+    now=0, grace=0, namespaces=frozenset({"acme/orders", "theirs/orders"}), offload_buckets=frozenset({"b"})
+)
 
 
 class Scene:
@@ -759,21 +761,35 @@ def test_no_run_after_another_adds_to_what_is_owed(scene: Scene, error: Exceptio
     assert len(scene.owed) == 3
 
 
-def test_an_owed_unload_that_is_denied_stops_no_other_topic(scene: Scene) -> None:
-    """Of a tenant, say, whose topics the token may not touch: nothing else would be written in any run."""
-    foreign = Topic.parse("persistent://acme/orders/theirs")
-    scene.cluster.topic(foreign, [scene.cluster.ledger(data_tags(foreign))])
-    scene.cluster.load(foreign)
-    control.owe_unload(scene.store, control.OwedUnload(foreign, True, 0, control.LEASE))
+@pytest.mark.parametrize("error", [AccessDenied("403"), StoreError("500")])
+def test_owed_unloads_that_fail_stop_no_other_tenant(scene: Scene, error: Exception) -> None:
+    """Whose topics the token may not touch, say: nothing else would be written in any run."""
+    foreign = [Topic.parse(f"persistent://theirs/orders/t{n}") for n in range(5)]
+    for topic in foreign:
+        ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
+        scene.cluster.topic(topic, ids)
+        scene.cluster.load(topic)
+        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
+    other = Topic.parse("persistent://theirs/orders/other")
+    ids = [scene.cluster.ledger(data_tags(other)) for _ in range(2)]
+    scene.cluster.topic(other, ids)
+    scene.cluster.load(other)
     scene.load()
 
-    def denied(topic: Topic) -> None:
-        if topic == foreign:
-            raise AccessDenied("403")
+    def fails(topic: Topic) -> None:
+        if topic in foreign:
+            raise error
 
-    scene.cluster.admin.on_unload = denied
-    found = scene.trim(loaded_topics=True)
+    scene.cluster.admin.on_unload = fails
+    orders = [TrimOrder(other, frozenset(ids[:1])), TrimOrder(TOPIC, frozenset(scene.ids[:3]))]
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders), loaded_topics=True)
     assert {found[i].outcome for i in scene.ids[:3]} == {REMOVED}
+    assert found[ids[0]].outcome == LEFT_TO_BROKER
+    assert found[ids[0]].reason.startswith(
+        "its topic is loaded, and 5 topics of tenant theirs are owed unloads that fail "
+        "(`pulsar-lifecycle status` lists them), persistent://theirs/orders/t"
+    )
+    assert found[ids[0]].reason.endswith(f": {error}")
 
 
 def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) -> None:
@@ -788,9 +804,10 @@ def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) 
     unloads = Unloads(5, 9, scene.cluster.clock)
     for _ in range(3):
         assert unloads.unload(scene.cluster.admin, TOPIC) == "503"
-    assert unloads.lacks(1) == unloads.refusal == "unloads fail: 503"
+    assert unloads.lacks(TOPIC) == "unloads fail: 503"
     assert unloads.unload(scene.cluster.admin, TOPIC) == ""
-    assert (unloads.refusal, unloads.lacks(6)) == ("", "this run may unload no more (trimming.max_unloads)")
+    assert unloads.lacks(TOPIC) == ""
+    assert unloads.lacks(TOPIC, 6) == "this run may unload no more (trimming.max_unloads)"
 
 
 def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
