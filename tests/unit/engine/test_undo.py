@@ -20,6 +20,7 @@ from pulsar_lifecycle.engine.undo import (
     RESTORED,
     UNCONFIRMED,
     UNKNOWN,
+    Begun,
     Undone,
     UndoRun,
     UndoTools,
@@ -128,7 +129,7 @@ class Scene:
         self.hook("check")
         return self.cluster.reader.check_replicas(ledgers)
 
-    def pending(self) -> dict[int, int]:
+    def pending(self) -> dict[int, Begun]:
         return begun([asdict(row) for row in self.cluster.journal.rows], "simulated")
 
     def preview(self, **options: Any) -> dict[int, Undone]:
@@ -315,6 +316,24 @@ def test_a_z_node_that_is_not_as_we_made_it_is_left_alone(scene: Scene, change: 
 
     assert outcomes(done) == [RESTORED, UNCONFIRMED, RESTORED]
     assert scene.exists(touched) == (change != "removed")
+
+
+def test_a_ledger_that_autorecovery_wrote_since_is_checked_again(scene: Scene) -> None:
+    """Bookies that do not answer end an undo unconfirmed, and are why it is written."""
+    scene.cluster.reader.silent = {B, C}
+    assert outcomes(scene.undo(accept_unknown=True)) == [UNCONFIRMED] * 3
+    moved = scene.ids[0]
+    metadata = ledger_metadata.decode(scene.archived(moved).data)
+    data = ledger_metadata.encode(replace(metadata, segments=(Segment(0, (A, B, "d:3181")),)))
+    scene.store.write(scene.cluster.path(moved), data, 0)
+    another = scene.ids[1]
+    scene.store.delete(scene.cluster.path(another), 0)
+    scene.store.create(scene.cluster.path(another), data)
+    scene.cluster.reader.silent = set()
+
+    assert outcomes(scene.undo()) == [RESTORED, REFUSED, RESTORED]
+    assert scene.data(moved) == data
+    assert list(scene.pending()) == [another]
 
 
 def test_entries_that_moved_to_another_bookie_meanwhile_are_sought_there(scene: Scene) -> None:
@@ -595,4 +614,4 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
 def test_a_row_that_no_undo_wrote_says_nothing_of_what_was_begun(detail: str) -> None:
     row = {"cluster": "c", "phase": "undo", "outcome": "recreated", "ledger_id": 1, "detail": detail}
     ours = {**row, "ledger_id": 2, "detail": '{"archived_czxid": 7}'}
-    assert begun([row, ours], "c") == {2: 7}
+    assert begun([row, ours], "c") == {2: Begun(7)}
