@@ -47,7 +47,8 @@ class Laws:
     """The judge of one schedule.
 
     ``seen``: by epoch id, when it truly began, the ledgers that nobody needed all the while, and why it cannot have
-    read everything (empty if it can). ``namespaces`` and ``sources`` (of shadow topics) existed at the newest scan.
+    read everything (empty if it can). ``namespaces`` and ``sources`` (of shadow topics) existed at the last scan
+    that read everything.
     ``taken``: (ledger, action) of what our first phase took off a list and nothing needed since -> its topic, and what
     forbade its deletion even then; ``ours``: the messages that it sent.
     """

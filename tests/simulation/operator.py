@@ -156,10 +156,9 @@ class Operator:
         world.undone = [(first, last, after or counters) for first, last, after in world.undone]
         unreachable = frozenset(set(world.attempts) - reached - set(world.reachable()))
         self.laws.unreachable[found.epoch.epoch_id] = began, unreachable
-        self.laws.namespaces = namespaces
         self.laws.ever_sources |= sources
         if found.epoch.covered:
-            self.laws.sources = sources
+            self.laws.namespaces, self.laws.sources = namespaces, sources
         self.laws.looked(open_leaks)
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
 
