@@ -237,7 +237,7 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     if not canary.proves(topic):
         return Said(FAILED, BOOKKEEPER_FIRST)
     permit.check(tools.store)
-    if lack := permit.unloads.lacks(topic, CANARY_UNLOADS):
+    if lack := permit.unloads.lacks(CANARY_UNLOADS) or permit.unloads.doubt(topic):
         return Said(LEFT_TO_BROKER, f"no broker has read its place yet: {lack}")
     entries = entries_to_ask(run, tools, copy)
     try:

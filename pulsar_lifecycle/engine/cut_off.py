@@ -134,7 +134,7 @@ def _settle_committed(
         if first is None and place_of(topic, committed[0].attempt) in canary.seen:
             return _done(run, tools, committed)
         committed = sorted(committed, key=lambda one: one is not first)
-        if refusal := permit.unloads.lacks(topic):
+        if refusal := permit.unloads.lacks() or permit.unloads.doubt(topic):
             return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = standing.topic_node(tools.store, topic)
         loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)

@@ -31,6 +31,7 @@ from pulsar_lifecycle.engine.topic_write import (
     TopicWrite,
     judges,
     why_loaded,
+    why_not_unloaded,
     witness,
 )
 from pulsar_lifecycle.engine.unloads import Permit, bundles, settle_unloads
@@ -274,8 +275,10 @@ class _Trim:
             return True
         loaded = _loaded(self._run, tools, view)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
-        if loaded and (refusal := self._permit.unloads.lacks(view.topic)):
-            stays = stays or f"its topic is loaded, and {refusal}"
+        if loaded and not stays and (refusal := why_not_unloaded(tools, self._permit, view.topic)) is not None:
+            if not refusal:
+                return False
+            stays = refusal
         if stays:
             for ledger_id in view.goes:
                 outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER

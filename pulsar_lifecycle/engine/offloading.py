@@ -214,7 +214,7 @@ def commit_topic(
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
-            if lack := permit.unloads.lacks(topic, CANARY_UNLOADS):
+            if lack := permit.unloads.lacks(CANARY_UNLOADS) or permit.unloads.doubt(topic):
                 outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
                 record(run, tools, outcomes[-1:])
                 continue

@@ -198,6 +198,12 @@ def why_loaded(
     return why if found == "loaded" else ""
 
 
+def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic) -> str | None:
+    """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew."""
+    why = permit.unloads.lacks() or permit.unloads.try_before(tools.admin, topic)
+    return f"its topic is loaded, and {why}" if why else why
+
+
 # ------------------------------------------------------------------------------------------------------ one whole edit
 
 ATTEMPTS = 5
@@ -258,8 +264,10 @@ def _edit(
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := permit.unloads.lacks(topic)):
-            stays = f"its topic is loaded, and {refusal}"
+        elif loaded and (refusal := why_not_unloaded(tools, permit, topic)) is not None:
+            if not refusal:
+                continue
+            stays = refusal
         if stays:
             return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
         beside = witness(tools.store, run.ledgers_root, topic, node, info)

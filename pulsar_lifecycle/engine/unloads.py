@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -28,8 +29,8 @@ ATTEMPTS = 3
 """How often one unload is tried in a run."""
 
 GIVE_UP = 3
-"""Topics in a row whose unload failed, after which the others are left to the next run, written or owed: a broker that
-is down fails them all."""
+"""Topics in a row, of one tenant or tenants, whose unload failed, after which the others are left to the next run,
+written or owed: a broker that is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
@@ -45,36 +46,52 @@ class Unloads:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._left = limit
-        self._in_a_row = 0
-        """Of the topics that this run wrote, those whose unload failed, since one worked."""
-        self._failure = ""
-        self._owing: dict[str, dict[Topic, str]] = {}
-        """By tenant: topics that stay owed an unload, and why."""
+        self._written_failed = False
+        """Whether the unload of a topic that this run wrote has failed."""
+        self._failures: dict[str, list[str]] = {}
+        """By tenant: how unloads failed that are owed, from before or since this run."""
+        self._works: set[str] = set()
+        """Tenants of which one worked, and none of what this run wrote failed since."""
+        self._tried: dict[str, list[str]] = {}
+        """By tenant: how topics could not be unloaded before they were to be written, since one worked."""
+        self._unloaded: set[Topic] = set()
 
-    def lacks(self, topic: Topic, unloads: int = 1) -> str:
-        """Why the run may do nothing with this topic that needs so many unloads; empty if it may.
+    def lacks(self, unloads: int = 1) -> str:
+        """Why the run may do nothing that needs so many unloads; empty if it may."""
+        return "this run may unload no more (trimming.max_unloads)" if self._left < unloads else ""
 
-        After ``GIVE_UP`` of what this run wrote failed in a row, or one for lack of permission, the next one would
-        fail, too. A tenant of which ``GIVE_UP`` topics are owed one that fails gets no more of them, in any run; of
-        another tenant that says nothing.
-        """
-        if self._left < unloads:
-            return "this run may unload no more (trimming.max_unloads)"
-        if self._in_a_row >= GIVE_UP:
-            return f"unloads fail: {self._failure}"
+    def doubt(self, topic: Topic) -> str:
+        """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails."""
         tenant = topic.namespace.tenant
-        owing = self._owing.get(tenant, {})
-        if len(owing) < GIVE_UP:
+        failures = self._failures.get(tenant, [])
+        if tenant in self._works or len(failures) < GIVE_UP:
             return ""
-        first = next(iter(owing))
-        return (
-            f"{len(owing)} topics of tenant {tenant} are owed unloads that fail "
-            f"(`pulsar-lifecycle status` lists them), {first}: {owing[first]}"
-        )
+        return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
 
-    def leave_owed(self, topic: Topic, why: str) -> None:
-        """What a topic was owed from before stays owed."""
-        self._owing.setdefault(topic.namespace.tenant, {}).setdefault(topic, why)
+    def try_before(self, admin: BrokerAdmin, topic: Topic) -> str | None:
+        """Unload a loaded topic that is to be written, where it is doubtful whether that works once it is.
+
+        That is where the unload of a topic that this run wrote has failed, or one that was owed from before, of
+        whatever tenant, and nothing of this one has worked. None if there is no doubt; otherwise why it failed, empty
+        if it worked: then look at the topic anew. After ``GIVE_UP`` of a tenant failed in a row, or one for lack of
+        permission, no more are tried. Nothing is owed by this.
+        """
+        tenant = topic.namespace.tenant
+        sure = not self._failures or (tenant in self._works and not self._written_failed)
+        if sure or topic in self._unloaded:
+            return None
+        failures = self._tried.setdefault(tenant, [])
+        if len(failures) >= GIVE_UP:
+            return f"topics of its tenant cannot be unloaded: {failures[0]}"
+        failure, denied = self._attempts(admin, topic, lambda: False)
+        if failure:
+            failures += [failure] * (GIVE_UP if denied else 1)
+        return failure and f"it cannot be unloaded: {failure}"
+
+    @property
+    def work(self) -> bool:
+        """Whether any has worked in this run."""
+        return bool(self._works)
 
     def wait(self) -> None:
         """Wait until the next unload may follow at once."""
@@ -91,33 +108,38 @@ class Unloads:
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
+        failure, denied = self._attempts(admin, topic, gone)
+        if failure:
+            self._failures.setdefault(topic.namespace.tenant, []).extend([failure] * (GIVE_UP if denied else 1))
+        if failure and written:
+            self._written_failed = True
+            self._works.discard(topic.namespace.tenant)
+        return failure
+
+    def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> tuple[str, bool]:
+        """Why it failed, and whether for lack of permission."""
         self._left -= 1
-        error, denied = "", False
+        error = ""
         for attempt in range(ATTEMPTS):
             self._rate.take(1)
             try:
                 admin.unload(topic)
             except NotFound as failure:
                 if gone():
-                    return ""
-                error = str(failure)
-                break
+                    return "", False
+                return str(failure), False
+            except AccessDenied as failure:
+                return str(failure), True
             except LifecycleError as failure:
                 error = str(failure)
-                if isinstance(failure, AccessDenied):
-                    denied = True
-                    break
                 if attempt + 1 < ATTEMPTS:
                     self._clock.sleep(2.0**attempt)
             else:
-                self._in_a_row = 0
-                self._owing.pop(topic.namespace.tenant, None)
-                return ""
-        if written:
-            self._in_a_row = GIVE_UP if denied else self._in_a_row + 1
-            self._failure = error
-        self.leave_owed(topic, error)
-        return error
+                self._unloaded.add(topic)
+                self._works.add(topic.namespace.tenant)
+                self._tried.pop(topic.namespace.tenant, None)
+                return "", False
+        return error, False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +168,7 @@ def settle_unloads(
     permit.check(store)
     owing: dict[str, str] = {}
     watched: list[OwedUnload] = []
-    failed: list[Topic] = []
+    failed: Counter[str] = Counter()
     found = list(control.owed_by(store, permit.guard))
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
     for owed in found[first:] + found[:first]:
@@ -184,15 +206,16 @@ def _unload(
     permit: Permit,
     owed: OwedUnload,
     owing: dict[str, str],
-    failed: list[Topic],
+    failed: Counter[str],
 ) -> None:
-    if len(failed) >= GIVE_UP:
-        owing[str(owed.topic)] = f"not tried after {GIVE_UP} others failed"
-        permit.unloads.leave_owed(owed.topic, owing[str(owed.topic)])
+    """Settle one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
+    tenant = owed.topic.namespace.tenant
+    if failed[tenant] >= GIVE_UP or (len(failed) >= GIVE_UP and not permit.unloads.work):
+        owing[str(owed.topic)] = "not tried after others failed"
     elif failure := permit.unloads.unload(
         admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
     ):
-        failed.append(owed.topic)
+        failed[tenant] += 1
         owing[str(owed.topic)] = failure
     else:
         control.settle_unload(store, owed)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 from uuid import UUID
 
@@ -737,77 +738,130 @@ def loaded_topics_that_cannot_be_unloaded(scene: Scene, count: int, error: Excep
     return orders
 
 
-@pytest.mark.parametrize(("error", "written"), [(AccessDenied("403"), 1), (Unavailable("503"), 3)])
-def test_no_loaded_topic_is_written_once_unloads_fail(scene: Scene, error: Exception, written: int) -> None:
+@pytest.mark.parametrize(("error", "tried"), [(AccessDenied("403"), 1), (Unavailable("503"), 3)])
+def test_no_loaded_topic_is_written_that_cannot_be_unloaded(scene: Scene, error: Exception, tried: int) -> None:
     orders = loaded_topics_that_cannot_be_unloaded(scene, 6, error)
     found: list[Marked] = []
     scene.act(
         lambda run, tools, permit: found.extend(marking.trim_topics(run, tools, permit, orders)) or found,
         loaded_topics=True,
     )
-    assert [one.outcome for one in found if one.ledger_id >= 0] == [REMOVED] * written + [LEFT_TO_BROKER] * (
-        6 - written
-    )
-    reasons = {one.reason for one in found if one.outcome == LEFT_TO_BROKER}
-    assert reasons == {f"its topic is loaded, and unloads fail: {error}"}
-    assert len(scene.sent) == len(scene.owed) == written
+    assert [one.outcome for one in found if one.ledger_id >= 0] == [REMOVED] + [LEFT_TO_BROKER] * 5
+    reasons = [one.reason for one in found if one.outcome == LEFT_TO_BROKER]
+    assert reasons == [f"its topic is loaded, and it cannot be unloaded: {error}"] * tried + [
+        f"its topic is loaded, and topics of its tenant cannot be unloaded: {error}"
+    ] * (5 - tried)
+    assert len(scene.sent) == len(scene.owed) == 1
 
 
-@pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
-def test_no_run_after_another_adds_to_what_is_owed(scene: Scene, error: Exception) -> None:
-    orders = loaded_topics_that_cannot_be_unloaded(scene, 9, error)
-    for _ in range(5):
-        scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders), loaded_topics=True)
-    assert len(scene.owed) == 3
-
-
-@pytest.mark.parametrize("error", [AccessDenied("403"), StoreError("500")])
-def test_owed_unloads_that_fail_stop_no_other_tenant(scene: Scene, error: Exception) -> None:
-    """Whose topics the token may not touch, say: nothing else would be written in any run."""
-    foreign = [Topic.parse(f"persistent://theirs/orders/t{n}") for n in range(5)]
-    for topic in foreign:
+def loaded_topics_of(scene: Scene, tenants: Sequence[str], each: int) -> list[TrimOrder]:
+    """Orders for the first of two ledgers of loaded topics, ``each`` of every tenant."""
+    orders: list[TrimOrder] = []
+    for tenant, n in product(tenants, range(each)):
+        topic = Topic.parse(f"persistent://{tenant}/orders/t{n}")
         ids = [scene.cluster.ledger(data_tags(topic)) for _ in range(2)]
         scene.cluster.topic(topic, ids)
         scene.cluster.load(topic)
+        orders.append(TrimOrder(topic, frozenset(ids[:1])))
+    return orders
+
+
+def trim_all(scene: Scene, orders: Sequence[TrimOrder]) -> dict[int, Marked]:
+    scene.cluster.clock.sleep(0.007)
+    return scene.act(
+        lambda run, tools, permit: marking.trim_topics(
+            replace(run, context=replace(CONTEXT, namespaces=frozenset(str(o.topic.namespace) for o in orders))),
+            tools,
+            permit,
+            orders,
+        ),
+        loaded_topics=True,
+    )
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), StoreError("500")])
+def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Exception) -> None:
+    """Of a tenant whose topics the token may not touch, or topics in trouble of their own."""
+    orders = loaded_topics_of(scene, ["theirs", "acme"], 6)
+    sick = [order.topic for order in orders[:5]]
+    for topic in sick:
         control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
-    other = Topic.parse("persistent://theirs/orders/other")
-    ids = [scene.cluster.ledger(data_tags(other)) for _ in range(2)]
-    scene.cluster.topic(other, ids)
-    scene.cluster.load(other)
-    scene.load()
+    unloaded: list[Topic] = []
+
+    def some_fail(topic: Topic) -> None:
+        if topic in sick or (isinstance(error, AccessDenied) and topic.namespace.tenant == "theirs"):
+            raise error
+        unloaded.append(topic)
+
+    scene.cluster.admin.on_unload = some_fail
+    found = trim_all(scene, orders)
+    said = {order.topic: found[min(order.ledgers)].outcome for order in orders if min(order.ledgers) in found}
+    assert [said[order.topic] for order in orders[6:]] == [REMOVED] * 6
+    assert len(scene.owed) == 5
+    if isinstance(error, AccessDenied):
+        assert found[min(orders[5].ledgers)].reason == f"its topic is loaded, and it cannot be unloaded: {error}"
+        assert said[orders[5].topic] == LEFT_TO_BROKER
+    else:
+        assert said[orders[5].topic] == REMOVED
+    assert len(unloaded) == 6 + 1 + 2 * (said[orders[5].topic] == REMOVED)  # the first of a tenant before it is written
+
+
+@pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
+def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(scene: Scene, error: Exception) -> None:
+    orders = loaded_topics_of(scene, [f"tenant-{n}" for n in range(8)], 2)
 
     def fails(topic: Topic) -> None:
-        if topic in foreign:
-            raise error
+        raise error
 
     scene.cluster.admin.on_unload = fails
-    orders = [TrimOrder(other, frozenset(ids[:1])), TrimOrder(TOPIC, frozenset(scene.ids[:3]))]
-    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, orders), loaded_topics=True)
-    assert {found[i].outcome for i in scene.ids[:3]} == {REMOVED}
-    assert found[ids[0]].outcome == LEFT_TO_BROKER
-    assert found[ids[0]].reason.startswith(
-        "its topic is loaded, and 5 topics of tenant theirs are owed unloads that fail "
-        "(`pulsar-lifecycle status` lists them), persistent://theirs/orders/t"
-    )
-    assert found[ids[0]].reason.endswith(f": {error}")
+    for _ in range(4):
+        found = trim_all(scene, orders)
+        assert len(scene.owed) == 1
+    refused = [one for one in found.values() if one.ledger_id >= 0]
+    assert {one.outcome for one in refused} == {LEFT_TO_BROKER}
+    assert all("cannot be unloaded" in one.reason for one in refused)
 
 
-def test_an_unload_that_works_lets_loaded_topics_be_written_again(scene: Scene) -> None:
-    failures = iter([Unavailable("503")] * 9)
+def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_waiting(scene: Scene) -> None:
+    orders = loaded_topics_of(scene, ["bad", "good"], 5)
+    for order in orders:
+        control.owe_unload(scene.store, control.OwedUnload(order.topic, True, 0, control.LEASE))
 
-    def at_first(topic: Topic) -> None:
-        if error := next(failures, None):
-            raise error
+    def fails(topic: Topic) -> None:
+        if topic.namespace.tenant == "bad":
+            raise AccessDenied("403")
 
-    scene.cluster.admin.on_unload = at_first
-    scene.cluster.load(TOPIC)
-    unloads = Unloads(5, 9, scene.cluster.clock)
+    scene.cluster.admin.on_unload = fails
+    trim_all(scene, [])
+    assert {str(one.topic.namespace) for one in scene.owed} == {"bad/orders"}
+    assert len(scene.owed) == 5
+
+
+def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> None:
+    """Every second one's, say: one of two brokers is in trouble."""
+    orders = loaded_topics_of(scene, ["acme"], 12)
+    sick = {order.topic for order in orders[1::2]}
+
+    def fails(topic: Topic) -> None:
+        if topic in sick:
+            raise Unavailable("503")
+
+    scene.cluster.admin.on_unload = fails
     for _ in range(3):
-        assert unloads.unload(scene.cluster.admin, TOPIC) == "503"
-    assert unloads.lacks(TOPIC) == "unloads fail: 503"
-    assert unloads.unload(scene.cluster.admin, TOPIC) == ""
-    assert unloads.lacks(TOPIC) == ""
-    assert unloads.lacks(TOPIC, 6) == "this run may unload no more (trimming.max_unloads)"
+        found = trim_all(scene, orders)
+        assert len(scene.owed) == 1
+    said = {one.topic: one.outcome for one in found.values() if one.ledger_id >= 0}
+    assert {Topic.parse(name) for name, outcome in said.items() if outcome == LEFT_TO_BROKER} == sick - {
+        scene.owed[0].topic
+    }
+    assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {NOTHING}
+
+
+def test_a_run_unloads_no_more_than_it_may(scene: Scene) -> None:
+    unloads = Unloads(5, 2, scene.cluster.clock)
+    scene.cluster.load(TOPIC)
+    assert (unloads.unload(scene.cluster.admin, TOPIC), unloads.lacks()) == ("", "")
+    assert unloads.lacks(2) == "this run may unload no more (trimming.max_unloads)"
 
 
 def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
