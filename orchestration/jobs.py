@@ -7,6 +7,7 @@ Spark jobs run in one process: a JVM per step would cost more than the step.
 
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 from pydantic import Field
 
 from assets import dead_letters
@@ -33,6 +34,7 @@ def scan_job(cluster: str) -> UnresolvedAssetJobDefinition:
         description="Read the metastore, find who refers to what, judge every ledger, make a deletion plan. "
         "Writes nothing to the cluster.",
         executor_def=dg.in_process_executor,
+        tags={MAX_RUNTIME_SECONDS_TAG: "86400"},  # deletion runs wait for its pool, even if it died with its host
     )
 
 

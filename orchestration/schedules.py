@@ -36,6 +36,9 @@ RING_EVERY_SECONDS = 300
 RING_AGAIN_SECONDS = 1200
 """While as many messages wait as at the last ring: they cannot be decided yet, and every ring scans."""
 
+DEAD_AFTER_SECONDS = 6 * 3600
+"""A run at work for longer, while nobody has the lease, died with its host: its scan, without the lease, is shorter."""
+
 PAGE = 500
 """Messages of one partition that one tick looks at."""
 
@@ -63,7 +66,11 @@ def queue_sensors(job: UnresolvedAssetJobDefinition) -> list[dg.SensorDefinition
 
 
 def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: str) -> dg.SensorDefinition:
-    """Rings while a message of a topic is due and no run is at the queue."""
+    """Rings while a message of a topic is due and no run is at the queue.
+
+    Dagster's storage does not notice that a run died with its host, and such a run holds its pools for ever: what seems
+    to be at work for very long is marked as failed before it rings, if nobody has the lease.
+    """
 
     @dg.sensor(
         name=name,
@@ -73,11 +80,12 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
         description=f"Starts `{job.name}` when {what} is due: published, and its delay has passed. Takes nothing.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
-        if context.instance.get_runs(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE), limit=1):
+        now = SystemClock().now_ms()
+        active = context.instance.get_run_records(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE))
+        if not all(_may_be_dead(record, now) for record in active):
             return dg.SkipReason("a run is at it")
         if not lifecycle.settings().deletion.topicTwoPhaseDeletionEnabled:
             return dg.SkipReason(SWITCHED_OFF)
-        now = SystemClock().now_ms()
         watch = Watch.parse(context.cursor)
         try:
             with open_reader(lifecycle.settings()) as (_, reader):
@@ -90,6 +98,10 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
         if stopped := held_back(lifecycle.settings(), now):
             return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
+        for record in active:
+            dead = f"run {record.dagster_run.run_id} is taken for dead: started long ago, and nobody has the lease"
+            context.log.warning(dead)
+            context.instance.report_run_failed(record.dagster_run, dead)
         every = RING_AGAIN_SECONDS if watch.rung == total else RING_EVERY_SECONDS
         watch.rung = total
         bucket = f"{every}-{now // (every * 1000)}"
@@ -100,14 +112,21 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
     return ring
 
 
+def _may_be_dead(record: dg.RunRecord, now: int) -> bool:
+    """Whether a run started so long ago that the lease is to say whether it is still at work."""
+    started = record.dagster_run.status is dg.DagsterRunStatus.STARTED and record.start_time
+    return bool(started) and now / 1000 - started > DEAD_AFTER_SECONDS
+
+
 def held_back(settings: Settings, now: int) -> str:
     """Why a run would be refused once it had scanned; empty if it would not, as far as can be told before the scan."""
     try:
         with open_store(settings) as store:
             check_not_paused(store)
             holder = store.read([holder_of(LEASE)])[0]
-        if isinstance(holder, Node):
-            return f"another run is at it: {holder.data.decode(errors='replace')}"
+        if holder is not None:
+            who = holder.data.decode(errors="replace") if isinstance(holder, Node) else f"who ({holder.reason})"
+            return f"another run is at it: {who}"
         return _unconfirmed(settings, now)
     except LifecycleError as error:
         return str(error)

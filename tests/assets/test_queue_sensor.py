@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from orchestration import schedules
 from orchestration.definitions import build_defs
-from orchestration.schedules import PAGE, Watch
+from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
@@ -21,6 +23,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import Unread
 from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
@@ -214,6 +217,70 @@ def test_nothing_rings_while_a_run_is_at_it(bell: Bell, instance: dg.DagsterInst
     bell.wait(0)
     instance.add_run(dg.DagsterRun("delete_pending", run_id="1" * 32, status=dg.DagsterRunStatus.STARTED))
     assert "a run is at it" in bell.skipped()
+
+
+def started(instance: dg.DagsterInstance, at: int, tags: Mapping[str, str] | None = None) -> str:
+    """A run of ``delete_pending`` that Dagster saw start at a time (ms), and nothing of since."""
+    starting = dg.DagsterRunStatus.STARTING
+    run = instance.add_run(dg.DagsterRun("delete_pending", run_id="1" * 32, status=starting, tags=tags))
+    event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "delete_pending")
+    instance.report_dagster_event(event, run.run_id, timestamp=at / 1000)
+    return run.run_id
+
+
+def status_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run.status
+
+
+def test_a_run_that_died_with_its_host_is_ended_and_rung_after_some_hours(
+    bell: Bell, instance: dg.DagsterInstance
+) -> None:
+    run_id = started(instance, NOW)
+    bell.wait(0)
+    bell.pass_time(DEAD_AFTER_SECONDS * 1000)
+    assert "a run is at it" in bell.skipped()
+    bell.pass_time(1)
+    bell.run_key()
+    assert status_of(instance, run_id) is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
+    run_id = started(instance, NOW)
+    bell.wait(0)
+    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    control.take_lease(bell.store, "east run 1", FakeClock(), 0)
+    assert "east run 1" in bell.skipped()
+    assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_lease_that_cannot_be_read_is_held(
+    bell: Bell, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = started(instance, NOW)
+    bell.wait(0)
+    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    read = bell.store.read
+    unread = {control.holder_of(control.LEASE): Unread(control.holder_of(control.LEASE), "no permission")}
+    monkeypatch.setattr(bell.store, "read", lambda paths: [unread.get(p) or read([p])[0] for p in paths])
+    assert "no permission" in bell.skipped()
+    assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
+
+
+def test_a_scan_that_died_with_its_host_is_ended_by_dagster_itself(
+    tmp_path: Path, bell: Bell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "dagster.yaml").write_text((Path(__file__).parents[2] / "dagster.yaml").read_text())
+    tags = bell.defs.resolve_job_def("scan").run_tags
+    with dg.DagsterInstance.from_config(str(home)) as instance:
+        assert instance.run_monitoring_enabled
+        run_id = started(instance, NOW, tags)
+        (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
+        check_run_timeout(instance, record, logging.getLogger(), 0.0)
+        assert status_of(instance, run_id) is dg.DagsterRunStatus.FAILURE
 
 
 def test_another_job_is_no_reason_to_wait(bell: Bell, instance: dg.DagsterInstance) -> None:
