@@ -63,7 +63,7 @@ def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
     ledgers = [one for one in marked if one.ledger_id >= 0]
     first = {FAILED: 0, LEFT: 1, REFUSED: 2}
     rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
-    told = {*first, LEFT_TO_BROKER}
+    told = {*first, LEFT_TO_BROKER, NOTHING}
     totals = Counter((one.topic, one.outcome, one.reason if one.outcome in told else "") for one in marked)
     return {
         "dry run": dry_run,

@@ -188,11 +188,17 @@ class _View:
         return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
 
     def stays(self, verdict: Verdict) -> Marked:
-        """What becomes of a ledger that may not leave; one before all that are listed has left already."""
+        """What becomes of a ledger that may not leave; one before all that are listed has left already.
+
+        Unless BookKeeper says that it is another's.
+        """
         first = min((item.ledger_id for item in self.info.ledgers), default=-1)
-        if verdict.ledger_id < first:
-            return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
-        return self.marked(verdict.ledger_id, REFUSED, verdict.reason)
+        if verdict.ledger_id >= first:
+            return self.marked(verdict.ledger_id, REFUSED, verdict.reason)
+        copy = self.copies[verdict.ledger_id]
+        if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
+            return self.marked(verdict.ledger_id, REFUSED, f"{verdict.reason}: {copy.problem}")
+        return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
 
 
 def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
@@ -202,9 +208,7 @@ def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     node, info = standing.topic_node(tools.store, topic)
     positions = standing.positions(tools, run.ledgers_root, standing.cursors(tools.store, node.path))
     asked = order.asked(info)
-    rows = standing.ledger_rows(
-        tools.store, sorted(asked & {item.ledger_id for item in info.ledgers}), run.ledgers_root
-    )
+    rows = standing.ledger_rows(tools.store, sorted(asked), run.ledgers_root)
     copies = trimming.copies_of(rows, topic, run.context)
     reason = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
     reason = reason or trimming.intent_rule(topic, run.context)

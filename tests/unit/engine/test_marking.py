@@ -240,6 +240,15 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
     assert list(found.values()) == planned == [Marked(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
 
 
+def test_another_topics_ledger_is_not_one_that_left(scene: Scene) -> None:
+    first, other = scene.cluster.ledger(data_tags(TOPIC)), scene.cluster.ledger(data_tags(OTHER))
+    scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC)) for _ in range(2)])
+    order = TrimOrder(TOPIC, frozenset({first, other}))
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))
+    assert outcomes(found) == {first: NOTHING, other: REFUSED}
+    assert found[other].reason.endswith(f"BookKeeper's z-node says that it is of {OTHER.managed_ledger}")
+
+
 def test_ledgers_that_left_already_are_nothing_to_do(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset({*scene.ids[:2], 10**9}))
     assert outcomes(scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))) == {
