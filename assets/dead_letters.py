@@ -172,10 +172,19 @@ class Picture:
 
 def take_picture(reader: QueueReader, settings: Settings) -> Picture:
     """Look at the dead-letter topic now."""
+    found, unread = look_at(reader)
+    return picture_of(found, unread, reasons_of(found, settings))
+
+
+def look_at(reader: QueueReader) -> tuple[DeadLetters, str]:
+    """What the dead-letter topic holds, and why not all could be looked at."""
     partial = PartialReader(reader)
-    found = look(partial, DLQ_TOPIC, LOOKED_AT)
-    letters = letters_of(found.messages, reasons_of(found, settings))
-    return Picture(found, letters, SystemClock().now_ms(), "; ".join(partial.unread))
+    return look(partial, DLQ_TOPIC, LOOKED_AT), "; ".join(partial.unread)
+
+
+def picture_of(found: DeadLetters, unread: str, reasons: Reasons) -> Picture:
+    """What was found, with its reasons."""
+    return Picture(found, letters_of(found.messages, reasons), SystemClock().now_ms(), unread)
 
 
 def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:

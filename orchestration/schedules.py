@@ -199,7 +199,7 @@ class Watch:
         if due is not None and due <= now:  # it may be done meanwhile: look again, from the first that waits
             upto, due = None, None
         page = reader.waiting(part, upto, PAGE)
-        first = min([due_at(m.properties, m.publish_time) for m in page.messages], default=None)
+        first = min([due_at(m.properties, min(m.publish_time, now)) for m in page.messages], default=None)
         if first is not None and first <= now:
             return True
         known = [at for at in (due, first) if at is not None]
@@ -225,16 +225,16 @@ def dead_letter_sensor(cluster: str) -> dg.SensorDefinition:
             with open_reader(settings) as (admin, reader):
                 mended = subscribe_everywhere(admin)
                 new, upto = _new_letters(PartialReader(reader), before.upto)
-                picture = dead_letters.take_picture(reader, settings)
+                found, unread = dead_letters.look_at(reader)
+            cursor = Reported(upto, found.count).dump()
+            if not new and not mended and found.count == before.count:
+                news = f"not all could be read: {unread}" if unread else "none of them new"
+                return dg.SensorResult(skip_reason=f"{found.count} dead letters, {news}", cursor=cursor)
+            reasons = dead_letters.reasons_of(found, settings)
         except LifecycleError as error:
             return dg.SkipReason(f"the dead letters could not be read: {error}")
-        count = picture.found.count
-        cursor = Reported(upto, count).dump()
-        if not new and not mended and count == before.count:
-            news = f"not all could be read: {picture.unread}" if picture.unread else "none of them new"
-            return dg.SensorResult(skip_reason=f"{count} dead letters, {news}", cursor=cursor)
-        verdict = picture.verdict(mended)
-        fresh = letters_of(new, dead_letters.reasons_of(picture.found, settings))
+        picture = dead_letters.picture_of(found, unread, reasons)
+        verdict, fresh = picture.verdict(mended), letters_of(new, reasons)
         shown: Mapping[str, Any] = {
             **picture.shown(),
             "new": len(fresh),

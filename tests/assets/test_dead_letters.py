@@ -177,6 +177,24 @@ def test_every_dead_letter_is_reported_once(scene: Scene) -> None:
     assert len(scene.topics.dead_letters) == 3
 
 
+def test_the_journal_is_read_once_and_only_for_what_is_reported(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
+        read.append(since)
+        return {(1, "delete-ledger"): "its z-node was changed meanwhile"}
+
+    monkeypatch.setattr(dead_letters, "dead_letter_reasons", reasons)
+    scene.bury(1)
+    shown, _ = scene.tick()
+    assert shown is not None
+    assert shown["sample"] == shown["new dead letters"]
+    assert shown["sample"][0]["reason"] == "its z-node was changed meanwhile"
+    assert len(read) == 1
+    assert scene.tick() == (None, None)
+    assert len(read) == 1
+
+
 def test_a_burst_is_reported_whole_over_several_ticks(scene: Scene) -> None:
     for number in range(PAGE + 20):
         scene.bury(number)
