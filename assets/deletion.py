@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """The deletion plan, what waits in the queue, and what was deleted.
 
 Source of truth: the findings of two epochs, the deletion topic, and the journal.
@@ -11,7 +9,6 @@ from typing import Any
 
 import dagster as dg
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from assets import plots, show
 from assets.epochs import epoch_to_read
@@ -19,7 +16,7 @@ from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import journal_rows, tallied
+from pulsar_lifecycle.io.journal import deleted_by_topic, tallied
 from pulsar_lifecycle.io.queue import PulsarQueueReader, pending
 from pulsar_lifecycle.io.queue_state import QueueState, look
 from pulsar_lifecycle.model import Topic
@@ -115,9 +112,8 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"parquet"},
     )
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
-        rows = journal_rows(lifecycle.settings().lake.path)
-        rows = rows.filter(pc.equal(rows.column("cluster"), cluster))
-        for namespace, metadata in _by_namespace(rows, set(context.partition_keys)).items():
+        topics = deleted_by_topic(lifecycle.settings().lake.path, cluster)
+        for namespace, metadata in _by_namespace(topics, set(context.partition_keys)).items():
             context.add_asset_metadata(metadata, context.asset_key, namespace)
 
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
@@ -204,7 +200,7 @@ def _queue_shown(state: QueueState) -> dict[str, Any]:
 
 def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, lake: str) -> None:
     """Only namespaces where this run deleted something get an event."""
-    found = _by_namespace(journal_rows(lake, run_id=context.run.run_id), None)
+    found = _by_namespace(deleted_by_topic(lake, cluster, context.run.run_id), None)
     register_namespaces(context, cluster, set(found))
     for namespace, metadata in found.items():
         context.log_event(
@@ -221,14 +217,12 @@ def register_namespaces(context: dg.AssetExecutionContext, cluster: str, names: 
         context.instance.add_dynamic_partitions(partitions.name, new)
 
 
-def _by_namespace(rows: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:
+def _by_namespace(topics: pa.Table, wanted: set[str] | None) -> dict[str, dict[str, Any]]:
     found: dict[str, list[int]] = {name: [0, 0] for name in sorted(wanted or ())}
-    for row in rows.select(["topic", "outcome", "bytes"]).to_pylist():
-        if row["outcome"] != DELETED:
-            continue
+    for row in topics.to_pylist():
         namespace = str(Topic.parse(row["topic"]).namespace)
         if wanted is None or namespace in wanted:
             entry = found.setdefault(namespace, [0, 0])
-            entry[0] += 1
+            entry[0] += row["ledgers"]
             entry[1] += row["bytes"]
     return {name: {"dagster/row_count": count, "deleted bytes": size} for name, (count, size) in found.items()}

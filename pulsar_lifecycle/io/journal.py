@@ -159,6 +159,16 @@ def deleted_since(lake: str, since: int, cluster: str) -> int:
     return len(deleted - restored)
 
 
+def deleted_by_topic(lake: str, cluster: str, run_id: str = "") -> pa.Table:
+    """What the journal says was deleted of each topic by one run of a cluster, or all: ``topic ledgers bytes``."""
+    condition = pc.field("cluster") == cluster
+    if run_id:
+        condition &= pc.field("run_id") == run_id
+    rows = _outcomes(lake, DELETED, 0, condition, ["topic", "bytes"])
+    counted = rows.group_by("topic").aggregate([("bytes", "count"), ("bytes", "sum")])
+    return counted.select(["topic", "bytes_count", "bytes_sum"]).rename_columns(["topic", "ledgers", "bytes"])
+
+
 _OFFLOADED = pc.field("action") == DELETE_OFFLOADED
 
 
@@ -351,8 +361,11 @@ def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_
 def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
     """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> reason, the last one."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
-    rows = _outcomes(lake, DEAD_LETTERED, since, mine).sort_by("at")
-    return {(row["ledger_id"], row["action"]): row["reason"] for row in rows.to_pylist()}
+    key = ["ledger_id", "action"]
+    rows = _outcomes(lake, DEAD_LETTERED, since, mine, [*key, "reason", "at"]).sort_by("at")
+    last = rows.group_by(key, use_threads=False).aggregate([("reason", "last")])
+    columns = [last.column(name).to_pylist() for name in (*key, "reason_last")]
+    return {(ledger_id, action): reason for ledger_id, action, reason in zip(*columns, strict=True)}
 
 
 ENDS = {False: (DELETED, GONE, KEPT), True: (DELETED, GONE)}
@@ -417,8 +430,10 @@ def _tally_of(filesystem: pafs.FileSystem, folder: str, tallies: str, today: str
     return table
 
 
-def _outcomes(lake: str, outcome: str, since: int, condition: pc.Expression) -> pa.Table:
-    return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition & (pc.field("outcome") == outcome) & _since(since))
+def _outcomes(
+    lake: str, outcome: str, since: int, condition: pc.Expression, columns: list[str] | None = None
+) -> pa.Table:
+    return _scan(lake, JOURNAL, JOURNAL_SCHEMA, condition & (pc.field("outcome") == outcome) & _since(since), columns)
 
 
 LAST_DAY = 253_402_214_400

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -18,6 +19,8 @@ from pulsar_lifecycle.io.journal import (
     FileJournal,
     archived_nodes,
     begun_attempts,
+    dead_letter_reasons,
+    deleted_by_topic,
     deleted_copies,
     deleted_since,
     journal_rows,
@@ -127,6 +130,56 @@ def test_deletions_are_counted_per_cluster_also_in_a_batch_over_midnight(tmp_pat
     assert deleted_since(str(tmp_path), 0, "neighbour") == 1
     journal.record([replace(deleted, ledger_id=4, action="delete-offload-ledger", at=midnight)])
     assert deleted_since(str(tmp_path), midnight, "sandbox") == 2
+
+
+@pytest.fixture
+def columns_read(monkeypatch) -> list[list[str]]:
+    """The columns of every table that a dataset made, in the order of the calls."""
+    tables: list[list[str]] = []
+    dataset = ds.dataset
+
+    class Watched:
+        def __init__(self, found):
+            self.found = found
+
+        def to_table(self, columns, filter):
+            tables.append(columns)
+            return self.found.to_table(columns=columns, filter=filter)
+
+    monkeypatch.setattr(ds, "dataset", lambda *args, **kwargs: Watched(dataset(*args, **kwargs)))
+    return tables
+
+
+def test_the_last_reason_of_a_dead_letter_counts_and_nothing_else_is_read(tmp_path, columns_read):
+    journal = FileJournal(str(tmp_path))
+    dead = replace(ROW, phase="delete", outcome="dead-lettered", action=DELETE_LEDGER)
+    journal.record([replace(dead, reason="the last", at=TOMORROW)])
+    journal.record([replace(dead, reason="the first"), replace(dead, ledger_id=1, reason="alone")])
+    journal.record([replace(dead, action="delete-offload-ledger", reason="of the other copy")])
+    journal.record([replace(dead, cluster="neighbour", at=TOMORROW), replace(dead, outcome="retrying", at=TOMORROW)])
+    assert dead_letter_reasons(str(tmp_path), "sandbox", 0) == {
+        (4711, DELETE_LEDGER): "the last",
+        (1, DELETE_LEDGER): "alone",
+        (4711, "delete-offload-ledger"): "of the other copy",
+    }
+    assert dead_letter_reasons(str(tmp_path), "sandbox", TOMORROW) == {(4711, DELETE_LEDGER): "the last"}
+    assert columns_read == [["ledger_id", "action", "reason", "at"]] * 2
+
+
+def test_deletions_are_added_up_by_topic(tmp_path, columns_read):
+    assert deleted_by_topic(str(tmp_path), "sandbox").num_rows == 0
+    journal = FileJournal(str(tmp_path))
+    deleted = replace(ROW, outcome=DELETED, bytes=10)
+    journal.record([deleted, replace(deleted, ledger_id=1), replace(deleted, topic="persistent://a/b/d", bytes=5)])
+    journal.record([replace(deleted, run_id="run-2", ledger_id=2, bytes=1), replace(deleted, cluster="neighbour"), ROW])
+    every = deleted_by_topic(str(tmp_path), "sandbox").sort_by("topic").to_pylist()
+    assert every == [
+        {"topic": ROW.topic, "ledgers": 3, "bytes": 21},
+        {"topic": "persistent://a/b/d", "ledgers": 1, "bytes": 5},
+    ]
+    one = deleted_by_topic(str(tmp_path), "sandbox", "run-2").to_pylist()
+    assert one == [{"topic": ROW.topic, "ledgers": 1, "bytes": 1}]
+    assert columns_read == [["topic", "bytes"]] * 2
 
 
 @pytest.mark.parametrize("since", [-(2**63), 2**62, 2**63 - 1])
