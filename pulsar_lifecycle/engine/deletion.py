@@ -58,6 +58,9 @@ COMPARED = [
 MAY_GO = (Finding.ORPHAN, orphans.PENDING)
 """Findings of the rule that leave the last word to the owner."""
 
+SENDERS_AHEAD_MS = 3_600_000
+"""A message dated later than this from now would wait for a scan that never comes."""
+
 RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
 
@@ -204,9 +207,12 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
     The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
     """
     evidence = run.evidence
+    latest = tools.clock.now_ms() + SENDERS_AHEAD_MS
     for d in decisions:
         if d.message.info is None:
             d.settle(REFUSED, d.message.problem)
+        elif d.message.publish_time > latest:
+            d.settle(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
         elif d.message.publish_time >= evidence.started_at:
             d.settle(WAITING, "no covered scan has started since it was sent")
     offloaded.decide(

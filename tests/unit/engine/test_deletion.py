@@ -134,6 +134,21 @@ def test_one_orphan_of_each_component_goes_and_nothing_else(scene: Scene) -> Non
     assert all(len(row.checksum) == 64 for row in rows)
 
 
+def test_a_message_dated_in_the_future_is_dated_anew(scene: Scene) -> None:
+    """By whoever sent it; no scan that proves anything would ever be younger."""
+    scene.publish(scene.intent(scene.data))
+    ((number, (_, ready, raw, properties)),) = scene.cluster.deletion_topics.waiting.items()
+    scene.cluster.deletion_topics.waiting[number] = (4_102_444_800_000, ready, raw, properties)
+    (decision,) = scene.delete()
+    assert (decision.outcome, decision.reason) == (
+        RETRYING,
+        "its sender's clock is ahead: its copy on the retry topic is dated by ours",
+    )
+    scene.again()
+    assert outcomes(scene.delete()) == [DELETED]
+    assert scene.waiting == 0
+
+
 def test_an_archived_node_is_what_was_deleted(scene: Scene) -> None:
     path = scene.cluster.path(scene.data)
     data, stat = scene.cluster.zookeeper.data(path), scene.cluster.zookeeper.stat(path)
