@@ -82,6 +82,7 @@ def _shown(standing: Standing, found: Reconciled) -> dict[str, Any]:
         "dead letters": standing.states.get(DEAD, 0),
         "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(standing.states.items()))),
         "queue": _queue(standing, found),
+        **_unsubscribed(found),
         "plan id": found.summary.plan_id,
         "how to send": dg.MetadataValue.md(_how(standing, found)),
     }
@@ -91,6 +92,12 @@ def _queue(standing: Standing, found: Reconciled) -> str:
     if standing.in_flight and not found.backlog:
         return f"empty: {standing.in_flight} intents that the journal says are in flight are lost"
     return f"{found.backlog} intents of all namespaces"
+
+
+def _unsubscribed(found: Reconciled) -> dict[str, str]:
+    """A word on the queue's partitions without subscription, if there are any."""
+    text = "counted as empty, what they held may be lost; what is sent makes the subscription again"
+    return {"without subscription": f"{', '.join(found.unsubscribed)}: {text}"} if found.unsubscribed else {}
 
 
 def _how(standing: Standing, found: Reconciled) -> str:
@@ -121,6 +128,7 @@ def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
     return {
         "to send": found.summary.ledgers,
         **sent,
+        **_unsubscribed(found),
         "plan id": found.summary.plan_id,
         "digest": found.summary.digest,
         "actionable": found.summary.actionable,

@@ -61,6 +61,17 @@ def pending(admin: BrokerAdmin) -> int:
     return sum(waiting(admin, topic) for topic in (DELETION_TOPIC, RETRY_TOPIC))
 
 
+def pending_where_subscribed(admin: BrokerAdmin) -> tuple[int, list[Topic]]:
+    """:func:`pending`, and the partitions without the subscription, which count as empty: nothing is kept there."""
+    count, unsubscribed = 0, list[Topic]()
+    for part in (*topics_of(admin, DELETION_TOPIC), *topics_of(admin, RETRY_TOPIC)):
+        try:
+            count += admin.backlog(part, SUBSCRIPTION)
+        except NotFound:
+            unsubscribed.append(part)
+    return count, unsubscribed
+
+
 def waiting(admin: BrokerAdmin, topic: Topic) -> int:
     """:func:`pending` of one topic."""
     return sum(admin.backlog(part, SUBSCRIPTION) for part in topics_of(admin, topic))

@@ -19,7 +19,7 @@ from pulsar_lifecycle.engine.apply import Applied, Order
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.journal import intents_standing
-from pulsar_lifecycle.io.queue import pending
+from pulsar_lifecycle.io.queue import pending_where_subscribed
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
 from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, still_there, to_send, unknown
@@ -31,7 +31,8 @@ from pulsar_lifecycle.spark.scan import Cluster
 class Reconciled:
     """``standings`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run.
 
-    ``unknown`` are namespaces of the request that nothing is known of.
+    ``unknown`` are namespaces of the request that nothing is known of. ``unsubscribed`` are partitions of the queue
+    that lacked the subscription: ``backlog`` counts them as empty.
     """
 
     standings: list[Standing]
@@ -40,6 +41,7 @@ class Reconciled:
     rows: pa.Table
     applied: Applied | None
     unknown: tuple[str, ...] = ()
+    unsubscribed: tuple[str, ...] = ()
 
 
 def reconcile(
@@ -63,7 +65,7 @@ def reconcile(
         may = runs.check_may_act if apply else runs.check_store
         epoch = runs.newest_epoch(cluster, may(cluster, store))
     with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        backlog = pending(admin)
+        backlog, unsubscribed = pending_where_subscribed(admin)
     intents = intents_standing(settings.lake.path, settings.cluster)
     confirmed = list[pa.Table]()
 
@@ -85,4 +87,4 @@ def reconcile(
     if apply and summary.ledgers:
         order = Order(summary.plan_id, summary.digest, Caps(**settings.apply.model_dump()))
         applied = runs.apply_plan(cluster, run_id, order, progress)
-    return Reconciled(standings, backlog, summary, rows, applied, tuple(strange))
+    return Reconciled(standings, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))
