@@ -5,6 +5,8 @@
 Spark jobs run in one process: a JVM per step would cost more than the step.
 """
 
+from typing import Any
+
 import dagster as dg
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
@@ -18,8 +20,9 @@ from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.redrive import Wanted, chosen
 from pulsar_lifecycle.plan.deletion import Caps
+from pulsar_lifecycle.plan.outcomes import DELETED, GONE
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import STOPPED
+from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
 from pulsar_lifecycle.spark.redrive import redrive_now
 from resources.lifecycle import LifecycleResource
 
@@ -81,18 +84,25 @@ def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecyc
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
     if config.direct:
-        outcomes = runs.apply_directly(where, context.run_id, config.order())
-        context.add_output_metadata(outcomes_shown(outcomes))
-        if any(o.outcome == STOPPED for o in outcomes):
-            raise dg.Failure("the run stopped itself: " + "; ".join(o.reason for o in outcomes if o.outcome == STOPPED))
+        context.add_output_metadata(deleted(runs.apply_directly(where, context.run_id, config.order())))
         return
     applied = runs.apply_plan(where, context.run_id, config.order(), context.log.info)
     context.add_output_metadata({"sent": applied.sent, "sent before": applied.already, "failed": applied.failed})
-    if applied.failed:
-        raise dg.Failure(
-            f"{applied.failed} intents could not be sent, the first: {applied.first_error}; "
-            "apply the plan again to send the rest"
-        )
+    if applied.problem:
+        raise dg.Failure(f"{applied.problem}; apply the plan again to send the rest")
+
+
+def deleted(outcomes: list[Outcome]) -> dict[str, Any]:
+    """Metadata of what a plan applied directly did. A stop, or nothing deleted though something stays, is a Failure."""
+    metadata = outcomes_shown(outcomes)
+    stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
+    if stopped:
+        raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
+    stayed = [o for o in outcomes if o.outcome not in (DELETED, GONE)]
+    if stayed and not any(o.outcome == DELETED for o in outcomes):
+        count, first = sum(o.ledgers for o in stayed), f"{stayed[0].outcome}: {stayed[0].reason}"
+        raise dg.Failure(f"nothing was deleted, {count} ledgers stay, the first reason: {first}", metadata=metadata)
+    return metadata
 
 
 @dg.job(
