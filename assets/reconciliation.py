@@ -60,11 +60,8 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
 
 def check_sent(found: Reconciled) -> None:
     """Fail where some intents could not be sent."""
-    if found.applied and found.applied.failed:
-        raise dg.Failure(
-            f"{found.applied.failed} intents could not be sent, the first: {found.applied.first_error}; "
-            "launch it again to send the rest"
-        )
+    if found.applied and found.applied.problem:
+        raise dg.Failure(f"{found.applied.problem}; launch it again to send the rest")
 
 
 def standings_shown(found: Reconciled) -> dict[str, dict[str, Any]]:

@@ -67,6 +67,7 @@ def _done(done: Swept) -> dict[str, Any]:
         "sent": done.applied.sent,
         "sent before": done.applied.already,
         "failed": done.applied.failed,
+        "not tried": done.applied.left,
         "uploads": dg.MetadataValue.md(show.markdown(["outcome", "reason", "uploads"], cells)),
     }
 

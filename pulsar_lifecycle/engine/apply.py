@@ -28,7 +28,7 @@ SEND_BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the operator asked for: a plan by id and digest, how much of it (0: all), under which caps."""
+    """What the operator asked for: a plan by id and digest, how much more of it (0: all), under which caps."""
 
     plan_id: str
     digest: str
@@ -38,25 +38,50 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How an apply ended; ``already`` were sent by an earlier apply of the same plan."""
+    """How an apply ended; ``already`` were sent by an earlier apply of the same plan, ``left`` were not tried."""
 
     sent: int
     already: int
     failed: int
     first_error: str
+    left: int = 0
+
+    @property
+    def problem(self) -> str:
+        """What went wrong; empty if nothing did."""
+        left = f", and {self.left} were not tried after that" if self.left else ""
+        return f"{self.failed} intents could not be sent{left}, the first: {self.first_error}" if self.failed else ""
 
 
 def chosen(
-    order: Order, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
+    order: Order,
+    summary: PlanSummary,
+    rows: pa.Table,
+    already_sent: frozenset[int],
+    *,
+    fingerprint: str,
+    now: int,
+    valid_for_ms: int,
 ) -> pa.Table:
-    """The rows to apply, lowest ids first. Raises Refused by the rules of ``plan/deletion.py``."""
+    """The rows that were sent before, then those to apply now, lowest ids first, as many as the order's limit.
+
+    The caps are for both together: several applies of a plan do no more than one may. Raises Refused by the rules of
+    ``plan/deletion.py``.
+    """
     found = plan_deletion.digest(rows, summary.to_json())
     artefact.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
     )
-    some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
+    rows = rows.sort_by("ledger_id")
+    before = _are_in(rows, already_sent)
+    fresh = rows.filter(pc.invert(before)).slice(0, order.limit or rows.num_rows)
+    some = pa.concat_tables([rows.filter(before), fresh])
     plan_deletion.check_caps(summary, some, order.caps)
     return some
+
+
+def _are_in(rows: pa.Table, ledger_ids: frozenset[int]) -> pa.ChunkedArray:
+    return pc.is_in(rows.column("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
 
 
 def send_intents(
@@ -75,11 +100,12 @@ def send_intents(
 ) -> Applied:
     """Send one message per row that was not sent before; batches are journalled as they are acknowledged.
 
-    A crash between a send and its journal row repeats the message, which the deletion run finds gone. ``intents``
-    makes the messages of some rows, by plan id and time (ms). Raises Paused.
+    A crash between a send and its journal row repeats the message, which the deletion run finds gone. A batch of which
+    nothing was acknowledged is the last: each may take as long as its timeout. ``intents`` makes the messages of some
+    rows, by plan id and time (ms). Raises Paused.
     """
-    todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
-    sent = failed = 0
+    todo = rows.filter(pc.invert(_are_in(rows, already_sent)))
+    sent = failed = left = 0
     first_error = ""
     for start in range(0, todo.num_rows, SEND_BATCH):
         control.check_not_paused(store)
@@ -93,7 +119,10 @@ def send_intents(
         failed += len(errors)
         first_error = first_error or (errors[0] if errors else "")
         progress(f"{sent} of {todo.num_rows} intents sent, {failed} failed")
-    return Applied(sent, rows.num_rows - todo.num_rows, failed, first_error)
+        if len(errors) == len(outcomes):
+            left = todo.num_rows - sent - failed
+            break
+    return Applied(sent, rows.num_rows - todo.num_rows, failed, first_error, left)
 
 
 def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
