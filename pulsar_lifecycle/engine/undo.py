@@ -8,8 +8,7 @@ z-nodes before ours came back may still drop them after; so every replica is ask
 interval later, and only the second answer makes a ledger ``restored``.
 
 Every step of a ledger is journalled (``phase=undo``). The row ``recreating`` is durable before the z-node is created:
-a z-node with the archived bytes and such a row is ours, as is one with the czxid of a later row, and a rerun goes on
-with its second check.
+a z-node of the archived ledger and such a row is ours, and a rerun goes on with its second check.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.engine import control, inventory
@@ -136,7 +135,7 @@ class Undone:
 # ------------------------------------------------------------------------------------------------------- the two ways
 
 
-def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, Begun]) -> list[Undone]:
+def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """What :func:`undo` would do now; changes nothing, journals nothing."""
     ledgers = candidates(archived, run.cluster, run.ledgers_root)
     _look(tools, ledgers, pending)
@@ -148,7 +147,7 @@ def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pendin
     return ledgers
 
 
-def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, Begun]) -> list[Undone]:
+def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """Bring archived ledgers back: check, re-create, wait one collection interval, check again.
 
     ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
@@ -172,38 +171,29 @@ def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: 
     return ledgers
 
 
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """A ledger that an undo re-created, or began to, and did not settle: czxids of the archived z-node and of the new.
+def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
+    """Ledgers that an undo re-created, or began to, and did not settle: id -> czxid of the archived z-node.
 
-    The latter is None where it is not known.
+    ``rows``: of the journal, oldest first.
     """
-
-    archived: int
-    created: int | None = None
-
-
-def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, Begun]:
-    """What an undo left unsettled, by ledger id. ``rows``: of the journal, oldest first."""
-    found: dict[int, Begun] = {}
+    found: dict[int, int] = {}
     for row in rows:
         if row["cluster"] == cluster and row["phase"] == PHASE:
             if row["outcome"] in _PENDING:
-                if (one := _begun(row["detail"])) is not None:
-                    found[row["ledger_id"]] = one
+                if (czxid := _archived_czxid(row["detail"])) is not None:
+                    found[row["ledger_id"]] = czxid
             elif row["outcome"] in (RESTORED, LOST):
                 found.pop(row["ledger_id"], None)
     return found
 
 
-def _begun(detail: str) -> Begun | None:
+def _archived_czxid(detail: str) -> int | None:
     """As :func:`_row` wrote it; None of a row that it did not write."""
     try:
-        found = json.loads(detail)
-        archived, created = found["archived_czxid"], found.get("czxid")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        czxid = json.loads(detail)["archived_czxid"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return Begun(archived, created if type(created) is int else None) if type(archived) is int else None
+    return czxid if type(czxid) is int else None
 
 
 # ------------------------------------------------------------------------------------------------ which may come back
@@ -246,7 +236,7 @@ def _name(ledgers: Sequence[Undone], root: str) -> None:
         one.topic = orphans.owner_in(row)[1]
 
 
-def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, Begun]) -> None:
+def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
     """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
     ledgers = [one for one in ledgers if not one.outcome]
     if not ledgers:
@@ -262,23 +252,26 @@ def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, Beg
             continue
         elif not isinstance(node, Node):
             one.settle(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
-        elif _is_ours(node, row, pending.get(row.ledger_id)):
-            one.node = node
-            one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
-        elif node.data != row.data:
+        elif not _is_same(node.data, one.metadata):
             one.settle(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
         elif node.stat.czxid == row.czxid:
             one.settle(PRESENT, "it was never deleted")
+        elif pending.get(row.ledger_id) == row.czxid:
+            one.node = node
+            one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
         else:
             one.settle(PRESENT, "it is restored already")
     _look_at_topics(tools, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
 
 
-def _is_ours(node: Node, row: Archived, begun: Begun | None) -> bool:
-    """Whether an undo made this z-node out of the archived one; autorecovery may have written it since."""
-    if begun is None or begun.archived != row.czxid or node.stat.czxid == row.czxid:
+def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
+    """Whether a z-node is of the archived ledger; autorecovery may have moved it to other bookies since."""
+    assert archived is not None  # candidates: it was decoded
+    try:
+        found = ledger_metadata.decode(data)
+    except CorruptFormat:
         return False
-    return node.stat.czxid == begun.created or node.data == row.data
+    return replace(found, segments=archived.segments) == archived
 
 
 def _look_at_topics(tools: UndoTools, ledgers: Sequence[Undone]) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.undo import PHASE, Begun, Check, Undone, UndoRun, UndoTools, begun, preview, undo
+from pulsar_lifecycle.engine.undo import PHASE, Check, Undone, UndoRun, UndoTools, begun, preview, undo
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
@@ -87,7 +87,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
             return Result(undo(run, tools, rows, _pending(settings)), missing, lost)
 
 
-def _pending(settings: Settings) -> dict[int, Begun]:
+def _pending(settings: Settings) -> dict[int, int]:
     return begun(rows_of_phase(settings.lake.path, PHASE).to_pylist(), settings.cluster)
 
 

@@ -20,7 +20,6 @@ from pulsar_lifecycle.engine.undo import (
     RESTORED,
     UNCONFIRMED,
     UNKNOWN,
-    Begun,
     Undone,
     UndoRun,
     UndoTools,
@@ -129,7 +128,7 @@ class Scene:
         self.hook("check")
         return self.cluster.reader.check_replicas(ledgers)
 
-    def pending(self) -> dict[int, Begun]:
+    def pending(self) -> dict[int, int]:
         return begun([asdict(row) for row in self.cluster.journal.rows], "simulated")
 
     def preview(self, **options: Any) -> dict[int, Undone]:
@@ -318,22 +317,24 @@ def test_a_z_node_that_is_not_as_we_made_it_is_left_alone(scene: Scene, change: 
     assert scene.exists(touched) == (change != "removed")
 
 
-def test_a_ledger_that_autorecovery_wrote_since_is_checked_again(scene: Scene) -> None:
-    """Bookies that do not answer end an undo unconfirmed, and are why it is written."""
-    scene.cluster.reader.silent = {B, C}
-    assert outcomes(scene.undo(accept_unknown=True)) == [UNCONFIRMED] * 3
-    moved = scene.ids[0]
+@pytest.mark.parametrize("ended", ["unconfirmed", "restored", "killed before it was written down"])
+def test_an_undo_goes_on_with_what_autorecovery_moved_since(scene: Scene, ended: str) -> None:
+    """Bookies that do not answer end an undo unconfirmed, and are why autorecovery writes."""
+    scene.cluster.reader.silent = {B, C} if ended == "unconfirmed" else set()
+    scene.undo(accept_unknown=True)
+    moved, another, _ = scene.ids
+    if ended.startswith("killed"):
+        rows = scene.cluster.journal.rows
+        rows[:] = [row for row in rows if row.outcome == RECREATING]
     metadata = ledger_metadata.decode(scene.archived(moved).data)
-    data = ledger_metadata.encode(replace(metadata, segments=(Segment(0, (A, B, "d:3181")),)))
-    scene.store.write(scene.cluster.path(moved), data, 0)
-    another = scene.ids[1]
-    scene.store.delete(scene.cluster.path(another), 0)
-    scene.store.create(scene.cluster.path(another), data)
+    moving = replace(metadata, segments=(Segment(0, (A, B, "d:3181")),))
+    scene.store.write(scene.cluster.path(moved), ledger_metadata.encode(moving), 0)
+    scene.store.write(scene.cluster.path(another), ledger_metadata.encode(replace(metadata, length=51)), 0)
     scene.cluster.reader.silent = set()
 
-    assert outcomes(scene.undo()) == [RESTORED, REFUSED, RESTORED]
-    assert scene.data(moved) == data
-    assert list(scene.pending()) == [another]
+    rest = PRESENT if ended == "restored" else RESTORED
+    assert outcomes(scene.undo()) == [rest, REFUSED, rest]
+    assert ledger_metadata.decode(scene.data(moved)) == moving
 
 
 def test_entries_that_moved_to_another_bookie_meanwhile_are_sought_there(scene: Scene) -> None:
@@ -614,4 +615,4 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
 def test_a_row_that_no_undo_wrote_says_nothing_of_what_was_begun(detail: str) -> None:
     row = {"cluster": "c", "phase": "undo", "outcome": "recreated", "ledger_id": 1, "detail": detail}
     ours = {**row, "ledger_id": 2, "detail": '{"archived_czxid": 7}'}
-    assert begun([row, ours], "c") == {2: Begun(7)}
+    assert begun([row, ours], "c") == {2: 7}
