@@ -100,7 +100,7 @@ def shortfall(request: Request, result: Result) -> str:
         )
     counts = Counter(one.outcome for one in result.ledgers)
     found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
-    for outcome in (LOST, REFUSED):
+    for outcome in (UNCONFIRMED, LOST, REFUSED):
         first = next((one for one in result.ledgers if one.outcome == outcome), None)
         found += [f"the first {outcome}: ledger {first.ledger_id}, {first.reason}"] if first else []
     if result.not_archived:

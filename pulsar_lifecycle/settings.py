@@ -111,6 +111,13 @@ class PulsarSettings(_Section):
     tls: Tls | None = None
     request_timeout: Seconds = 30.0
 
+    @field_validator("service_url")
+    @classmethod
+    def _binary(cls, value: str) -> str:
+        if not re.fullmatch(r"pulsar(\+ssl)?://[^\s/]+/?", value):
+            raise ValueError(f"expected pulsar://host:6650 or pulsar+ssl://host:6651, found {value!r}")
+        return value
+
 
 class SharedRoot(_Section):
     """Another Pulsar cluster whose ledgers live in the same BookKeeper: its metadata is read for references."""

@@ -300,4 +300,7 @@ def show_owed(one: dict[str, Any]) -> str:
     what = "must be unloaded" if one["loaded"] else "must be unloaded if a broker has loaded it meanwhile"
     if one["at_work"]:
         return f"{one['topic']} {what}: its run is at work"
-    return f"{one['topic']} {what}: the next run that trims, deletes topics, deletes ledgers or offloads does it"
+    return (
+        f"{one['topic']} {what}: the next run that trims, deletes topics, deletes ledgers or offloads does it; "
+        "where that fails, the run's log says why"
+    )

@@ -96,7 +96,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "findings": [
             *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
             *dead,
-            *_findings(waiting, paused, settings),
+            *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(settings.lake.path, runs[-2:]),
             *_stuck(settings.lake.path, runs[-2:]),
             *(show_owed(one) for one in owed if "error" in one or not one["at_work"]),
@@ -192,9 +192,14 @@ def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int)
     return [f"{told}: {'; '.join(causes)}"]
 
 
-def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Settings) -> list[str]:
-    """What needs an operator, each with what to do."""
+def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Settings, ever_sent: bool) -> list[str]:
+    """What needs an operator, each with what to do. ``ever_sent``: the topics were there once."""
     found: list[str] = []
+    if ever_sent and waiting.missing:
+        found.append(
+            f"somebody deleted {', '.join(waiting.missing)}, and what waited there: any apply or deletion run makes it "
+            "anew, and the job reconcile_namespaces with `resend_in_flight` sends again what was lost"
+        )
     if waiting.unsubscribed:
         found.append(
             f"no subscription on {', '.join(waiting.unsubscribed)}: what is sent there is lost; "
@@ -234,7 +239,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     parts = [part for topic in ("main", "retry", "dead_letters") for part in queue[topic]]
     show.table(["partition", "waiting", "due", "not yet due", "subscription"], [_line(part) for part in parts], 2)
     if not parts:
-        show.text("  none yet: the first apply makes them")
+        show.text("  none: the next apply makes them")
     if queue["unseen"]:
         show.text(f"  which of them are due could not be seen: {queue['unseen']}")
     show.text("metrics, since the journal began", "bold cyan")

@@ -215,6 +215,7 @@ def _unload(
     elif failure := permit.unloads.unload(
         admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
     ):
+        _LOG.warning("owed unload of %s: %s", owed.topic, failure)
         failed[tenant] += 1
         owing[str(owed.topic)] = failure
     else:

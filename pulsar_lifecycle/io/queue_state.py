@@ -60,9 +60,16 @@ class QueueState:
         """Partitions without the durable subscription."""
         return tuple(p.topic for p in (*self.main, *self.retry, *self.dead_letters) if not p.subscribed)
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Topics that do not exist."""
+        parts = (self.main, self.retry, self.dead_letters)
+        return tuple(str(topic) for topic, found in zip(TOPICS.values(), parts, strict=True) if not found)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "in_flight": self.in_flight, "dead": self.dead, "unsubscribed": list(self.unsubscribed)}
+        named = {"unsubscribed": list(self.unsubscribed), "missing": list(self.missing)}
+        return {**asdict(self), "in_flight": self.in_flight, "dead": self.dead, **named}
 
 
 def look(admin: BrokerAdmin, reader: QueueReader, now: int) -> QueueState:

@@ -25,7 +25,7 @@ from pulsar_lifecycle.io.bookie import BookieReader
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.journal import FileJournal
 from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.queue import PulsarDeletionQueue, create_missing
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan.deletion import intents
 from pulsar_lifecycle.plan.tables import FINDINGS
@@ -57,7 +57,12 @@ class Outcome:
 
 
 def delete_from_queue(spark: SparkSession, settings: Settings, run: Run) -> list[Outcome]:
-    """Consume the deletion queue on every executor core until it gives nothing more."""
+    """Consume the deletion queue on every executor core until it gives nothing more.
+
+    Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
+    """
+    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+        create_missing(admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
     tasks = concurrency(spark)
     slots = spark.range(0, tasks, 1, tasks)
     return _collect(slots.mapInArrow(_Worker(settings, run, tasks, None), from_arrow_schema(OUTCOMES)))
