@@ -28,7 +28,7 @@ SEND_BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the operator asked for: a plan by id and digest, how much more of it (0: all), under which caps."""
+    """What the operator asked for: a plan by id and digest, how much of it (0: all), under which caps."""
 
     plan_id: str
     digest: str
@@ -54,34 +54,19 @@ class Applied:
 
 
 def chosen(
-    order: Order,
-    summary: PlanSummary,
-    rows: pa.Table,
-    already_sent: frozenset[int],
-    *,
-    fingerprint: str,
-    now: int,
-    valid_for_ms: int,
+    order: Order, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
 ) -> pa.Table:
-    """The rows that were sent before, then those to apply now, lowest ids first, as many as the order's limit.
+    """The rows to apply, lowest ids first; those that were sent before are among them, so that a retry sends no more.
 
-    The caps are for both together: several applies of a plan do no more than one may. Raises Refused by the rules of
-    ``plan/deletion.py``.
+    Raises Refused by the rules of ``plan/deletion.py``.
     """
     found = plan_deletion.digest(rows, summary.to_json())
     artefact.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
     )
-    rows = rows.sort_by("ledger_id")
-    before = _are_in(rows, already_sent)
-    fresh = rows.filter(pc.invert(before)).slice(0, order.limit or rows.num_rows)
-    some = pa.concat_tables([rows.filter(before), fresh])
+    some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
     plan_deletion.check_caps(summary, some, order.caps)
     return some
-
-
-def _are_in(rows: pa.Table, ledger_ids: frozenset[int]) -> pa.ChunkedArray:
-    return pc.is_in(rows.column("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
 
 
 def send_intents(
@@ -104,7 +89,7 @@ def send_intents(
     nothing was acknowledged is the last: each may take as long as its timeout. ``intents`` makes the messages of some
     rows, by plan id and time (ms). Raises Paused.
     """
-    todo = rows.filter(pc.invert(_are_in(rows, already_sent)))
+    todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
     sent = failed = left = 0
     first_error = ""
     for start in range(0, todo.num_rows, SEND_BATCH):

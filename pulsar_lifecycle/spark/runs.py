@@ -213,8 +213,8 @@ def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[
     """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound."""
     settings, clock = cluster.settings, SystemClock()
     with published(settings), KazooStore(settings.zookeeper) as store:
-        already = sent_ledgers(settings.lake.path, order.plan_id)
-        rows, summary = _rows_to_apply(cluster, store, order, already, clock.now_ms())
+        rows, summary = _rows_to_apply(cluster, store, order, clock.now_ms())
+        already = sent_ledgers(settings.lake.path, summary.plan_id)
         with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
             parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
             with closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue:
@@ -242,14 +242,12 @@ def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
     return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
 
 
-def _rows_to_apply(
-    cluster: Cluster, store: KazooStore, order: Order, already_sent: frozenset[int], now: int
-) -> tuple[pa.Table, PlanSummary]:
+def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
     settings = cluster.settings
     fingerprint = check_may_act(cluster, store)
     summary, rows = cluster.lake.plan(order.plan_id)
     valid = int(settings.orphans.plan_valid_for * 1000)
-    some = chosen(order, summary, rows, already_sent, fingerprint=fingerprint, now=now, valid_for_ms=valid)
+    some = chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
     plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid)
     return some, summary
 
@@ -285,7 +283,7 @@ def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
     with published(cluster.settings), KazooStore(cluster.settings.zookeeper) as store:
-        rows, summary = _rows_to_apply(cluster, store, order, frozenset(), SystemClock().now_ms())
+        rows, summary = _rows_to_apply(cluster, store, order, SystemClock().now_ms())
         with _begun(cluster, run_id, store) as run:
             return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
 

@@ -203,23 +203,20 @@ def apply_plan(
 ) -> apply.Applied:
     """Send a plan's intents."""
     order = apply.Order(summary.plan_id, summary.digest, (policy or Policy()).caps, limit)
-    sent = frozenset(
-        r.ledger_id for r in cluster.journal.rows if r.outcome == apply.SENT and r.plan_id == summary.plan_id
-    )
     some = apply.chosen(
         order,
         summary,
         rows,
-        sent,
         fingerprint=cluster_fingerprint(cluster.open_store(), "/ledgers"),
         now=cluster.clock.now_ms(),
         valid_for_ms=24 * HOUR,
     )
+    sent = {r.ledger_id for r in cluster.journal.rows if r.outcome == apply.SENT and r.plan_id == summary.plan_id}
     return apply.send_intents(
         "apply-run",
         summary,
         some,
-        sent,
+        frozenset(sent),
         store=cluster.open_store(),
         queue=queue or cluster.open_queue(),
         journal=journal or cluster.journal,
