@@ -53,7 +53,7 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
 
 
 class PlanConfig(dg.Config):
-    """Which plan, how much of it, under which caps; the plan's page has it ready."""
+    """Which plan, how much of it however often it is applied (0: all), under which caps; its page has it ready."""
 
     plan_id: str
     digest: str
