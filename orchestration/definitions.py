@@ -65,7 +65,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             sweep_objects_job,
         ],
         schedules=[scan_schedule(scan)],
-        sensors=[*queue_sensors(delete_pending), dead_letter_sensor(cluster)],
+        sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],
         resources={"lifecycle": LifecycleResource(config_file=path), **(resources or {})},
     )
 

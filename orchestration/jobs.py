@@ -29,6 +29,10 @@ from resources.lifecycle import LifecycleResource
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS)
 
 
+CLUSTER_TAG = "lifecycle/cluster"
+"""Tag of runs at a cluster's queue: one Dagster may have a code location for each of several clusters."""
+
+
 def scan_job(cluster: str) -> UnresolvedAssetJobDefinition:
     """Look at the cluster, judge, plan; writes nothing to it."""
     return dg.define_asset_job(
@@ -49,6 +53,7 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
         description="Scan again, then delete what the queue holds and nothing refers to. "
         "Intents sent after the scan began wait for the next run.",
         executor_def=dg.in_process_executor,
+        tags={CLUSTER_TAG: cluster},
     )
 
 

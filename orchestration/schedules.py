@@ -16,6 +16,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
 from assets.names import key
+from orchestration.jobs import CLUSTER_TAG
 from pulsar_lifecycle.engine.control import LEASE, check_not_paused, holder_of
 from pulsar_lifecycle.engine.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
@@ -37,7 +38,7 @@ RING_AGAIN_SECONDS = 1200
 """While as many messages wait as at the last ring: they cannot be decided yet, and every ring scans."""
 
 DEAD_AFTER_SECONDS = 6 * 3600
-"""A run at work for longer, while nobody has the lease, died with its host: its scan, without the lease, is shorter."""
+"""A run that says nothing for longer, while nobody has the lease, died with its host: runs report while they work."""
 
 PAGE = 500
 """Messages of one partition that one tick looks at."""
@@ -57,20 +58,23 @@ def scan_schedule(job: UnresolvedAssetJobDefinition) -> dg.ScheduleDefinition:
     )
 
 
-def queue_sensors(job: UnresolvedAssetJobDefinition) -> list[dg.SensorDefinition]:
+def queue_sensors(job: UnresolvedAssetJobDefinition, cluster: str) -> list[dg.SensorDefinition]:
     """One doorbell at the deletion topic, one at the retry topic."""
     return [
-        _doorbell("deletion_queue", DELETION_TOPIC, job, "an intent of the deletion topic"),
-        _doorbell("deletion_retry", RETRY_TOPIC, job, "a retry"),
+        _doorbell("deletion_queue", DELETION_TOPIC, job, cluster, "an intent of the deletion topic"),
+        _doorbell("deletion_retry", RETRY_TOPIC, job, cluster, "a retry"),
     ]
 
 
-def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: str) -> dg.SensorDefinition:
+def _doorbell(
+    name: str, topic: Topic, job: UnresolvedAssetJobDefinition, cluster: str, what: str
+) -> dg.SensorDefinition:
     """Rings while a message of a topic is due and no run is at the queue.
 
-    Dagster's storage does not notice that a run died with its host, and such a run holds its pools for ever: what seems
-    to be at work for very long is marked as failed before it rings, if nobody has the lease.
+    Dagster's storage does not notice that a run died with its host, and such a run holds its pools for ever: one that
+    has said nothing for very long is marked as failed before it rings, if nobody has the lease.
     """
+    at_work = dg.RunsFilter(job_name=job.name, statuses=_ACTIVE, tags={CLUSTER_TAG: cluster})
 
     @dg.sensor(
         name=name,
@@ -81,8 +85,8 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
         now = SystemClock().now_ms()
-        active = context.instance.get_run_records(dg.RunsFilter(job_name=job.name, statuses=_ACTIVE))
-        if not all(_may_be_dead(record, now) for record in active):
+        active = context.instance.get_runs(at_work)
+        if not all(_may_be_dead(context.instance, run, now) for run in active):
             return dg.SkipReason("a run is at it")
         if not lifecycle.settings().deletion.topicTwoPhaseDeletionEnabled:
             return dg.SkipReason(SWITCHED_OFF)
@@ -98,10 +102,12 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
         if stopped := held_back(lifecycle.settings(), now):
             return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
-        for record in active:
-            dead = f"run {record.dagster_run.run_id} is taken for dead: started long ago, and nobody has the lease"
+        for run in context.instance.get_runs(at_work) if active else ():  # one may have ended meanwhile
+            if not _may_be_dead(context.instance, run, now):
+                return dg.SkipReason("a run is at it")
+            dead = f"run {run.run_id} is taken for dead: it has said nothing for long, and nobody has the lease"
             context.log.warning(dead)
-            context.instance.report_run_failed(record.dagster_run, dead)
+            context.instance.report_run_failed(run, dead)
         every = RING_AGAIN_SECONDS if watch.rung == total else RING_EVERY_SECONDS
         watch.rung = total
         bucket = f"{every}-{now // (every * 1000)}"
@@ -112,10 +118,12 @@ def _doorbell(name: str, topic: Topic, job: UnresolvedAssetJobDefinition, what: 
     return ring
 
 
-def _may_be_dead(record: dg.RunRecord, now: int) -> bool:
-    """Whether a run started so long ago that the lease is to say whether it is still at work."""
-    started = record.dagster_run.status is dg.DagsterRunStatus.STARTED and record.start_time
-    return bool(started) and now / 1000 - started > DEAD_AFTER_SECONDS
+def _may_be_dead(instance: dg.DagsterInstance, run: dg.DagsterRun, now: int) -> bool:
+    """Whether a run began and has said nothing for so long that the lease is to tell whether it is still at work."""
+    if run.status is not dg.DagsterRunStatus.STARTED:
+        return False
+    last = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
+    return bool(last) and now / 1000 - last[0].timestamp > DEAD_AFTER_SECONDS
 
 
 def held_back(settings: Settings, now: int) -> str:

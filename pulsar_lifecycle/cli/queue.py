@@ -198,7 +198,7 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Sett
     if ever_sent and waiting.missing:
         found.append(
             f"somebody deleted {', '.join(waiting.missing)}, and what waited there: any apply or deletion run makes it "
-            "anew, and the job reconcile_namespaces with `resend_in_flight` sends again what was lost"
+            "anew, and the job reconcile_namespaces with `resend_in_flight` sends again what was in flight"
         )
     if waiting.unsubscribed:
         found.append(

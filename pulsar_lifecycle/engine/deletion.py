@@ -207,7 +207,7 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
     The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
     """
     evidence = run.evidence
-    latest = tools.clock.now_ms() + SENDERS_AHEAD_MS
+    latest = max(tools.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
     for d in decisions:
         if d.message.info is None:
             d.settle(REFUSED, d.message.problem)

@@ -198,9 +198,12 @@ def why_loaded(
     return why if found == "loaded" else ""
 
 
-def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic) -> str | None:
-    """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew."""
-    why = permit.unloads.lacks() or permit.unloads.try_before(tools.admin, topic)
+def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic, *, anyway: bool = False) -> str | None:
+    """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
+
+    ``anyway``: not writing it would be worse than leaving it owed an unload that fails.
+    """
+    why = permit.unloads.lacks() or (None if anyway else permit.unloads.try_before(tools.admin, topic))
     return f"its topic is loaded, and {why}" if why else why
 
 
@@ -264,7 +267,7 @@ def _edit(
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := why_not_unloaded(tools, permit, topic)) is not None:
+        elif loaded and (refusal := why_not_unloaded(tools, permit, topic, anyway=not policy)) is not None:
             if not refusal:
                 continue
             stays = refusal

@@ -46,8 +46,8 @@ class Unloads:
         self._rate = RateBudget(per_second, clock)
         self._clock = clock
         self._left = limit
-        self._written_failed = False
-        """Whether the unload of a topic that this run wrote has failed."""
+        self._written_failed: list[str] = []
+        """How unloads of topics failed that this run wrote."""
         self._failures: dict[str, list[str]] = {}
         """By tenant: how unloads failed that are owed, from before or since this run."""
         self._works: set[str] = set()
@@ -57,16 +57,27 @@ class Unloads:
         self._unloaded: set[Topic] = set()
 
     def lacks(self, unloads: int = 1) -> str:
-        """Why the run may do nothing that needs so many unloads; empty if it may."""
-        return "this run may unload no more (trimming.max_unloads)" if self._left < unloads else ""
+        """Why the run may do nothing that needs so many unloads; empty if it may.
+
+        Once ``GIVE_UP`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
+        """
+        if self._left < unloads:
+            return "this run may unload no more (trimming.max_unloads)"
+        return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= GIVE_UP else ""
 
     def doubt(self, topic: Topic) -> str:
-        """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails."""
+        """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails.
+
+        Or one of each of so many tenants, and nothing works.
+        """
         tenant = topic.namespace.tenant
         failures = self._failures.get(tenant, [])
-        if tenant in self._works or len(failures) < GIVE_UP:
-            return ""
-        return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
+        if tenant not in self._works and len(failures) >= GIVE_UP:
+            return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
+        if not self._works and len(self._failures) >= GIVE_UP:
+            first = next(iter(self._failures.values()))[0]
+            return f"unloads that topics are owed fail (`pulsar-lifecycle status`): {first}"
+        return ""
 
     def try_before(self, admin: BrokerAdmin, topic: Topic) -> str | None:
         """Unload a loaded topic that is to be written, where it is doubtful whether that works once it is.
@@ -83,10 +94,10 @@ class Unloads:
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= GIVE_UP:
             return f"topics of its tenant cannot be unloaded: {failures[0]}"
-        failure, denied = self._attempts(admin, topic, lambda: False)
-        if failure:
-            failures += [failure] * (GIVE_UP if denied else 1)
-        return failure and f"it cannot be unloaded: {failure}"
+        failure = self._attempts(admin, topic, lambda: False)
+        if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
+            failures += _weighed(failure)
+        return f"it cannot be unloaded: {failure}" if failure else ""
 
     @property
     def work(self) -> bool:
@@ -108,38 +119,41 @@ class Unloads:
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
-        failure, denied = self._attempts(admin, topic, gone)
-        if failure:
-            self._failures.setdefault(topic.namespace.tenant, []).extend([failure] * (GIVE_UP if denied else 1))
-        if failure and written:
-            self._written_failed = True
+        failure = self._attempts(admin, topic, gone)
+        if failure is None:
+            return ""
+        self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
+        if written:
+            self._written_failed += _weighed(failure)
             self._works.discard(topic.namespace.tenant)
-        return failure
+        return str(failure)
 
-    def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> tuple[str, bool]:
-        """Why it failed, and whether for lack of permission."""
+    def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
         self._left -= 1
-        error = ""
+        error: LifecycleError | None = None
         for attempt in range(ATTEMPTS):
             self._rate.take(1)
             try:
                 admin.unload(topic)
             except NotFound as failure:
-                if gone():
-                    return "", False
-                return str(failure), False
+                return None if gone() else failure
             except AccessDenied as failure:
-                return str(failure), True
+                return failure
             except LifecycleError as failure:
-                error = str(failure)
+                error = failure
                 if attempt + 1 < ATTEMPTS:
                     self._clock.sleep(2.0**attempt)
             else:
                 self._unloaded.add(topic)
                 self._works.add(topic.namespace.tenant)
                 self._tried.pop(topic.namespace.tenant, None)
-                return "", False
-        return error, False
+                return None
+        return error
+
+
+def _weighed(failure: LifecycleError) -> list[str]:
+    """A failed unload; one that is denied counts for as many as it takes to give up."""
+    return [str(failure)] * (GIVE_UP if isinstance(failure, AccessDenied) else 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
+from dagster._core.events import EngineEventData
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
 from orchestration import schedules
 from orchestration.definitions import build_defs
+from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
@@ -215,14 +217,19 @@ def test_a_lost_or_foreign_cursor_only_reads_again(bell: Bell, cursor: str) -> N
 
 def test_nothing_rings_while_a_run_is_at_it(bell: Bell, instance: dg.DagsterInstance) -> None:
     bell.wait(0)
-    instance.add_run(dg.DagsterRun("delete_pending", run_id="1" * 32, status=dg.DagsterRunStatus.STARTED))
+    started(instance, NOW)
     assert "a run is at it" in bell.skipped()
+
+
+EAST = {CLUSTER_TAG: "east"}
 
 
 def started(instance: dg.DagsterInstance, at: int, tags: Mapping[str, str] | None = None) -> str:
     """A run of ``delete_pending`` that Dagster saw start at a time (ms), and nothing of since."""
     starting = dg.DagsterRunStatus.STARTING
-    run = instance.add_run(dg.DagsterRun("delete_pending", run_id="1" * 32, status=starting, tags=tags))
+    run = instance.add_run(
+        dg.DagsterRun("delete_pending", run_id="1" * 32, status=starting, tags={**EAST, **(tags or {})})
+    )
     event = dg.DagsterEvent(dg.DagsterEventType.RUN_START.value, "delete_pending")
     instance.report_dagster_event(event, run.run_id, timestamp=at / 1000)
     return run.run_id
@@ -244,6 +251,26 @@ def test_a_run_that_died_with_its_host_is_ended_and_rung_after_some_hours(
     bell.pass_time(1)
     bell.run_key()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.FAILURE
+
+
+def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
+    """Without the lease: it scans, or counts what it did."""
+    run_id = started(instance, NOW)
+    bell.wait(0)
+    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    kind, said = dg.DagsterEventType.ENGINE_EVENT.value, EngineEventData()
+    event = dg.DagsterEvent(kind, "delete_pending", message="50 of 100 tasks", event_specific_data=said)
+    instance.report_dagster_event(event, run_id, timestamp=NOW / 1000 + 10 * DEAD_AFTER_SECONDS)
+    assert "a run is at it" in bell.skipped()
+    assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
+
+
+def test_another_clusters_run_is_left_alone(bell: Bell, instance: dg.DagsterInstance) -> None:
+    run_id = started(instance, NOW, {CLUSTER_TAG: "west"})
+    bell.wait(0)
+    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    bell.run_key()
+    assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:

@@ -1045,6 +1045,25 @@ def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], ste
 # ----------------------------------------------------------------------------------------------------------- the canary
 
 
+def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None:
+    """Naming a copy that nobody can read is worse than being owed an unload."""
+    scene = Scene(reads=False)
+    other = Topic.parse("persistent://theirs/orders/t")
+    scene.cluster.topic(other, [scene.cluster.ledger(data_tags(other))])
+    scene.cluster.load(other)
+    control.owe_unload(scene.cluster.open_store(), control.OwedUnload(other, True, 0, control.OFFLOAD_LEASE))
+
+    def fails(topic: Topic) -> None:
+        raise AccessDenied("403")
+
+    scene.cluster.admin.on_unload = fails
+    with pytest.raises(CanaryFailed, match="its topic reads it from BookKeeper again"):
+        scene.proceed()
+    assert scene.complete == []
+    assert all(item.offload is None for item in scene.info.ledgers)
+    assert True in scene.owed
+
+
 @pytest.mark.parametrize("loaded", [False, True])
 def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     scene = Scene(loaded=loaded, reads=False)
