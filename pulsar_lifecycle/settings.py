@@ -114,7 +114,7 @@ class PulsarSettings(_Section):
     @field_validator("service_url")
     @classmethod
     def _binary(cls, value: str) -> str:
-        if value and not re.fullmatch(r"pulsar(\+ssl)?://[^\s/]+/?", value):  # Spark's sources need none
+        if not re.fullmatch(r"pulsar(\+ssl)?://[^\s/]+/?", value):
             raise ValueError(f"expected pulsar://host:6650 or pulsar+ssl://host:6651, found {value!r}")
         return value
 

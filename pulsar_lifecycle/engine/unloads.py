@@ -50,6 +50,8 @@ class Unloads:
         """How unloads of topics failed that this run wrote."""
         self._failures: dict[str, list[str]] = {}
         """By tenant: how unloads failed that are owed, from before or since this run."""
+        self._down: set[str] = set()
+        """Tenants of which one failed, and not for a reason of its own or of its tenant."""
         self._works: set[str] = set()
         """Tenants of which one worked, and none of what this run wrote failed since."""
         self._tried: dict[str, list[str]] = {}
@@ -68,14 +70,14 @@ class Unloads:
     def doubt(self, topic: Topic) -> str:
         """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails.
 
-        Or one of each of so many tenants, and nothing works.
+        Or they are :attr:`down`.
         """
         tenant = topic.namespace.tenant
         failures = self._failures.get(tenant, [])
         if tenant not in self._works and len(failures) >= GIVE_UP:
             return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
-        if not self._works and len(self._failures) >= GIVE_UP:
-            first = next(iter(self._failures.values()))[0]
+        if self.down:
+            first = next(failed[0] for name, failed in self._failures.items() if name in self._down)
             return f"unloads that topics are owed fail (`pulsar-lifecycle status`): {first}"
         return ""
 
@@ -100,9 +102,9 @@ class Unloads:
         return f"it cannot be unloaded: {failure}" if failure else ""
 
     @property
-    def work(self) -> bool:
-        """Whether any has worked in this run."""
-        return bool(self._works)
+    def down(self) -> bool:
+        """Whether unloads failed of ``GIVE_UP`` tenants in this run, and none worked: a broker's trouble, it seems."""
+        return not self._works and len(self._down) >= GIVE_UP
 
     def wait(self) -> None:
         """Wait until the next unload may follow at once."""
@@ -123,6 +125,8 @@ class Unloads:
         if failure is None:
             return ""
         self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
+        if not isinstance(failure, AccessDenied | NotFound):
+            self._down.add(topic.namespace.tenant)
         if written:
             self._written_failed += _weighed(failure)
             self._works.discard(topic.namespace.tenant)
@@ -224,7 +228,7 @@ def _unload(
 ) -> None:
     """Settle one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
     tenant = owed.topic.namespace.tenant
-    if failed[tenant] >= GIVE_UP or (len(failed) >= GIVE_UP and not permit.unloads.work):
+    if failed[tenant] >= GIVE_UP or permit.unloads.down:
         owing[str(owed.topic)] = "not tried after others failed"
     elif failure := permit.unloads.unload(
         admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False

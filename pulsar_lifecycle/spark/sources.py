@@ -46,7 +46,7 @@ from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan import tables
-from pulsar_lifecycle.settings import Settings, ZooKeeperSettings, load_settings
+from pulsar_lifecycle.settings import PulsarSettings, Settings, ZooKeeperSettings, load_settings
 
 
 def register(spark: SparkSession) -> None:
@@ -199,7 +199,8 @@ def source_settings(options: Mapping[str, str]) -> Settings:
         {
             "cluster": "adhoc",
             "zookeeper": {"hosts": options["zookeeper"]},
-            "pulsar": {"admin_url": options.get("admin_url", ""), "service_url": ""},
+            # not checked: a source asks no broker for messages
+            "pulsar": PulsarSettings.model_construct(admin_url=options.get("admin_url", ""), service_url=""),
             "lake": {"path": "/nonexistent"},
         }
     )

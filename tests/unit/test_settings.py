@@ -46,6 +46,7 @@ def test_the_variable_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (('path = "/lake"', 'path = "lake"'), "lake.path"),
         (('cluster = "c"', 'cluster = "a b"'), "cluster"),
         (("pulsar://b:6650", "http://b:8080"), "pulsar.service_url: .*pulsar://host:6650"),
+        (("pulsar://b:6650", ""), "pulsar.service_url"),
         (('hosts = "zk:2181"', 'hosts = "zk:2181"\nslow_above = "soon"'), "zookeeper.slow_above"),
         (('hosts = "zk:2181"', 'hosts = "zk:2181"\npassword = "x"'), "zookeeper.password"),
     ],
