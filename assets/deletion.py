@@ -4,6 +4,7 @@ Source of truth: the findings of two epochs, the deletion topic, and the journal
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -97,9 +98,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             "over time": plots.deletions_over_time(intervals),
             **metrics_shown(tallies, cluster),
         }
-        stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
-        if stopped:
-            raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
+        check_not_stopped(outcomes, metadata)
         return dg.MaterializeResult(metadata=metadata)
 
     @dg.asset(
@@ -152,6 +151,12 @@ def _by(rows: pa.Table, column: str) -> str:
     lines = grouped.sort_by([("physical_bytes_sum", "descending")]).slice(0, show.SAMPLE).to_pylist()
     cells = [(line[column], line["ledger_id_count"], show.size(line["physical_bytes_sum"] or 0)) for line in lines]
     return show.markdown([column, "ledgers", "bytes"], cells)
+
+
+def check_not_stopped(outcomes: Iterable[Outcome], metadata: Mapping[str, Any]) -> None:
+    """Fail, with the metadata of what was done, where a deletion run stopped itself."""
+    if stopped := [o.reason for o in outcomes if o.outcome == STOPPED]:
+        raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
 
 
 def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:

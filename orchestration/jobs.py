@@ -13,7 +13,7 @@ from dagster._core.storage.tags import MAX_RUNTIME_SECONDS_TAG
 from pydantic import Field
 
 from assets import dead_letters
-from assets.deletion import outcomes_shown
+from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import FINDINGS, METASTORE, key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
@@ -22,7 +22,7 @@ from pulsar_lifecycle.engine.redrive import Wanted, chosen
 from pulsar_lifecycle.plan.deletion import Caps
 from pulsar_lifecycle.plan.outcomes import DELETED, GONE
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
+from pulsar_lifecycle.spark.deletion import Outcome
 from pulsar_lifecycle.spark.redrive import redrive_now
 from resources.lifecycle import LifecycleResource
 
@@ -100,9 +100,7 @@ def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecyc
 def deleted(outcomes: list[Outcome]) -> dict[str, Any]:
     """Metadata of what a plan applied directly did. A stop, or nothing deleted though something stays, is a Failure."""
     metadata = outcomes_shown(outcomes)
-    stopped = [o.reason for o in outcomes if o.outcome == STOPPED]
-    if stopped:
-        raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
+    check_not_stopped(outcomes, metadata)
     stayed = [o for o in outcomes if o.outcome not in (DELETED, GONE)]
     if stayed and not any(o.outcome == DELETED for o in outcomes):
         count, first = sum(o.ledgers for o in stayed), f"{stayed[0].outcome}: {stayed[0].reason}"

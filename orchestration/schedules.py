@@ -207,7 +207,7 @@ class Watch:
         if due is not None and due <= now:  # it may be done meanwhile: look again, from the first that waits
             upto, due = None, None
         page = reader.waiting(part, upto, PAGE)
-        first = min([due_at(m.properties, min(m.publish_time, now)) for m in page.messages], default=None)
+        first = min([due_at(m.properties, m.publish_time, now) for m in page.messages], default=None)
         if first is not None and first <= now:
             return True
         known = [at for at in (due, first) if at is not None]

@@ -41,10 +41,13 @@ def told_times(properties: Mapping[str, str]) -> int | None:
     return None if times == NEVER_AGAIN else times
 
 
-def due_at(properties: Mapping[str, str], publish_time: int) -> int:
-    """When (ms since the epoch) a message published at ``publish_time`` is delivered, as far as it says so itself."""
+def due_at(properties: Mapping[str, str], publish_time: int, now: int) -> int:
+    """When (ms since the epoch) a message published at ``publish_time`` is delivered, as far as it says so itself.
+
+    One that is dated after ``now`` counts as published now: its sender's clock is ahead.
+    """
     delay = _decimal(properties.get(DELAY_TIME, "0"))
-    return publish_time + min(delay or 0, LONGEST_DELAY)
+    return min(publish_time, now) + min(delay or 0, LONGEST_DELAY)
 
 
 def java_message_id(ledger_id: int, entry_id: int, partition: int, batch_index: int) -> str:

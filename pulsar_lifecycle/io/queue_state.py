@@ -95,5 +95,5 @@ def _look(
     except LifecycleError as error:
         unseen.append(str(error))
         return PartitionState(str(part), True, backlog)
-    due = sum(due_at(message.properties, min(message.publish_time, now)) <= now for message in page.messages)
+    due = sum(due_at(message.properties, message.publish_time, now) <= now for message in page.messages)
     return PartitionState(str(part), True, backlog, due, len(page.messages) - due, page.end)

@@ -235,6 +235,14 @@ def started(instance: dg.DagsterInstance, at: int, tags: Mapping[str, str] | Non
     return run.run_id
 
 
+def silent(bell: Bell, instance: dg.DagsterInstance, tags: Mapping[str, str] | None = None) -> str:
+    """A run that has said nothing for days, while a message is due."""
+    run_id = started(instance, NOW, tags)
+    bell.wait(0)
+    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    return run_id
+
+
 def status_of(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRunStatus:
     run = instance.get_run_by_id(run_id)
     assert run is not None
@@ -255,9 +263,7 @@ def test_a_run_that_died_with_its_host_is_ended_and_rung_after_some_hours(
 
 def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
     """Without the lease: it scans, or counts what it did."""
-    run_id = started(instance, NOW)
-    bell.wait(0)
-    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    run_id = silent(bell, instance)
     kind, said = dg.DagsterEventType.ENGINE_EVENT.value, EngineEventData()
     event = dg.DagsterEvent(kind, "delete_pending", message="50 of 100 tasks", event_specific_data=said)
     instance.report_dagster_event(event, run_id, timestamp=NOW / 1000 + 10 * DEAD_AFTER_SECONDS)
@@ -266,17 +272,13 @@ def test_a_run_that_still_reports_is_at_work(bell: Bell, instance: dg.DagsterIns
 
 
 def test_another_clusters_run_is_left_alone(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = started(instance, NOW, {CLUSTER_TAG: "west"})
-    bell.wait(0)
-    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    run_id = silent(bell, instance, {CLUSTER_TAG: "west"})
     bell.run_key()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
 def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.DagsterInstance) -> None:
-    run_id = started(instance, NOW)
-    bell.wait(0)
-    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    run_id = silent(bell, instance)
     control.take_lease(bell.store, "east run 1", FakeClock(), 0)
     assert "east run 1" in bell.skipped()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
@@ -285,9 +287,7 @@ def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.Dagst
 def test_a_lease_that_cannot_be_read_is_held(
     bell: Bell, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_id = started(instance, NOW)
-    bell.wait(0)
-    bell.pass_time(10 * DEAD_AFTER_SECONDS * 1000)
+    run_id = silent(bell, instance)
     read = bell.store.read
     unread = {control.holder_of(control.LEASE): Unread(control.holder_of(control.LEASE), "no permission")}
     monkeypatch.setattr(bell.store, "read", lambda paths: [unread.get(p) or read([p])[0] for p in paths])

@@ -35,7 +35,11 @@ def test_a_count_that_no_client_writes_is_not_shown():
     [(None, 5), ("0", 5), ("600000", 600_005), ("soon", 5), ("-1", 5), ("999999999", LONGEST_DELAY + 5)],
 )
 def test_when_a_message_is_due(text, due):
-    assert due_at({} if text is None else {"DELAY_TIME": text}, 5) == due
+    assert due_at({} if text is None else {"DELAY_TIME": text}, 5, 9) == due
+
+
+def test_a_message_from_the_future_counts_as_published_now():
+    assert due_at({"DELAY_TIME": "600000"}, 7_000, 5) == 600_005
 
 
 @pytest.mark.parametrize(
