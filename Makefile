@@ -9,28 +9,33 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check simulate ui bench bench-metastore bench-deletion bench-offload clean
+.PHONY: help setup lock demo test check simulate ui bench bench-metastore bench-deletion bench-offload clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP) ## Make the virtual environment
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml requirements.lock
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on the PATH: install Python 3.11, or say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || { echo "make: $(PYTHON) is not Python 3.11 or 3.12: say make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
+
+lock: setup ## Write requirements.lock anew from pyproject.toml; UPGRADE=1 takes the newest versions
+	@$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes --no-strip-extras --no-annotate \
+	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade,) --quiet --output-file requirements.lock
 
 demo: setup ## Find, plan and delete leaked ledgers on a real cluster in miniature
 	@mkdir -p $(DAGSTER_HOME) && cp dagster.yaml $(DAGSTER_HOME)/
 	@$(BIN)/python -m sandbox.demo
 
-test: setup check ## Every test; starts the servers it needs. Those without servers run beside the others
+test: setup check ## Every test; starts the servers it needs, two sandboxes at a time; those without servers run beside them
 	@mkdir -p .run; nice $(BIN)/python -m pytest --ignore=tests/integration $(PYTEST_ARGS) > .run/test.log 2>&1 & others=$$!; \
-	$(BIN)/python -m pytest tests/integration $(PYTEST_ARGS); servers=$$?; \
+	$(BIN)/python -m pytest tests/integration -n 2 --dist loadfile $(PYTEST_ARGS); servers=$$?; \
 	wait $$others; others=$$?; cat .run/test.log; exit $$(( servers || others ))
 
 check: setup ## Linters, types and import rules

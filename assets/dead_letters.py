@@ -6,7 +6,7 @@ here takes a message; job `redrive_dead_letters` does.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -18,10 +18,9 @@ from assets.names import key
 from pulsar_lifecycle.engine.redrive import DeadLetters, Letter, Reasons, letters_of, look
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.retry_letter import told_times
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import dead_letter_reasons
-from pulsar_lifecycle.io.queue import DLQ_TOPIC, PulsarQueueReader
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.journal import dead_letter_reasons
+from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BEFORE_ALL, BrokerAdmin, Page, QueueReader
 from pulsar_lifecycle.settings import Settings
@@ -50,11 +49,8 @@ COLUMNS = {
 def open_reader(settings: Settings) -> Iterator[tuple[BrokerAdmin, QueueReader]]:
     """The admin API and a reader of the queue's topics."""
     hurried = settings.pulsar.model_copy(update={"request_timeout": min(settings.pulsar.request_timeout, PATIENCE)})
-    with (
-        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-        closing(PulsarQueueReader(hurried, admin)) as reader,
-    ):
-        yield admin, reader
+    with Connections(settings) as ports, Connections(settings.model_copy(update={"pulsar": hurried})) as impatient:
+        yield ports.admin, impatient.queue_reader
 
 
 def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
@@ -184,14 +180,14 @@ def look_at(reader: QueueReader) -> tuple[DeadLetters, str]:
 
 def picture_of(found: DeadLetters, unread: str, reasons: Reasons) -> Picture:
     """What was found, with its reasons."""
-    return Picture(found, letters_of(found.messages, reasons), SystemClock().now_ms(), unread)
+    return Picture(found, letters_of(found.messages, reasons), system_clock().now_ms(), unread)
 
 
 def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:
     """The journal's reasons for what was found: a letter is journalled after it was sent, by another clock."""
     if found.oldest is None:
         return {}
-    oldest = min(found.oldest, SystemClock().now_ms())  # a publish time is whatever its sender says
+    oldest = min(found.oldest, system_clock().now_ms())  # a publish time is whatever its sender says
     return dead_letter_reasons(settings.lake.path, settings.cluster, max(0, oldest - 3_600_000))
 
 

@@ -5,7 +5,6 @@ Source of truth: the findings of two epochs, the deletion topic, and the journal
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import closing
 from typing import Any
 
 import dagster as dg
@@ -15,18 +14,16 @@ from assets import plots, show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import deleted_by_topic, tallied
-from pulsar_lifecycle.io.queue import PulsarQueueReader, pending
-from pulsar_lifecycle.io.queue_state import QueueState, look
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.journal import deleted_by_topic, tallied
+from pulsar_lifecycle.io.pulsar.queue import pending
+from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
-from pulsar_lifecycle.plan.outcomes import DELETED
-from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.plan.outcomes import DELETED, WAITS_FOR
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
+from pulsar_lifecycle.spark.deletion import FAILURES, WITHHELD, Outcome
 from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
 
@@ -51,7 +48,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": f"{where.lake.location}/plans/{summary.plan_id}",
-                **_plan_shown(summary, rows, where.settings),
+                **_plan_shown(summary, rows),
             },
             data_version=dg.DataVersion(summary.digest),
         )
@@ -64,12 +61,9 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"pulsar"},
     )
     def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        settings, now = lifecycle.settings(), SystemClock().now_ms()
-        with (
-            closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-            closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
-        ):
-            state = look(admin, reader, now)
+        settings, now = lifecycle.settings(), system_clock().now_ms()
+        with Connections(settings) as ports:
+            state = look(ports.admin, ports.queue_reader, now)
         tallies = tallied(settings.lake.path, now)
         return dg.MaterializeResult(metadata={**_queue_shown(state), **metrics_shown(tallies, settings.cluster)})
 
@@ -85,12 +79,12 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     def ledger_deletions(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         with (
-            closing(HttpBrokerAdmin(where.settings.pulsar)) as admin,
-            reporting(where.spark, context.log.info, lambda: f"{pending(admin)} intents left"),
+            Connections(where.settings) as ports,
+            reporting(where.spark, context.log.info, lambda: f"{pending(ports.admin)} intents left"),
         ):
             outcomes = runs.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.lake.location)
-        now = SystemClock().now_ms()
+        now = system_clock().now_ms()
         tallies = tallied(where.lake.location, now)
         intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
         metadata = {
@@ -118,11 +112,11 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     return [deletion_plan, pending_deletions, ledger_deletions, deletions_by_namespace]
 
 
-def _plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
+def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     if summary.actionable and not summary.ledgers:
         how = "Nothing to delete."
     elif summary.actionable:
-        config = json.dumps(run_config(summary, settings.apply.model_dump()), indent=2)
+        config = json.dumps(run_config(summary), indent=2)
         how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
     else:
         how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
@@ -154,9 +148,16 @@ def _by(rows: pa.Table, column: str) -> str:
 
 
 def check_not_stopped(outcomes: Iterable[Outcome], metadata: Mapping[str, Any]) -> None:
-    """Fail, with the metadata of what was done, where a deletion run stopped itself."""
-    if stopped := [o.reason for o in outcomes if o.outcome == STOPPED]:
-        raise dg.Failure("the run stopped itself: " + "; ".join(stopped), metadata=metadata)
+    """Fail, with the metadata of what was done, where a deletion run did not do all that it was to do: FAILURES."""
+    failed = [o for o in outcomes if o.outcome in FAILURES]
+    if not failed:
+        return
+    said = [
+        f"{what}: " + "; ".join(f"{o.ledgers} at {o.reason}" if o.outcome == WITHHELD else o.reason for o in some)
+        for outcome, what in FAILURES.items()
+        if (some := [o for o in failed if o.outcome == outcome])
+    ]
+    raise dg.Failure("; ".join(said), metadata=metadata)
 
 
 def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:
@@ -195,6 +196,11 @@ def _queue_shown(state: QueueState) -> dict[str, Any]:
         "waiting in the main topic": sum(part.backlog or 0 for part in state.main),
         "waiting in the retry topic": sum(part.backlog or 0 for part in state.retry),
         "dead letters waiting": state.dead,
+        "waiting for something": dg.MetadataValue.md(
+            show.markdown(["for", "intents"], [(WAITS_FOR[one.waiting], one.messages) for one in state.waits])
+            if state.waits
+            else "nothing"
+        ),
         "partitions": dg.MetadataValue.md(
             show.markdown(["partition", "waiting", "due", "not yet due", "subscription"], cells)
             if parts

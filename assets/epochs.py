@@ -1,6 +1,6 @@
 """Which scan an asset works in: the one that its own run began, else the newest, where that is safe.
 
-Not here: what an epoch holds (``pulsar_lifecycle.io.lake``).
+Not here: what an epoch holds (``pulsar_lifecycle.io.lake.artefacts``).
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import dagster as dg
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.spark.scan import Cluster
 
 
@@ -48,5 +49,5 @@ def _refuse_stranger(where: Cluster, epoch_id: str) -> None:
 
 def fingerprint_of(where: Cluster) -> str:
     """The fingerprint of the cluster that the settings name."""
-    with KazooStore(where.settings.zookeeper, read_only=True) as store:
-        return cluster_fingerprint(store, where.settings.bookkeeper.ledgers_root)
+    with Connections(where.settings, read_only=True) as ports:
+        return cluster_fingerprint(ports.store, where.settings.bookkeeper.ledgers_root)

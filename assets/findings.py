@@ -29,8 +29,9 @@ _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
         (Finding.OFFLOAD_LEFTOVER,),
     ),
     "dangling_references": (
-        "Metadata that refers to ledgers BookKeeper does not have: reads of them fail.",
-        (Finding.DANGLING,),
+        "Metadata that refers to ledgers BookKeeper does not have, entries with references that are damaged, topics of "
+        "which the broker does not say what it has in memory: reads of them fail.",
+        (Finding.DANGLING, Finding.DAMAGED, Finding.UNANSWERED),
     ),
     "unjudged_ledgers": (
         "Unreferenced ledgers that are kept, and why: young, open, foreign, empty, unknown, held.",

@@ -9,7 +9,6 @@ import dagster as dg
 
 from assets.epochs import epoch_to_write, fingerprint_of
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
-from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.coverage import Census
 from pulsar_lifecycle.spark.scan import new_epoch_id, scan_table, stored_name
 from pulsar_lifecycle.spark.session import reporting
@@ -44,7 +43,7 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         if first:
-            now = SystemClock().now_ms()
+            now = where.clock.now_ms()
             epoch_id = new_epoch_id(now)
             where.lake.begin_epoch(epoch_id, now, context.run.run_id, fingerprint_of(where))
             for old in where.lake.prune(now):

@@ -18,7 +18,6 @@ from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.objects import DELETE, Kind
-from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.objects import TABLE, run_config, take_inventory
 from pulsar_lifecycle.spark.session import reporting
 from resources.lifecycle import LifecycleResource
@@ -63,8 +62,8 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
             dg.AssetCheckSpec(
                 CHECK,
                 asset=inventory,
-                description="Fails while a topic reads an offloaded ledger of which an object is missing or too small: "
-                "reads of it fail, and its data may be lost.",
+                description="Fails while a topic reads an offloaded ledger of which an object is missing or too small, "
+                "or that failed its last proof: reads of it fail, and its data may be lost.",
             )
         ],
     )
@@ -95,7 +94,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         )
         yield dg.MaterializeResult(
             asset_key=orphans,
-            metadata={EPOCH: epoch_id, **plan_shown(summary, rows, where.settings)},
+            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
             data_version=dg.DataVersion(summary.digest),
         )
 
@@ -151,9 +150,9 @@ def _at(ms: int | None) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""
 
 
-def plan_shown(summary: PlanSummary, rows: pa.Table, settings: Settings) -> dict[str, Any]:
+def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
-    config = json.dumps(run_config(summary, settings.apply.model_dump()), indent=2)
+    config = json.dumps(run_config(summary), indent=2)
     if not summary.actionable:
         how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
     elif not summary.ledgers:

@@ -25,17 +25,22 @@ from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED, ROLLED_BACK
+from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
 from pulsar_lifecycle.spark.offload_choice import chosen
 from pulsar_lifecycle.spark.offload_plan import TABLE, make_offload_plan
+from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import reporting
+from pulsar_lifecycle.spark.unproven import unproven_now
 from resources.lifecycle import LifecycleResource
 
+CHECK = "no_unproven_copies"
 COLUMNS = {
     "ledger_id": "int",
     "action": "string",
+    "outlook": "string",
     "topic": "string",
     "entries": "int",
     "bytes": "int",
@@ -82,6 +87,15 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 kinds={"parquet"},
             ),
         ],
+        check_specs=[
+            dg.AssetCheckSpec(
+                CHECK,
+                asset=key(cluster, "offload_candidates"),
+                description="Fails while a topic reads an offloaded copy that failed its last proof: it is damaged, "
+                "missing or another one, and BookKeeper may have the only good one. Put the object back, or launch "
+                "`take_back_offloads`.",
+            )
+        ],
     )
     def offload_plan(
         context: dg.AssetExecutionContext, config: OffloadPlanConfig, lifecycle: LifecycleResource
@@ -92,13 +106,24 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             plan, rows = make_offload_plan(
                 where, where.lake.epoch(epoch_id), config.namespaces, everything=config.everything
             )
+        unproven = unproven_now(where, epoch_id)
         yield dg.MaterializeResult(
             asset_key=key(cluster, "offload_candidates"),
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
                 **_candidates_shown(where.table(epoch_id, TABLE)),
+                **unproven_shown(unproven),
             },
+            check_results=[
+                dg.AssetCheckResult(
+                    check_name=CHECK,
+                    passed=not unproven,
+                    severity=dg.AssetCheckSeverity.ERROR,
+                    description=unproven_said(unproven),
+                    metadata=unproven_shown(unproven),
+                )
+            ],
         )
         yield dg.MaterializeResult(
             asset_key=key(cluster, "offload_plan"),
@@ -133,9 +158,37 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             mine = [one for one in outcomes if one.topic and str(Topic.parse(one.topic).namespace) == name]
             metadata = {**plan_shown(plan, own, where.settings), **outcomes_shown(mine)}
             context.add_asset_metadata(metadata, context.asset_key, name)
+        if not config.dry_run:
+            alarm = proofs_evaluated(where, epoch.epoch_id)
+            context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
         check_done(outcomes)
 
     return [offload_plan, offloaded_ledgers]
+
+
+def proofs_evaluated(where: Cluster, epoch_id: str) -> dg.AssetCheckEvaluation:
+    """Check ``no_unproven_copies`` as the journal has it now; for a run that has just proven copies."""
+    unproven = unproven_now(where, epoch_id)
+    return dg.AssetCheckEvaluation(
+        asset_key=key(where.settings.cluster, "offload_candidates"),
+        check_name=CHECK,
+        passed=not unproven,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description=unproven_said(unproven),
+        metadata=unproven_shown(unproven),
+    )
+
+
+def unproven_said(unproven: Sequence[JournalRow]) -> str:
+    """What check ``no_unproven_copies`` says."""
+    return f"{len(unproven)} offloaded copies that topics read failed their last proof: see take_back_offloads"
+
+
+def unproven_shown(unproven: Sequence[JournalRow]) -> dict[str, Any]:
+    """How many, and a sample."""
+    columns = {"ledger": "int", "topic": "string", "bytes": "int", "reason": "string"}
+    sample = [{"ledger": r.ledger_id, "topic": r.topic, "bytes": r.bytes, "reason": r.reason} for r in unproven]
+    return {"unproven copies": len(unproven), "unproven": show.table(sample[: show.SAMPLE], columns)}
 
 
 def _candidates_shown(rows: DataFrame) -> dict[str, Any]:
@@ -175,6 +228,11 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
     if plan.actionable and len(some) < rows.num_rows:
         caps = "`offload.max_ledgers`, `offload.max_bytes`"
         how += f"\n\nOne run does at most {len(some)} of {rows.num_rows} ledgers ({caps})."
+    if plan.actionable and plan.left_to_broker:
+        how += (
+            f"\n\n{plan.left_to_broker} of these ledgers are of topics that count as loaded: a run leaves them to "
+            "their brokers (`left-to-broker`), unless `offload.loaded_topics` names them or they are unloaded by then."
+        )
     return {
         "dagster/row_count": plan.ledgers + plan.released,
         "plan id": plan.plan_id,
@@ -184,6 +242,10 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "bytes to offload": plan.bytes,
         "copies in BookKeeper to give up": plan.released,
         "bytes to give up": plan.released_bytes,
+        "of these left to brokers": plan.left_to_broker,
+        "bytes left to brokers": plan.left_to_broker_bytes,
+        "not given up beside brokers": plan.withheld,
+        "bytes not given up beside brokers": plan.withheld_bytes,
         "warnings": dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.warnings[:50]) or "none"),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
@@ -197,8 +259,7 @@ def run_config(plan: OffloadPlan) -> dict[str, Any]:
 
 def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     """How many ledgers ended how, with bytes, and a sample of what went wrong first."""
-    counts = Counter(one.outcome for one in outcomes)
-    sizes: Counter[str] = Counter()
+    counts, sizes = counted(outcomes), Counter[str]()
     for one in outcomes:
         sizes[one.outcome] += one.bytes
     rows = [(outcome, counts[outcome], show.size(sizes[outcome])) for outcome in sorted(counts)]
@@ -211,17 +272,43 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     return {
         "offloaded": counts[OFFLOADED],
         "given up in BookKeeper": counts[RELEASED],
+        "left to brokers": counts[LEFT_TO_BROKER],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
         "ledgers": show.table(sample, columns),
     }
 
 
+def counted(outcomes: Outcomes) -> Counter[str]:
+    """Ledgers by outcome."""
+    counts: Counter[str] = Counter()
+    for one in outcomes:
+        counts[one.outcome] += one.ledgers
+    return counts
+
+
+def said(outcomes: Outcomes) -> str:
+    """A run's result in one line: what was done, and what was not."""
+    counts = counted(outcomes)
+    done = f"{counts.pop(OFFLOADED, 0)} ledgers offloaded, {counts.pop(RELEASED, 0)} given up in BookKeeper"
+    rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+    return f"{done}; not done: {rest}" if rest else done
+
+
 def check_done(outcomes: Outcomes) -> None:
-    """Fail where something did not do its part: what was done stays done, and a rerun goes on."""
-    wrong = [one for one in outcomes if one.outcome in (FAILED, ROLLED_BACK)]
+    """Fail where something did not do its part: what was done stays done, and each reason says what to do."""
+    wrong = [one for one in outcomes if one.outcome in (FAILED, ROLLED_BACK, UNPROVEN)]
+    wrong.sort(key=lambda one: one.outcome != UNPROVEN)
     if wrong:
+        alarm = sum(one.outcome == UNPROVEN for one in wrong)
+        unproven = f" ({alarm} offloaded copies are not what they should be)" if alarm else ""
         raise dg.Failure(
-            f"{len(wrong)} ledgers or topics failed, the first: {wrong[0].topic} {wrong[0].ledger_id}: "
-            f"{wrong[0].reason}; launch it again to go on",
+            f"{len(wrong)} ledgers or topics failed{unproven}, the first: {named(wrong[0])}; what was done stays done",
             metadata=outcomes_shown(outcomes),
         )
+
+
+def named(one: Offloaded) -> str:
+    """An outcome as a sentence: which topic and ledger it is about, each once, and what was said of it."""
+    if one.ledger_id >= 0:
+        return f"{one.topic}, ledger {one.ledger_id}: {one.reason}"
+    return one.reason if one.reason.startswith(one.topic) else f"{one.topic}: {one.reason}"

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 from assets import show
 from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key
-from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.spark.findings import close_epoch
 from pulsar_lifecycle.spark.scan import Cluster, build_references
@@ -49,7 +48,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(where.spark, context.log.info):
             build_references(where, epoch_id)
-            epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), SystemClock().now_ms())
+            epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), where.clock.now_ms())
         counts = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],

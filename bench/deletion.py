@@ -35,9 +35,7 @@ from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.plan.deletion import Caps
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.ports import Deletion, Node
 from pulsar_lifecycle.spark import runs, scan
 from pulsar_lifecycle.spark.deletion import Outcome
@@ -53,9 +51,10 @@ OUTSTANDING = 5_000
 PER_TOPIC = 10
 NAMESPACE = "bench/deleted"
 FIRST_ID = 1_000_000
-NO_CAPS = Caps(1 << 40, 1.0, 1 << 60, 1 << 40)
+CAPS = {"max_ledgers": 1 << 40, "max_share": 1.0, "max_bytes": 1 << 60, "max_ledgers_per_topic": 1 << 40}
 SETTINGS = {
-    "orphans": {"max_shrinkage": 1.0},
+    "apply": CAPS,
+    "orphans": {"max_shrinkage": 1.0, "max_shrinkage_raised": {"by": "bench", "why": "it deletes nearly all"}},
     "deletion": {
         "deliver_after": "0s",
         "deletes_per_second": 100_000_000,
@@ -213,8 +212,9 @@ def _delete_step(where: scan.Cluster, ids: list[int]) -> float:
     """Ledgers per second of the guarded, versioned transactions alone, in the run's batches."""
     settings = where.settings
     batch = settings.deletion.batch
-    with KazooStore(settings.zookeeper) as store:
-        lease = control.take_lease(store, "bench", SystemClock(), 10)
+    with Connections(settings) as ports:
+        store = ports.store
+        lease = control.take_lease(store, "bench", ports.clock, 10)
         paths = [ledger_path(ledger) for ledger in ids]
         deletions = [Deletion(n.path, n.stat.version) for n in store.read(paths) if isinstance(n, Node)]
         began = time.monotonic()
@@ -265,7 +265,7 @@ def _plan(where: scan.Cluster, size: int) -> Order:
     take_epoch(where)
     summary, rows = runs.make_plan(where, take_epoch(where)[0])
     expect("ledgers planned", rows.num_rows, size)
-    return Order(summary.plan_id, summary.digest, NO_CAPS)
+    return Order(summary.plan_id, summary.digest)
 
 
 # ------------------------------------------------------------------------------------------------------------- others

@@ -20,7 +20,6 @@ from kazoo.client import KazooClient
 from assets.names import METASTORE
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
-from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.plan.coverage import Census, Epoch
 from pulsar_lifecycle.spark import findings, scan
 from sandbox.cluster import Cluster
@@ -49,12 +48,12 @@ def take_epoch(
     where: scan.Cluster, step: Callable[[str, Callable[[], Any]], Any] = lambda _, work: work()
 ) -> tuple[Epoch, list[Census]]:
     """The five tables, references, coverage and findings, each through ``step``; fails if the scan is not covered."""
-    now = SystemClock().now_ms()
+    now = where.clock.now_ms()
     epoch_id = scan.new_epoch_id(now)
     where.lake.begin_epoch(epoch_id, now, "")
     census = [step(table, lambda table=table: scan.scan_table(where, epoch_id, table)) for table in METASTORE]
     step("ledger_references", lambda: scan.build_references(where, epoch_id))
-    epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, SystemClock().now_ms()))
+    epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, where.clock.now_ms()))
     step("findings", lambda: findings.build_findings(where, epoch_id))
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")

@@ -39,10 +39,8 @@ from pulsar_lifecycle.formats import ledger_metadata, offload_data
 from pulsar_lifecycle.formats.entry import Entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.s3 import open_client
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.s3.client import open_client
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import load_settings
@@ -180,9 +178,8 @@ class _Mover:
     def __init__(self, opened: ExitStack, file: Path, block: int) -> None:
         settings = load_settings(file)
         assert settings.object_store is not None
-        self._store = opened.enter_context(KazooStore(settings.zookeeper, read_only=True))
-        self._reader = opened.enter_context(BookieReader(self._store, settings.bookkeeper))
-        self._objects = opened.enter_context(closing(S3ObjectStore(settings.object_store)))
+        ports = opened.enter_context(Connections(settings, read_only=True))
+        self._store, self._reader, self._objects = ports.store, ports.reader, ports.objects
         self._bare = opened.enter_context(closing(open_client(settings.object_store)))
         self._block = block
         self._part = os.urandom(block)

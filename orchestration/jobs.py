@@ -19,11 +19,11 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.redrive import Wanted, chosen
-from pulsar_lifecycle.plan.deletion import Caps
+from pulsar_lifecycle.plan.caps import Lowered
 from pulsar_lifecycle.plan.outcomes import DELETED, GONE
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import Outcome
-from pulsar_lifecycle.spark.redrive import redrive_now
+from pulsar_lifecycle.spark.redrive import at_most, redrive_now
 from resources.lifecycle import LifecycleResource
 
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS)
@@ -58,19 +58,23 @@ def delete_pending_job(cluster: str) -> UnresolvedAssetJobDefinition:
 
 
 class PlanConfig(dg.Config):
-    """Which plan, how much of it however often it is applied (0: all), under which caps; its page has it ready."""
+    """Which plan, how much of it however often it is applied (0: all); its page has it ready.
+
+    The caps are those of the settings file, section ``apply``; a launch may lower them, and is refused if it asks for
+    more.
+    """
 
     plan_id: str
     digest: str
     limit: int = 0
-    max_ledgers: int = 100_000
-    max_share: float = 0.05
-    max_bytes: int = 1 << 50
-    max_ledgers_per_topic: int = 100_000
+    max_ledgers: int | None = None
+    max_share: float | None = None
+    max_bytes: int | None = None
+    max_ledgers_per_topic: int | None = None
 
     def order(self) -> Order:
         """The library's form of it."""
-        caps = Caps(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
+        caps = Lowered(self.max_ledgers, self.max_share, self.max_bytes, self.max_ledgers_per_topic)
         return Order(self.plan_id, self.digest, caps, self.limit)
 
 
@@ -119,13 +123,16 @@ def apply_plan_job() -> None:
 
 
 class RedriveConfig(dg.Config):
-    """Which dead letters, and how many at most; empty lists and text want all. Without ``dry_run = false``, nothing."""
+    """Which dead letters, and how many at most; empty lists and text want all. Without ``dry_run = false``, nothing.
+
+    At most ``apply.max_ledgers`` of the settings file; unset: 1,000, or that if it is less.
+    """
 
     ledger_ids: list[int] = Field(default=[])
     topics: list[str] = Field(default=[])
     namespaces: list[str] = Field(default=[])
     reason: str = ""
-    max_messages: int = Field(default=1_000, gt=0)
+    max_messages: int | None = None
     dry_run: bool = True
 
     def wanted(self) -> Wanted:
@@ -146,16 +153,17 @@ class RedriveConfig(dg.Config):
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
     settings, wanted = lifecycle.settings(), config.wanted()
+    most = at_most(settings, config.max_messages)
     if config.dry_run:
         with dead_letters.open_reader(settings) as (_, reader):
             picture = dead_letters.take_picture(reader, settings)
-        some = chosen(picture.letters, wanted, config.max_messages)
+        some = chosen(picture.letters, wanted, most)
         context.add_output_metadata(
             {**picture.shown(), "would send": len(some), "would be sent": dead_letters.sample(some)}
         )
         context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
         return
-    done = redrive_now(settings, context.run_id, wanted, config.max_messages, context.log.info)
+    done = redrive_now(settings, context.run_id, wanted, most, context.log.info)
     metadata = {
         "sent": done.sent,
         "failed": done.failed,

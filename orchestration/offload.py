@@ -5,7 +5,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from assets.names import key
-from assets.offload import check_done, outcomes_shown
+from assets.offload import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.engine.marking import GOES
@@ -40,12 +40,19 @@ class OffloadRunConfig(dg.Config):
     pool="offload",
 )
 @wrong_configuration_fails()
-def offload_ledgers_op(context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource) -> None:
-    """Refuses a stale, report-only or foreign plan; a rerun finishes what was cut off."""
-    order = OffloadOrder(config.plan_id, config.digest, config.limit)
-    outcomes = offload_now(lifecycle.cluster(), context.run_id, order, context.log.info)
+def offload_ledgers_op(
+    context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource
+) -> dict[str, int]:
+    """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was cut off."""
+    order, where = OffloadOrder(config.plan_id, config.digest, config.limit), lifecycle.cluster()
+    outcomes = offload_now(where, context.run_id, order, context.log.info)
+    plan, _ = where.lake.offload_plan(config.plan_id)
+    alarm = proofs_evaluated(where, plan.epoch_id)
+    context.log_event(alarm)  # pyright: ignore[reportArgumentType]  # it is one of those that it takes
+    context.log.info(said(outcomes))
     check_done(outcomes)
     context.add_output_metadata(outcomes_shown(outcomes))
+    return dict(counted(outcomes))
 
 
 class TakeBackConfig(dg.Config):

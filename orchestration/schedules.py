@@ -6,7 +6,7 @@ starts consumes the durable subscription.
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,8 @@ from pulsar_lifecycle.engine.control import LEASE, check_not_paused, holder_of
 from pulsar_lifecycle.engine.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.connect import Connections, metadata_store, system_clock
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.ports import MetadataStore, Node, QueueReader, Received
@@ -84,7 +82,7 @@ def _doorbell(
         description=f"Starts `{job.name}` when {what} is due: published, and its delay has passed. Takes nothing.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
-        now = SystemClock().now_ms()
+        now = system_clock().now_ms()
         active = context.instance.get_runs(at_work)
         if not all(_may_be_dead(context.instance, run, now) for run in active):
             return dg.SkipReason("a run is at it")
@@ -144,7 +142,7 @@ def _unconfirmed(settings: Settings, now: int) -> str:
     """Why no scan made now could be confirmed by an earlier one. Without any, a run is to make the first."""
     declared = settings.bookkeeper.shared_with
     roots = None if declared is None else [root.name for root in declared]
-    epochs = [e for e in Lake(settings.lake.path).epochs(cluster=settings.cluster) if e.covers(roots)]
+    epochs = [e for e in Connections(settings).lake.epochs(cluster=settings.cluster) if e.covers(roots)]
     if not epochs:
         return ""
     wait = settings.orphans.confirm_after - (now - epochs[0].started_at) / 1000
@@ -154,7 +152,7 @@ def _unconfirmed(settings: Settings, now: int) -> str:
 
 def open_store(settings: Settings) -> AbstractContextManager[MetadataStore]:
     """The metadata store, to look."""
-    return KazooStore(settings.zookeeper, read_only=True)
+    return closing(metadata_store(settings.zookeeper))
 
 
 @dataclass

@@ -24,6 +24,18 @@ from pydantic import (
 )
 
 from pulsar_lifecycle.errors import ConfigError
+from pulsar_lifecycle.words import (
+    AcknowledgedEntry,
+    AcknowledgedZnode,
+    Explained,
+    GoneNamespace,
+    LegalHold,
+    NotSharing,
+    RaisedShrinkage,
+    Word,
+    WordKind,
+    in_force,
+)
 
 CONFIG_VARIABLE = "PULSAR_LIFECYCLE_CONFIG"
 
@@ -135,7 +147,10 @@ class BookKeeperSettings(_Section):
     ledgers_root: str = "/ledgers"
     shared_with: tuple[SharedRoot, ...] | None = None
     """Every other Pulsar cluster on this BookKeeper; ``[]`` states that there is none. Unset: plans are report-only."""
-    gone_namespaces: tuple[str, ...] = ()
+    not_sharing: tuple[Explained[NotSharing], ...] = ()
+    """Z-nodes of our ZooKeeper, its chroot left out, with metadata of clusters that have a BookKeeper of their own, or
+    that we may not list. Any other that is found and not declared makes plans report-only."""
+    gone_namespaces: tuple[Explained[GoneNamespace], ...] = ()
     """Namespaces that exist under no declared root and whose ledgers may nevertheless be judged."""
     read_timeout: Seconds = 10.0
     gc_wait: Seconds = 900.0
@@ -150,6 +165,14 @@ class BookKeeperSettings(_Section):
             if names.count(name) > 1:  # only the first would be read, and the proof would hold for both
                 raise ValueError(f"two roots have the name {name!r}")
         return value
+
+    def not_sharing_at(self, now: int) -> frozenset[str]:
+        """The z-nodes of other clusters' metadata that do not matter by the operator's word at ``now`` (ms)."""
+        return in_force(self.not_sharing, now)
+
+    def gone(self, now: int) -> frozenset[str]:
+        """The namespaces that are gone by the operator's word at ``now`` (ms)."""
+        return in_force(self.gone_namespaces, now)
 
 
 class ObjectStoreSettings(_Section):
@@ -229,6 +252,10 @@ def _owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(names)
 
 
+MAX_LOSS = (0.2, 1_000, 1 << 40)
+"""Defaults of what may get lost between two scans: share, ledgers, bytes."""
+
+
 class OrphanSettings(_Section):
     """When a ledger that nothing refers to may be planned for deletion."""
 
@@ -236,20 +263,65 @@ class OrphanSettings(_Section):
     confirm_after: Seconds = 86400.0
     """The confirming second scan must be at least this much later than the first."""
     plan_valid_for: Seconds = 86400.0
-    acknowledged_znodes: tuple[str, ...] = ()
+    acknowledged_znodes: tuple[Explained[AcknowledgedZnode], ...] = ()
     """Undecodable z-nodes of cursors and schemas that the operator has looked at: they no longer block, their namespace
     is kept. One of a topic blocks until it is repaired or removed: a shadow topic needs ledgers of other namespaces."""
-    legal_holds: tuple[str, ...] = ()
+    acknowledged_entries: tuple[Explained[AcknowledgedEntry], ...] = ()
+    """Entries that nobody can read any more, as a gap names them: they no longer block, their owner is kept."""
+    legal_holds: tuple[LegalHold, ...] = ()
     """``tenant``, ``tenant/namespace`` or a full topic name: nothing of theirs is ever planned or deleted."""
     system_topics: bool = False
     """Opt in to deleting orphans of system topics."""
-    max_shrinkage: float = Field(default=0.2, ge=0, le=1)
-    """Share by which a listing may shrink between epochs, net of our own journal, before the plan is report-only."""
+    max_shrinkage: float = Field(default=MAX_LOSS[0], ge=0, le=1)
+    """Share of the ledgers that a table lists, and of their bytes, that may lose their references from one scan to the
+    next though BookKeeper has them still, net of our own journal. More makes the plan report-only."""
+    max_lost_ledgers: int = Field(default=MAX_LOSS[1], ge=0)
+    max_lost_bytes: int = Field(default=MAX_LOSS[2], ge=0)
+    """The same absolutely, whatever the share; bytes as written, before replication."""
+    max_shrinkage_raised: Explained[RaisedShrinkage] | None = None
+    """Who raised one of these three above its default, and why; where that has expired, the defaults count."""
 
     @field_validator("legal_holds")
     @classmethod
-    def _hold_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        return _owner_names(value)
+    def _hold_something(cls, value: tuple[LegalHold, ...]) -> tuple[LegalHold, ...]:
+        _owner_names(tuple(word.name for word in value))
+        return value
+
+    @model_validator(mode="after")
+    def _raised_by_somebody(self) -> OrphanSettings:
+        if self.raised and self.max_shrinkage_raised is None:
+            raise ValueError(
+                f"{self.raised} above its default weakens a safety rule, so say who and why: "
+                'max_shrinkage_raised = { by = "...", why = "...", until = 2026-12-31 }'
+            )
+        return self
+
+    @property
+    def raised(self) -> str:
+        """The first limit of what may get lost that is above its default; empty if none is."""
+        now = (self.max_shrinkage, self.max_lost_ledgers, self.max_lost_bytes)
+        names = ("max_shrinkage", "max_lost_ledgers", "max_lost_bytes")
+        return next((n for n, is_, default in zip(names, now, MAX_LOSS, strict=True) if is_ > default), "")
+
+    def holds(self, now: int) -> frozenset[str]:
+        """Every name that a legal hold in force at ``now`` (ms) means."""
+        return frozenset(_owner_names(tuple(in_force(self.legal_holds, now))))
+
+    def acknowledged(self, now: int) -> frozenset[str]:
+        """The z-nodes' paths that are acknowledged at ``now`` (ms)."""
+        return in_force(self.acknowledged_znodes, now)
+
+    def acknowledged_entries_at(self, now: int) -> frozenset[str]:
+        """The entries, ``Z-NODE LEDGER ENTRY``, that are acknowledged at ``now`` (ms)."""
+        return in_force(self.acknowledged_entries, now)
+
+    def loss(self, now: int) -> tuple[float, int, int]:
+        """How much may get lost at ``now`` (ms): share, ledgers, bytes."""
+        raised = self.max_shrinkage_raised
+        share, ledgers, nbytes = self.max_shrinkage, self.max_lost_ledgers, self.max_lost_bytes
+        if raised and raised.holds(now):
+            return share, ledgers, nbytes
+        return min(share, MAX_LOSS[0]), min(ledgers, MAX_LOSS[1]), min(nbytes, MAX_LOSS[2])
 
 
 class ApplySettings(_Section):
@@ -279,6 +351,8 @@ class DeletionSettings(_Section):
     """Messages one run takes from the queue."""
     idle_timeout: Seconds = 5.0
     """A consumer that received nothing for this long ends its work."""
+    waiting_delay: Seconds = Field(default=1_800.0, ge=1.0, le=86_400.0)
+    """Seconds after which a message that had to wait is looked at again."""
 
 
 class TrimmingSettings(_Section):
@@ -310,7 +384,13 @@ class OffloadSettings(_Section):
     loaded_topics: StrictBool | tuple[str, ...] = False
     """Opt in to writing the z-nodes of loaded topics, as ``trimming.loaded_topics``."""
     release: Literal["brokers", "ours"] = "brokers"
-    """Who gives up copies in BookKeeper once the deletion lag has passed."""
+    """Who gives up copies in BookKeeper once the deletion lag has passed: brokers by their own one, or we, by ours."""
+    deletion_lag: Seconds = 4 * 3600.0
+    """How long after its offload we give a copy up, where ``release`` is ours: the brokers' own default. Brokers give
+    copies up unproven, so theirs must be below 0 then; where it is not, nothing is released."""
+    revert_unproven: StrictBool = False
+    """Let a topic read a ledger from BookKeeper again, once its offloaded copy fails a proof and BookKeeper has it
+    whole."""
     block_size: int = Field(default=64 << 20, ge=5 << 20)
     """Bytes of a part where no policy says it (``s3ManagedLedgerOffloadMaxBlockSizeInBytes``)."""
     read_bytes_per_second: int = Field(default=1 << 28, gt=0)
@@ -360,6 +440,22 @@ class Settings(_Section):
     trimming: TrimmingSettings = TrimmingSettings()
     offload: OffloadSettings = OffloadSettings()
     metrics: MetricsSettings = MetricsSettings()
+
+    def words(self) -> list[Word]:
+        """Everything that the operator says here against, or beyond, the safety rules; expired ones too."""
+        raised = self.orphans.max_shrinkage_raised
+        return [
+            *self.orphans.legal_holds,
+            *self.orphans.acknowledged_znodes,
+            *self.orphans.acknowledged_entries,
+            *self.bookkeeper.gone_namespaces,
+            *self.bookkeeper.not_sharing,
+            *([raised] if raised and self.orphans.raised else []),
+        ]
+
+    def words_in_force(self, now: int) -> frozenset[tuple[WordKind, str]]:
+        """Kind and subject of the words that hold at ``now`` (ms)."""
+        return frozenset((word.kind, word.subject) for word in self.words() if word.holds(now))
 
 
 def load_settings(path: str | os.PathLike[str] | None = None) -> Settings:

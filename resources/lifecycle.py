@@ -13,7 +13,8 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
-from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import CONF, prepare
@@ -54,7 +55,7 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def lake(self) -> Lake:
         """The lake, without Spark."""
-        return Lake(self.settings().lake.path)
+        return Connections(self.settings()).lake
 
     def cluster(self) -> Cluster:
         """Everything a scan or a deletion run needs; starts Spark if this process has none yet."""
@@ -64,4 +65,4 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
         spark = prepare(LazyPySparkResource(spark_config=config).spark_session)
-        return Cluster(spark, settings, self.path(), Lake(settings.lake.path))
+        return Cluster(spark, settings, self.path(), Connections(settings).lake)

@@ -31,12 +31,13 @@ def start(
     bookies: Annotated[int, typer.Option(min=1, max=9, help="Number of bookies.")] = 1,
     brokers: Annotated[int, typer.Option(min=1, max=5, help="Number of brokers.")] = 1,
     gc_wait: Annotated[float, typer.Option(min=1, help="Seconds between the bookies' garbage collections.")] = 60.0,
+    offloader: Annotated[bool, typer.Option("--offloader", help="Give the brokers an offloader to S3.")] = False,
 ) -> None:
     """Start the cluster, or whatever part of it is not running."""
     with _one_line_errors():
         begun = time.monotonic()
         cluster = Cluster(data)
-        started = cluster.start(bookies, brokers, gc_wait)
+        started = cluster.start(bookies, brokers, gc_wait, offloader=offloader)
         took = f"ready in {time.monotonic() - begun:.0f} s" if started else "already running"
         print(f"sandbox {took}: admin {cluster.admin_url}, service {cluster.service_url}, state {cluster.state_file}")
 

@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from string import Template
@@ -27,7 +27,7 @@ from sandbox import processes, servers
 from sandbox.clients import Admin
 from sandbox.servers import CONF, Server
 from sandbox.state import CLUSTER, State
-from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked
+from sandbox.toolchain import Progress, SandboxError, Tools, find_tools, locked, offloader_folder
 
 DATA_VARIABLE = "PULSAR_LIFECYCLE_SANDBOX"
 MARKER = "/pulsar-lifecycle/sandbox"
@@ -121,16 +121,21 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------- start, stop
 
-    def start(self, bookies: int = 1, brokers: int = 1, gc_wait: float = 60.0) -> list[str]:
+    def start(self, bookies: int = 1, brokers: int = 1, gc_wait: float = 60.0, *, offloader: bool = False) -> list[str]:
         """Start what is missing and return its names; an empty list: everything ran already.
 
         A sandbox keeps its ports and data for the life of its data folder, grows when more servers are asked for and
-        never shrinks. If a server fails to start, everything this call started is ended again.
+        never shrinks. Once ``offloader`` was asked for, its brokers have one; those that ran without are restarted. If
+        a server fails to start, everything this call started is ended again.
         """
         if self._load() is None and self.data.exists() and {path.name for path in self.data.iterdir()} - {"lock"}:
             raise SandboxError(f"{self.data} holds something else: give the sandbox a folder of its own with --data")
         with locked(self.data / "lock"):
             state = self._load() or State(self.data, gc_wait)
+            if offloader and not state.offloader:
+                state.offloader = True
+                for broker in state.of_kind("broker"):
+                    self._end(broker)
             self._grow(state, bookies, brokers)
             return self._start(state, list(state.servers))
 
@@ -165,10 +170,29 @@ class Cluster:
         ):
             raise SandboxError(f"{name} (pid {server.pid}) did not end within {_END_TIMEOUT:.0f} s")
 
-    def restart(self, name: str) -> None:
-        """End one server and start it again with the same ports and data."""
+    def restart(self, name: str, settings: Mapping[str, str] | None = None) -> None:
+        """End one server and start it again with the same ports and data.
+
+        ``settings`` are lines of its configuration from now on, in place of all that earlier calls gave; None: as is.
+        """
         self.kill(name, signal.SIGTERM)
+        if settings is not None:
+            state = self.state
+            state.servers[name].settings = dict(settings)
+            state.save(self.state_file)
         self.start_server(name)
+
+    def tell_offloader(self, word: str, broker: str = "broker-1", *, on: bool = True) -> None:
+        """Make a broker's offloader misbehave until told otherwise.
+
+        ``word``: ``hold-offloads``, ``fail-offloads`` or ``fail-reads`` (``offloader/StandIn.java``).
+        """
+        file = self.data / broker / "offloader" / word
+        if on:
+            file.parent.mkdir(exist_ok=True)
+            file.touch()
+        else:
+            file.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------------------------------------- inside
 
@@ -221,10 +245,11 @@ class Cluster:
             if server.kind == "bookie":
                 self._forget_registration(server)
             self._progress(f"starting {server.name} on {server.address}")
-            self._write_configuration(state, server)
+            self._write_configuration(state, server, tools)
             folder = self.data / server.name
             server.command = servers.command(server.kind, tools, self._conf(server), folder)
-            server.pid = processes.spawn(server.command, folder, self._log(server.name), dict(os.environ))
+            environment = {**os.environ, **self._keys_of(state, server)}
+            server.pid = processes.spawn(server.command, folder, self._log(server.name), environment)
             server.started = processes.start_time(server.pid)
             started.append(server.name)
             state.save(self.state_file)
@@ -301,7 +326,7 @@ class Cluster:
             )
         )
 
-    def _write_configuration(self, state: State, server: Server) -> None:
+    def _write_configuration(self, state: State, server: Server, tools: Tools) -> None:
         keys = json.loads((self.data / "s3-credentials.json").read_text())
         values = {
             **keys,
@@ -310,7 +335,18 @@ class Cluster:
             "quorum": str(min(2, len(state.of_kind("bookie")))),
             "gc_wait_ms": str(int(state.gc_wait * 1000)),
         }
-        servers.write_configuration(server, self._conf(server), self.data / server.name, values)
+        folder, more = self.data / server.name, dict[str, str]()
+        if server.kind == "broker" and state.offloader:
+            plugin = offloader_folder(tools, self._progress)
+            more = servers.give_offloader(plugin, folder, BUCKET, f"http://{state.servers['s3proxy'].address}")
+        servers.write_configuration(server, self._conf(server), folder, values, more)
+
+    def _keys_of(self, state: State, server: Server) -> dict[str, str]:
+        """A broker's offloader has its keys from the environment, as S3 clients do."""
+        if server.kind != "broker" or not state.offloader:
+            return {}
+        keys = json.loads((self.data / "s3-credentials.json").read_text())
+        return {"AWS_ACCESS_KEY_ID": keys["access_key"], "AWS_SECRET_ACCESS_KEY": keys["secret_key"]}
 
     def _end(self, server: Server) -> bool:
         if server.pid is None or not processes.end(server.pid, server.started, timeout=_STOP_TIMEOUT):

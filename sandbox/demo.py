@@ -27,8 +27,9 @@ from rich.table import Table
 from assets.names import key
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.journal import journal_rows
-from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import journal_rows
 from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
 from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.plan.outcomes import DELETED
@@ -89,7 +90,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
     jobs.run("scan", "first scan: read the metastore, find who refers to what, judge every ledger")
     seeded = seed(cluster, lambda line: None)
     jobs.run("scan", "second scan: confirm, and plan")
-    lake = Lake(settings.lake.path)
+    lake = Connections(settings).lake
     summary, rows = lake.plan(lake.plans()[-1].plan_id)
     say(f"plan {summary.plan_id}: {summary.ledgers} ledgers, actionable: {summary.actionable}")
     if summary.ledgers:
@@ -145,7 +146,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     )
     leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
     if leaked.ledgers:
-        ops = objects.run_config(leaked, settings.apply.model_dump())["ops"]
+        ops = objects.run_config(leaked)["ops"]
         jobs.run("sweep_objects", "applying it: one message per leaked copy", ops)
     if plan.released or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)
@@ -238,7 +239,7 @@ class _Jobs:
 
     def apply(self, summary: PlanSummary) -> None:
         """Launch ``apply_plan`` as the plan's page says."""
-        ops = run_config(summary, self._settings.apply.model_dump())["ops"]
+        ops = run_config(summary)["ops"]
         self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", ops)
 
 

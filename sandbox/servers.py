@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from string import Template
@@ -63,6 +64,8 @@ class Server:
     started: str | None = None
     """The process's start time as the system tells it: together with the pid it names one process for good."""
     command: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    """What its configuration says beside the template, or instead of it."""
 
     @property
     def address(self) -> str:
@@ -84,8 +87,13 @@ def port_names(kind: str) -> tuple[str, ...]:
     return ("main", "http") if kind in ("bookie", "broker") else ("main",)
 
 
-def write_configuration(server: Server, conf: Path, data: Path, values: dict[str, str]) -> None:
-    """Render the server's configuration into ``conf`` for its data folder ``data``; values fill the template."""
+def write_configuration(
+    server: Server, conf: Path, data: Path, values: dict[str, str], more: Mapping[str, str] | None = None
+) -> None:
+    """Render the server's configuration into ``conf`` for its data folder ``data``; values fill the template.
+
+    ``more``, then the server's own settings, come after it: of a name that is there twice, the last counts.
+    """
     template = next(CONF.glob(f"{server.kind}.*"))
     data.mkdir(parents=True, exist_ok=True)
     conf.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,28 @@ def write_configuration(server: Server, conf: Path, data: Path, values: dict[str
         "loopback_interface": _loopback_interface(),
     }
     conf.touch(mode=0o600)  # one of them holds a secret
-    conf.write_text(Template(template.read_text()).substitute(filled))
+    lines = [f"{name}={value}" for name, value in {**(more or {}), **server.settings}.items()]
+    conf.write_text("\n".join([Template(template.read_text()).substitute(filled), *lines]) + "\n")
+
+
+def give_offloader(plugin: Path, data: Path, bucket: str, s3: str) -> dict[str, str]:
+    """Put the plug-in where brokers look for offloaders, and say what their configuration then has.
+
+    ``plugin``: the folder with it; ``data``: the broker's working directory, as ``./offloaders`` is what policies say
+    of themselves; ``s3``: the S3 server's URL. S3 becomes the broker-wide driver, and nothing happens by itself.
+    """
+    link = data / "offloaders"
+    data.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(plugin)
+    return {
+        "narExtractionDirectory": str(data / "plug-ins"),
+        "managedLedgerOffloadDriver": "aws-s3",
+        "s3ManagedLedgerOffloadBucket": bucket,
+        "s3ManagedLedgerOffloadRegion": "us-east-1",
+        "s3ManagedLedgerOffloadServiceEndpoint": s3,
+        "managedLedgerOffloadDeletionLagMs": "-1",
+    }
 
 
 def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:

@@ -21,6 +21,8 @@ class State:
 
     data: Path
     gc_wait: float = 60.0
+    offloader: bool = False
+    """Whether its brokers have an offloader."""
     servers: dict[str, Server] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Server]:
@@ -44,6 +46,7 @@ class State:
             },
             "lifecycle_toml": str(self.data / "lifecycle.toml"),
             "gc_wait": self.gc_wait,
+            "offloader": self.offloader,
             "servers": {name: server.as_json() for name, server in self.servers.items()},
         }
 
@@ -55,7 +58,7 @@ class State:
         except FileNotFoundError:
             return None
         known = {name: Server(**entry) for name, entry in document["servers"].items()}
-        return cls(Path(document["data"]), document["gc_wait"], known)
+        return cls(Path(document["data"]), document["gc_wait"], document.get("offloader", False), known)
 
     def save(self, path: Path) -> None:
         """Replace the file in one step."""

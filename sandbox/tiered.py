@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -19,12 +18,15 @@ from pyspark.sql import SparkSession
 
 from pulsar_lifecycle.engine import attempts
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
+from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
+from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.formats.offload_object import Role, data_key, index_key, user_metadata
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import Settings
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
@@ -91,7 +93,8 @@ def _cut_off(settings: Settings, tiered: Tiered) -> None:
         "a run that was killed",
         int(time.time() * 1000),
     )
-    with KazooStore(settings.zookeeper) as store, closing(S3ObjectStore(settings.object_store)) as objects:
+    with Connections(settings) as ports:
+        store, objects = ports.store, ports.objects
         attempts.begin(store, attempt)
         upload = objects.begin_upload(BUCKET, data_key(attempt.uuid, attempt.ledger_id), {})
         objects.upload_part(BUCKET, data_key(attempt.uuid, attempt.ledger_id), upload, 1, b"cut off")
@@ -100,26 +103,25 @@ def _cut_off(settings: Settings, tiered: Tiered) -> None:
 def _leak(cluster: Cluster, settings: Settings, tiered: Tiered) -> None:
     """As a broker leaves it that forgot an attempt long ago: both objects of a copy that no metadata names."""
     assert settings.object_store is not None
-    uuid, ledger = uuid4(), tiered.ids[0]
-    with closing(S3ObjectStore(settings.object_store)) as objects:
-        for role, leaked in ((Role.DATA, data_key(uuid, ledger)), (Role.INDEX, index_key(uuid, ledger))):
-            says = user_metadata(
-                role,
-                cluster=settings.object_store.pulsar_cluster or settings.cluster,
-                managed_ledger=Topic.parse(tiered.topic).managed_ledger,
-                software_version="4.0.7",
-                software_git_sha="unknown",
-            )
-            objects.put(BUCKET, leaked, b"leaked", says)
-            then = time.time() - 86_400
-            os.utime(cluster.data / "s3proxy" / BUCKET / leaked, (then, then))
+    ledger = tiered.ids[0]
+    location, name = Location(BUCKET, uuid4(), ledger), Topic.parse(tiered.topic).managed_ledger
+    with Connections(settings, read_only=True) as ports:
+        (node,) = ports.store.read([ledger_path(ledger)])
+        assert isinstance(node, Node)
+        source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
+        owner = settings.object_store.pulsar_cluster or settings.cluster
+        copy_ledger(ports.reader, ports.objects, source, Target(location, owner, name, settings.offload.block_size))
+    then = time.time() - 86_400
+    for key in (data_key(location.uuid, ledger), index_key(location.uuid, ledger)):
+        os.utime(cluster.data / "s3proxy" / BUCKET / key, (then, then))
 
 
 def offloaded(cluster: Cluster, settings: Settings, tiered: list[Tiered]) -> list[str]:
     """Where metadata and bucket do not say that every sealed ledger is offloaded, and nothing else is left."""
     assert settings.object_store is not None
     wrong: list[str] = []
-    with closing(S3ObjectStore(settings.object_store)) as objects, KazooStore(settings.zookeeper) as store:
+    with Connections(settings) as ports:
+        store, objects = ports.store, ports.objects
         wanted: set[str] = set()
         for one in tiered:
             contexts = {item.ledger_id: item.offload for item in _metadata(cluster, one.topic).ledgers}

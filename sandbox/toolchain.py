@@ -1,4 +1,4 @@
-"""Java, Maven and the servers' jars: checked, and fetched once into the cache folder.
+"""Java, Maven, the servers' jars and the offloader's: checked, and fetched or built once into the cache folder.
 
 Belongs here: finding tools and class paths. Not here: how a server is configured (:mod:`sandbox.servers`).
 """
@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ MAVEN_MINIMUM = (3, 6)
 _HERE = Path(__file__).parent
 _POMS = tuple(_HERE / name for name in ("pom.xml", "pulsar/pom.xml", "s3proxy/pom.xml"))
 _MODULES = ("pulsar", "s3proxy")
+_OFFLOADER = _HERE / "offloader"
 
 Progress = Callable[[str], None]
 
@@ -96,6 +98,41 @@ def find_tools(progress: Progress = print) -> Tools:
             if not lib.is_dir():
                 _fetch(lib, progress)
     return Tools(found, f"{lib}/pulsar/*", f"{lib}/s3proxy/*")
+
+
+def offloader_folder(tools: Tools, progress: Progress = print) -> Path:
+    """Folder with the plug-in that gives brokers an offloader, built on first use; it needs a JDK, not just a JRE."""
+    sources = sorted(_OFFLOADER.iterdir())
+    digest = hashlib.sha256(b"\0".join([tools.pulsar.encode(), *(file.read_bytes() for file in sources)]))
+    cache = cache_folder()
+    folder = cache / f"offloader-{digest.hexdigest()[:12]}"
+    if not folder.is_dir():
+        with locked(cache / "offloader.lock"):
+            if not folder.is_dir():
+                progress(f"building the brokers' offloader into {folder} (once)")
+                _build_offloader(tools, sources, folder)
+    return folder
+
+
+def _build_offloader(tools: Tools, sources: list[Path], folder: Path) -> None:
+    """A NAR as brokers load it: classes, and a service file that names the factory."""
+    partial = folder.with_suffix(".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    classes = partial / "classes"
+    classes.mkdir(parents=True)
+    jars = os.pathsep.join(map(str, sorted(Path(tools.pulsar).parent.glob("*.jar"))))
+    compiler = [tools.java, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-cp", jars, "-d", str(classes)]
+    programs = [str(file) for file in sources if file.suffix == ".java"]
+    done = subprocess.run([*compiler, *programs], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SandboxError(f"the brokers' offloader could not be built; a JDK is needed: {done.stderr.strip()[:300]}")
+    with zipfile.ZipFile(partial / "offloader.nar", "w") as nar:
+        nar.mkdir("META-INF/bundled-dependencies")
+        nar.write(_OFFLOADER / "pulsar-offloader.yaml", "META-INF/services/pulsar-offloader.yaml")
+        for file in sorted(classes.rglob("*.class")):
+            nar.write(file, str(file.relative_to(classes)))
+    shutil.rmtree(classes)
+    partial.rename(folder)
 
 
 def _fetch(lib: Path, progress: Progress) -> None:

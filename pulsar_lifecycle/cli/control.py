@@ -5,16 +5,19 @@ Belongs here: the commands. Not here: the z-nodes (``engine/control.py``).
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Sequence
-from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
+from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
+    from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.plan.coverage import Epoch
     from pulsar_lifecycle.ports import MetadataStore
     from pulsar_lifecycle.settings import Settings
@@ -26,10 +29,10 @@ def pause(
 ) -> None:
     """Stop every effect on this cluster within one batch, until `resume`."""
     from pulsar_lifecycle.engine import control
-    from pulsar_lifecycle.io.zk import KazooStore
 
     settings = settings_of(context)
-    with KazooStore(settings.zookeeper) as store:
+    with Connections(settings) as ports:
+        store = ports.store
         before = note(store, control.PAUSE)
         control.pause(store, reason)
     if before:
@@ -41,10 +44,10 @@ def pause(
 def resume(context: typer.Context) -> None:
     """Let effects go on."""
     from pulsar_lifecycle.engine import control
-    from pulsar_lifecycle.io.zk import KazooStore
 
     settings = settings_of(context)
-    with KazooStore(settings.zookeeper) as store:
+    with Connections(settings) as ports:
+        store = ports.store
         before = note(store, control.PAUSE)
         control.resume(store)
     was = f"; it was paused {since(before)}" if before else ", and was not paused"
@@ -53,23 +56,29 @@ def resume(context: typer.Context) -> None:
 
 def accept_restore(
     context: typer.Context,
-    reason: Annotated[str, typer.Argument(help="What was restored, from when; it is kept beside the scans.")],
+    reason: Annotated[
+        str, typer.Argument(help="What was restored, from when; it is journalled and shown by `status`.")
+    ],
+    by: Annotated[str, typer.Option("--by", help="Who says so (default: the user of this machine).")] = "",
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Although no scan found that anything was restored.")
     ] = False,
 ) -> None:
     """Set aside every scan made so far: for a metadata store that was restored and is now known to be right.
 
-    Writes one document in the lake and nothing to the cluster. Plans made of those scans cannot be applied any more;
+    Writes to the lake and its journal, nothing to the cluster. Plans made of those scans cannot be applied any more;
     two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
     """
+    from pulsar_lifecycle.engine.words import journal_row
     from pulsar_lifecycle.errors import Refused, UsageError
-    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.plan.words import KnownWord
+    from pulsar_lifecycle.words import WordKind
 
     if not reason.strip():
         raise UsageError("accept-restore: say what was restored, and from when")
     settings = settings_of(context)
-    lake = Lake(settings.lake.path)
+    ports = Connections(settings)
+    lake = ports.lake
     aside = lake.epochs(cluster=settings.cluster)
     broken = next((e.broken for e in reversed(aside) if e.broken), "")
     if not broken and not anyway:
@@ -77,11 +86,23 @@ def accept_restore(
             f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
             "run the job scan and look; if you know better, give --anyway"
         )
-    lake.set_scans_aside(settings.cluster, now_ms(), reason)
+    now, who = now_ms(), by.strip() or _user()
+    word = KnownWord(WordKind.ACCEPTED_RESTORE, settings.cluster, who, reason.strip(), "", now)
+    ports.journal.record([journal_row("accept-restore", settings.cluster, word, now)])
+    lake.set_scans_aside(settings.cluster, now, reason.strip(), who)
     show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
     if broken:
         show.text(f"what the newest of them had found: {broken}")
     show.text("run the job `scan` now, and again orphans.confirm_after later; until then plans are report-only")
+
+
+def _user() -> str:
+    from pulsar_lifecycle.errors import UsageError
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):  # a container's user may have no name
+        raise UsageError("accept-restore: this machine's user has no name, say who you are with --by") from None
 
 
 def status(context: typer.Context, as_json: AsJson = False) -> None:
@@ -99,19 +120,17 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 def _status(settings: Settings) -> dict[str, Any]:
     from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.errors import LifecycleError, NotFound
-    from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-    from pulsar_lifecycle.io.lake import Lake
-    from pulsar_lifecycle.io.queue import pending
-    from pulsar_lifecycle.io.zk import cluster_fingerprint
+    from pulsar_lifecycle.io.pulsar.queue import pending
+    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 
-    lake = Lake(settings.lake.path)
+    lake = Connections(settings).lake
     scans, root = lake.epochs(cluster=settings.cluster), settings.bookkeeper.ledgers_root
     with looking(settings) as store:
         fingerprint = cluster_fingerprint(store, root)
         refused = refusals(settings, store, scans)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
-        owed = owed_unloads(store)
+        owed, unread = owed_unloads(store), unread_locations(store)
         latency = store.latency_ms()
     epochs = [e for e in scans if e.fingerprint == fingerprint]
     plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
@@ -121,8 +140,8 @@ def _status(settings: Settings) -> dict[str, Any]:
     except NotFound:
         begun, begun_at = "", 0
     try:
-        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            queue: dict[str, Any] = {"pending": pending(admin)}
+        with Connections(settings) as ports:
+            queue: dict[str, Any] = {"pending": pending(ports.admin)}
     except LifecycleError as error:
         queue = {"error": str(error)}
     return {
@@ -135,6 +154,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         "offload_lease": offloading,
         "offload_attempts": attempts,
         "owed_unloads": owed,
+        "unread_locations": unread,
         "scan": newest
         and {
             "epoch_id": newest.epoch_id,
@@ -148,6 +168,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         if newest is None or begun_at > newest.started_at
         else None,
         "plan": plans[-1].to_json() if plans else None,
+        "words": words_in_force(settings, lake, scans),
         "broken_plans": [str(error) for error in lake.broken_plans()],
         "queue": queue,
     }
@@ -188,6 +209,8 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("acting", _holder(lease, "lease")),
             ("offloading", _offloading(document)),
             ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
+            ("unread", [show_unread(one) for one in document["unread_locations"]]),
+            ("your words", [show_word(word) for word in document["words"]]),
             ("last scan", lines),
             ("last plan", [plan, *broken]),
             (
@@ -199,6 +222,37 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("ZooKeeper", f"answers in {document['zookeeper_latency_ms']:.0f} ms"),
         ]
     )
+
+
+def words_in_force(settings: Settings, lake: Lake, scans: Sequence[Epoch]) -> list[dict[str, Any]]:
+    """What the operator said against, or beyond, the safety rules: in force now, or ended in the last 30 days.
+
+    ``since`` (ms) is when a run first met it, None if none has yet. An accepted restore is in force until two covered
+    scans since then are ``orphans.confirm_after`` apart. ``scans``: the finished ones that count.
+    """
+    from pulsar_lifecycle.plan.outcomes import IN_FORCE
+    from pulsar_lifecycle.plan.words import meet
+
+    now = now_ms()
+    known = lake.words(settings.cluster)
+    stand, _ = meet(known, settings.words(), now)
+    met = {word.key for word in known if word.how == IN_FORCE}
+    accepted = lake.accepted_restore(settings.cluster)
+    covered = [e.started_at for e in scans if e.covered]
+    if accepted and max(covered, default=0) - min(covered, default=0) < settings.orphans.confirm_after * 1000:
+        stand, met = [accepted, *stand], met | {accepted.key}
+    return [
+        {**asdict(word), "since": word.since if word.key in met or word.how != IN_FORCE else None} for word in stand
+    ]
+
+
+def show_word(word: dict[str, Any]) -> str:
+    """One of :func:`words_in_force` in words."""
+    who = f" by {word['by']}" if word["by"] else ""
+    until = f", until {word['until']}" if word["until"] else ""
+    since = f"since {show.moment(word['since'])}" if word["since"] else "no run has met it yet"
+    text = f"{word['kind']} {word['subject']}{who}, {since}{until}: {word['why'] or 'no reason given'}"
+    return f"{word['how'].upper()} {show.moment(word['ended'])}: {text}" if word["ended"] else text
 
 
 def _holder(lease: dict[str, Any] | None, what: str) -> str:
@@ -222,7 +276,7 @@ def _offloading(document: dict[str, Any]) -> list[str]:
 def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[str]:
     """Why every run with effects would refuse before it begins; ``scans`` are the finished ones of this cluster."""
     from pulsar_lifecycle.engine import history
-    from pulsar_lifecycle.io.zk import cluster_fingerprint
+    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
     from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
     root = settings.bookkeeper.ledgers_root
@@ -303,4 +357,44 @@ def show_owed(one: dict[str, Any]) -> str:
     return (
         f"{one['topic']} {what}: the next run that trims, deletes topics, deletes ledgers or offloads does it; "
         "where that fails, the run's log says why"
+    )
+
+
+def unread_locations(store: MetadataStore) -> list[dict[str, Any]]:
+    """Locations where a broker could not read an offloaded ledger, and none has since; an ``error`` is not readable.
+
+    ``since`` (ms): the newest failed read, by ZooKeeper's clock.
+    """
+    from pulsar_lifecycle.engine.unread_locations import NAMES, UNREAD_LOCATIONS, all_held
+    from pulsar_lifecycle.errors import LifecycleError
+
+    try:
+        found = all_held(store)
+    except LifecycleError as error:
+        return [{"path": UNREAD_LOCATIONS, "error": str(error)}]
+    return [
+        {"path": one.path, "error": f"{one.path} {one.said}"}
+        if one.where is None
+        else {
+            "path": one.path,
+            **dict(zip(NAMES, one.where, strict=True)),
+            "run_id": one.run_id,
+            "said": one.said,
+            "since": one.since,
+        }
+        for one in found
+    ]
+
+
+def show_unread(one: dict[str, Any]) -> str:
+    """One of :func:`unread_locations` in words, with what to do."""
+    keeps = "no copy in BookKeeper of what is offloaded there is deleted"
+    if "error" in one:
+        return f"UNREADABLE: {one['error']}: whether brokers can read at its location is not known, and {keeps}"
+    where = f"{one['driver']} bucket {one['bucket']}"
+    where += "".join(f", {name} {one[name]}" for name in ("region", "endpoint") if one[name])
+    told = since({"since": one["since"], "text": " ".join(one["said"].split())})
+    return (
+        f"{where}: a broker could not read there {told}; {keeps}: mend the brokers, then plan and launch an offload; "
+        "if no read there can work any more, take_back_offloads (docs/tiered-storage.md)"
     )

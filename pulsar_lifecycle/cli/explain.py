@@ -1,6 +1,6 @@
 """``explain LEDGER_ID``: why it is kept, or why it may go.
 
-Belongs here: gathering what the lake knows of the ledger, and the page. Not here: the answer (``engine/explain.py``).
+Belongs here: gathering what the lake knows of the ledger, and the page. Not here: the answer (``inspect/explain.py``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
+from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pulsar_lifecycle.engine.explain import Explanation, History
+    from pulsar_lifecycle.inspect.explain import Explanation, History
     from pulsar_lifecycle.settings import Settings
 
 _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
@@ -34,9 +35,9 @@ def explain(
     Joins the newest scan, the plans and the journal with a fresh look at the ledger's owner. Asks no broker. Exit code
     1 for a ledger of which there is no trace, and for one that is referred to and missing.
     """
-    from pulsar_lifecycle.engine.explain import Verdict
-    from pulsar_lifecycle.engine.explain import explain as explain_ledger
-    from pulsar_lifecycle.io.zk import cluster_fingerprint
+    from pulsar_lifecycle.inspect.explain import Verdict
+    from pulsar_lifecycle.inspect.explain import explain as explain_ledger
+    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 
     settings = settings_of(context)
     root = settings.bookkeeper.ledgers_root
@@ -54,17 +55,16 @@ def explain(
 
 def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> History:
     """What the lake knows. A scan whose findings are not stored yet has none."""
-    from pulsar_lifecycle.engine.explain import History
     from pulsar_lifecycle.errors import NotFound
-    from pulsar_lifecycle.io.journal import archived_nodes, journal_rows, marked_ledgers, released_ledgers
-    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.inspect.explain import History
+    from pulsar_lifecycle.io.lake.journal import archived_nodes, journal_rows, marked_ledgers, released_ledgers
     from pulsar_lifecycle.plan.confirmation import standing_marks
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
         return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
 
-    lake = Lake(settings.lake.path)
+    lake = Connections(settings).lake
     epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
     marks = {i: m for i, m in marked_ledgers(settings.lake.path, settings.cluster).items() if i == ledger_id}
     marks = standing_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
@@ -88,8 +88,8 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
         context=replace(
             lake.context(epoch.epoch_id),
             grace=int(settings.orphans.grace_period * 1000),
-            holds=frozenset(settings.orphans.legal_holds),
-            gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
+            holds=settings.orphans.holds(now),
+            gone_namespaces=settings.bookkeeper.gone(now),
             system_topics=settings.orphans.system_topics,
         ),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
@@ -233,7 +233,7 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
 
 def _next(found: Explanation, now: int) -> str | None:
     """What to do, where there is something to do."""
-    from pulsar_lifecycle.engine.explain import Verdict
+    from pulsar_lifecycle.inspect.explain import Verdict
     from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT
 
     history = found.history

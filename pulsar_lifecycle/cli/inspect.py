@@ -1,7 +1,7 @@
 """``inspect znode | ledger | topic | object | file``: what cluster, bucket, or a dumped file holds, decoded.
 
-Belongs here: which of it a table shows. Not here: reading and decoding (``engine/inspection.py`` and
-``engine/object_inspection.py``).
+Belongs here: which of it a table shows. Not here: reading and decoding (``inspect/describe.py`` and
+``inspect/offloaded.py``).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def znode(
     as_json: AsJson = False,
 ) -> None:
     """A z-node: its Stat, its children, and its data decoded by where it lies. Exit code 1 if it does not decode."""
-    from pulsar_lifecycle.engine import inspection
     from pulsar_lifecycle.errors import UsageError
+    from pulsar_lifecycle.inspect import describe as inspection
 
     if not path.startswith("/"):
         raise UsageError(f"expected an absolute path, found {path!r}")
@@ -54,7 +54,7 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """A ledger: metadata, owner, replicas, last entry, and what its owner says of it. Exit code 1 if it is broken."""
-    from pulsar_lifecycle.engine import inspection
+    from pulsar_lifecycle.inspect import describe as inspection
 
     settings = settings_of(context)
     with reading(settings) as (store, reader):
@@ -77,7 +77,7 @@ def topic(
 
     Exit code 1 if any of it could not be read.
     """
-    from pulsar_lifecycle.engine import inspection
+    from pulsar_lifecycle.inspect import describe as inspection
 
     subject = _topic(name)
     settings = settings_of(context)
@@ -105,8 +105,8 @@ def object_(
     as_json: AsJson = False,
 ) -> None:
     """An offloaded ledger: both objects, its index, its first and last entry. Exit code 1 if it is not whole."""
-    from pulsar_lifecycle.engine import object_inspection
     from pulsar_lifecycle.errors import UsageError
+    from pulsar_lifecycle.inspect import offloaded as object_inspection
 
     with buckets(settings_of(context)) as (objects, names):
         if not bucket and len(names) != 1:
@@ -137,8 +137,8 @@ def file(
     as_json: AsJson = False,
 ) -> None:
     """A dumped file, decoded strictly: what does not decode is refused with the byte where it went wrong."""
-    from pulsar_lifecycle.engine import inspection
     from pulsar_lifecycle.errors import CorruptFormat
+    from pulsar_lifecycle.inspect import describe as inspection
 
     data = path.read_bytes()
     document = inspection.described(format_name, data)
@@ -258,7 +258,7 @@ def _print_topic(document: dict[str, Any]) -> None:
 
 def _unread(document: dict[str, Any]) -> bool:
     """Whether anything of a topic, or of its partitions, could not be read; a copy that was given up may be gone."""
-    from pulsar_lifecycle.engine.inspection import NO_PARTITION
+    from pulsar_lifecycle.inspect.describe import NO_PARTITION
 
     schema = document.get("schema") or {}
     parts = [*document.get("partitions", []), *document.get("cursors", []), schema, *schema.get("versions", [])]
@@ -345,8 +345,8 @@ def _cursor_line(item: dict[str, Any]) -> list[Any]:
 
 
 def _topic(name: str) -> Topic:
-    from pulsar_lifecycle.engine.inspection import parse_topic
     from pulsar_lifecycle.errors import CorruptFormat, UsageError
+    from pulsar_lifecycle.inspect.describe import parse_topic
 
     try:
         return parse_topic(name)

@@ -14,11 +14,12 @@ import typer
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
+from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.plan.deletion import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
@@ -28,10 +29,8 @@ JOURNAL_ROWS = 50
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
     """List the stored plans, newest first."""
-    from pulsar_lifecycle.io.lake import Lake
-
     settings = settings_of(context)
-    lake = Lake(settings.lake.path)
+    lake = Connections(settings).lake
     found = list(reversed(lake.plans()))
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
@@ -65,19 +64,18 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
-    from pulsar_lifecycle.io.journal import journal_rows
-    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.io.lake.journal import journal_rows
     from pulsar_lifecycle.plan import deletion
 
     settings = settings_of(context)
-    lake = Lake(settings.lake.path)
+    lake = Connections(settings).lake
     summary, rows = lake.plan(plan_id)
     now = now_ms()
-    refusal = _refusal(summary, rows, lake, settings, now)
+    refusal = refusal_of(summary, rows, lake, settings, now)
     journalled = journal_rows(settings.lake.path, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
     settled = _settled(rows, journalled)
-    config = deletion.run_config(summary, settings.apply.model_dump())
+    config = deletion.run_config(summary)
     if run_config:
         show.json_document(config)
     elif as_json:
@@ -112,7 +110,7 @@ def journal(
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.errors import UsageError
-    from pulsar_lifecycle.io.journal import journal_rows
+    from pulsar_lifecycle.io.lake.journal import journal_rows
 
     if ledger is None and run is None and plan is None:
         raise UsageError("journal: name at least one of --ledger, --run, --plan")
@@ -148,10 +146,11 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
-def _refusal(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
+def refusal_of(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
     from pulsar_lifecycle.plan import artefact, deletion
+    from pulsar_lifecycle.plan.caps import effective_caps
 
     valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
@@ -165,8 +164,8 @@ def _refusal(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Setting
             now=now,
             valid_for_ms=valid_for_ms,
         )
-        deletion.check_caps(summary, rows, deletion.Caps(**settings.apply.model_dump()))
-        deletion.check_scan(summary, lake.epoch, now, valid_for_ms)
+        deletion.check_caps(summary, rows, effective_caps(settings.apply))
+        deletion.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
     except Refused as refused:
         return str(refused)
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"

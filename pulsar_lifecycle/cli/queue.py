@@ -1,30 +1,33 @@
 """``queue status``: what waits, what became of what was sent, whether anything needs an operator.
 
-Belongs here: gathering and laying out. Not here: looking (``io/queue_state.py``), counting (``plan/metrics.py``).
-It writes nothing to the cluster and loads only the queue's own topics.
+Belongs here: gathering and laying out. Not here: looking (``io/pulsar/queue_state.py``), counting
+(``plan/metrics.py``). It writes nothing to the cluster and loads only the queue's own topics.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.control import note, owed_unloads, refusals, show_owed, since
-from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
+from pulsar_lifecycle.cli.control import note, owed_unloads, refusals, show_owed, show_unread, since, unread_locations
+from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
+from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.io.queue_state import QueueState
+    from pulsar_lifecycle.io.pulsar.queue_state import QueueState
     from pulsar_lifecycle.plan.metrics import DeletionRun
     from pulsar_lifecycle.ports import QueueReader
     from pulsar_lifecycle.settings import Settings
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
+
+PATIENCE_MS = 86_400_000
+"""How long an intent may wait for a scan before somebody must look why there is none."""
 
 REASONS = 3
 """Reasons of dead letters that are named, the most frequent ones."""
@@ -57,25 +60,20 @@ def status(
 
 def _status(settings: Settings, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.engine import control
-    from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-    from pulsar_lifecycle.io.journal import tallied
-    from pulsar_lifecycle.io.lake import Lake
+    from pulsar_lifecycle.io.lake.journal import tallied
     from pulsar_lifecycle.io.prometheus import write_textfile
-    from pulsar_lifecycle.io.queue import PulsarQueueReader
-    from pulsar_lifecycle.io.queue_state import look
+    from pulsar_lifecycle.io.pulsar.queue_state import look
     from pulsar_lifecycle.plan import metrics
     from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 
     now = now_ms()
-    with looking(settings) as store:
+    with Connections(settings, read_only=True) as ports:
+        store = ports.store
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
-        owed = owed_unloads(store)
-        refused = refusals(settings, store, Lake(settings.lake.path).epochs(cluster=settings.cluster))
-    with (
-        closing(HttpBrokerAdmin(settings.pulsar)) as admin,
-        closing(PulsarQueueReader(settings.pulsar, admin)) as reader,
-    ):
-        waiting = look(admin, reader, now)
+        owed, unread = owed_unloads(store), unread_locations(store)
+        refused = refusals(settings, store, ports.lake.epochs(cluster=settings.cluster))
+        reader = ports.queue_reader
+        waiting = look(ports.admin, reader, now)
         dead = _dead_letters(settings, reader, waiting.dead, now) if waiting.dead else []
     tallies = tallied(settings.lake.path, now)
     counted = metrics.count(tallies, settings.cluster)
@@ -89,6 +87,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "refused": refused,
         "lease": holder,
         "owed_unloads": owed,
+        "unread_locations": unread,
         "queue": waiting.to_json(),
         "metrics": counted.to_json(),
         "last_run": _run(runs[-1]) if runs else None,
@@ -98,8 +97,9 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(settings.lake.path, runs[-2:]),
-            *_stuck(settings.lake.path, runs[-2:]),
+            *_stuck(waiting, now),
             *(show_owed(one) for one in owed if "error" in one or not one["at_work"]),
+            *(show_unread(one) for one in unread),
         ],
     }
 
@@ -113,26 +113,15 @@ def _run(run: Any) -> dict[str, Any]:
     }
 
 
-def _stuck(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
-    """What waited in both of the last two runs: it is neither retried nor dead-lettered, so somebody must look."""
-    import pyarrow.compute as pc
+def _stuck(waiting: QueueState, now: int) -> list[str]:
+    """What waits for an operator; what waits for a scan only once it has waited for long."""
+    from pulsar_lifecycle.plan.outcomes import WAITS_FOR, Waiting
 
-    from pulsar_lifecycle.io.journal import journal_rows
-    from pulsar_lifecycle.plan.outcomes import WAITING
-
-    if len(runs) < 2 or not all(run.outcomes.get(WAITING) for run in runs):
-        return []
-    before, now = (
-        {
-            (row["ledger_id"], row["action"]): row["reason"]
-            for row in journal_rows(lake, run_id=run.run_id).filter(pc.field("outcome") == WAITING).to_pylist()
-        }
-        for run in runs
-    )
-    stuck = Counter(reason for key, reason in now.items() if key in before)
     return [
-        f"{show.counted(number, 'intent')} waited in the last two deletion runs, and no retry follows: {reason}"
-        for reason, number in stuck.most_common()
+        f"{show.counted(one.messages, 'intent')}, the oldest for {show.span(now - one.since)}, waiting for "
+        f"{WAITS_FOR[one.waiting]}"
+        for one in waiting.waits
+        if one.waiting not in (Waiting.NO_SCAN, Waiting.TURN) or now - one.since > PATIENCE_MS
     ]
 
 
@@ -144,7 +133,7 @@ def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET, STILL_IN_USE
-    from pulsar_lifecycle.io.journal import journal_rows
+    from pulsar_lifecycle.io.lake.journal import journal_rows
     from pulsar_lifecycle.plan.metrics import FAILED
 
     failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
@@ -164,9 +153,9 @@ def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int)
     """The reasons of those looked at, each with a ledger to follow."""
     from pulsar_lifecycle.engine.redrive import letters_of, look
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.io.journal import dead_letter_reasons
-    from pulsar_lifecycle.io.queue import DLQ_TOPIC
-    from pulsar_lifecycle.io.queue_state import LOOKED_AT
+    from pulsar_lifecycle.io.lake.journal import dead_letter_reasons
+    from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
+    from pulsar_lifecycle.io.pulsar.queue_state import LOOKED_AT
 
     told = show.counted(count, "dead letter")
     try:
@@ -232,6 +221,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("effects", _effects(paused, document["enabled"])),
             ("acting", since(lease) if lease else "nobody"),
             ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
+            ("unread", [show_unread(one) for one in document["unread_locations"]]),
             ("last run", _last(last)),
         ]
     )
@@ -240,6 +230,12 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     show.table(["partition", "waiting", "due", "not yet due", "subscription"], [_line(part) for part in parts], 2)
     if not parts:
         show.text("  none: the next apply makes them")
+    if queue["waits"]:
+        show.text(
+            "waiting for something, uncounted" + ("" if _all_seen(queue) else ", of those at the front"), "bold cyan"
+        )
+        lines = [(w["waiting"], w["messages"], show.span(now_ms() - w["since"])) for w in queue["waits"]]
+        show.table(["for", "intents", "the oldest since"], lines, 2)
     if queue["unseen"]:
         show.text(f"  which of them are due could not be seen: {queue['unseen']}")
     show.text("metrics, since the journal began", "bold cyan")
@@ -250,8 +246,12 @@ def _due(queue: dict[str, Any]) -> str:
     parts = [*queue["main"], *queue["retry"]]
     if not parts or any(part["due"] is None for part in parts if part["backlog"]):
         return "due: not known"
-    some = "" if all(part["all_seen"] for part in parts) else " of those at the front"
+    some = "" if _all_seen(queue) else " of those at the front"
     return f"{sum(p['due'] or 0 for p in parts)} due, {sum(p['later'] or 0 for p in parts)} not yet{some}"
+
+
+def _all_seen(queue: dict[str, Any]) -> bool:
+    return all(part["all_seen"] for topic in ("main", "retry") for part in queue[topic])
 
 
 def _effects(paused: dict[str, Any] | None, enabled: bool) -> str:

@@ -6,12 +6,14 @@ Belongs here: opening and closing. Imports happen inside: most commands need a f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pulsar_lifecycle.io.connect import Connections, system_clock
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.engine.inventory import Brokers
@@ -39,48 +41,37 @@ def settings_of(context: typer.Context) -> Settings:
 @contextmanager
 def looking(settings: Settings) -> Iterator[MetadataStore]:
     """ZooKeeper, refusing every write."""
-    from pulsar_lifecycle.io.zk import KazooStore
-
-    with KazooStore(settings.zookeeper, read_only=True) as store:
-        yield store
+    with Connections(settings, read_only=True) as ports:
+        yield ports.store
 
 
 @contextmanager
 def reading(settings: Settings) -> Iterator[tuple[MetadataStore, LedgerReader]]:
     """ZooKeeper, refusing every write, and a reader of entries."""
-    from pulsar_lifecycle.io.bookie import BookieReader
-
-    with looking(settings) as store, BookieReader(store, settings.bookkeeper) as reader:
-        yield store, reader
+    with Connections(settings, read_only=True) as ports:
+        yield ports.store, ports.reader
 
 
 @contextmanager
 def buckets(settings: Settings) -> Iterator[tuple[ObjectStore, tuple[str, ...]]]:
     """The object store and the buckets that may be looked at. Raises ConfigError where none is set."""
-    from pulsar_lifecycle.errors import ConfigError
-    from pulsar_lifecycle.io.objects import S3ObjectStore
-
-    if settings.object_store is None:
-        raise ConfigError("object_store: it is not set, so there are no buckets to look into")
-    with closing(S3ObjectStore(settings.object_store)) as objects:
-        yield objects, settings.object_store.buckets
+    with Connections(settings, read_only=True) as ports:
+        objects = ports.objects
+        yield objects, settings.object_store.buckets if settings.object_store else ()
 
 
 def brokers_of(settings: Settings) -> Brokers:
     """Who has which topic loaded, by the brokers' own lists; their silence is told in the value."""
     from pulsar_lifecycle.engine.inventory import Brokers
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
+    with Connections(settings, read_only=True) as ports:
         try:
-            return Brokers(admin.loaded_topics(), admin.stats_interval_ms())
+            return Brokers(ports.admin.loaded_topics(), ports.admin.stats_interval_ms())
         except LifecycleError as error:
             return Brokers({}, 0, str(error))
 
 
 def now_ms() -> int:
     """Milliseconds since the epoch."""
-    from pulsar_lifecycle.io.clock import SystemClock
-
-    return SystemClock().now_ms()
+    return system_clock().now_ms()

@@ -19,7 +19,8 @@ from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import artefact
 from pulsar_lifecycle.plan import deletion as plan_deletion
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.caps import AS_SET, Caps, Lowered
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 
@@ -28,11 +29,11 @@ SEND_BATCH = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What the operator asked for: a plan by id and digest, how much of it (0: all), under which caps."""
+    """What the operator asked for: a plan by id and digest, under which caps, and how much of it (0: all)."""
 
     plan_id: str
     digest: str
-    caps: Caps
+    caps: Lowered = AS_SET
     limit: int = 0
 
 
@@ -54,18 +55,18 @@ class Applied:
 
 
 def chosen(
-    order: Order, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
+    order: Order, caps: Caps, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
 ) -> pa.Table:
     """The rows to apply, lowest ids first; those that were sent before are among them, so that a retry sends no more.
 
-    Raises Refused by the rules of ``plan/deletion.py``.
+    ``caps``: those in effect for ``order``. Raises Refused by the rules of ``plan/deletion.py``.
     """
     found = plan_deletion.digest(rows, summary.to_json())
     artefact.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
     )
     some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
-    plan_deletion.check_caps(summary, some, order.caps)
+    plan_deletion.check_caps(summary, some, caps)
     return some
 
 

@@ -18,8 +18,10 @@ from pulsar_lifecycle.engine.canary import READ_FIRST, Canary, Copy, Unshown, en
 from pulsar_lifecycle.engine.decision import NamedUuids, Place, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import Offloaded, record, said_of
+from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.offloading import (
     COMMITTED,
+    LOOK_EVERY,
     Proven,
     Wanted,
     is_ours,
@@ -28,14 +30,16 @@ from pulsar_lifecycle.engine.offloading import (
     unread_by_broker,
     without_bookkeeper,
 )
-from pulsar_lifecycle.engine.other_copies import Spare, why_unproven
+from pulsar_lifecycle.engine.other_copies import Places, Spare, why_unlike, why_unproven
 from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun, why_loaded
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOADED
+from pulsar_lifecycle.plan import trimming
+from pulsar_lifecycle.plan.outcomes import ABANDONED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
+from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 
 
@@ -127,16 +131,21 @@ def _settle_committed(
     """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the canary.
 
     They are of one place. If their broker cannot read the first that it can be asked for, all are taken back at once:
-    it is the same for all. Where it can be asked for none, another of their place must have been read of late.
+    it is the same for all. Where it can be asked for none, another of their place must have been read since they were
+    begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
     """
     if canary.due(topic, committed[0].attempt):
         first = next((one for one in committed if _can_be_asked_for(run, tools, one)), None)
-        if first is None and place_of(topic, committed[0].attempt) in canary.seen:
+        if first is None and all(canary.has_seen(topic, one.attempt) for one in committed):
             return _done(run, tools, committed)
         committed = sorted(committed, key=lambda one: one is not first)
         if refusal := permit.unloads.lacks() or permit.unloads.doubt(topic):
             return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = standing.topic_node(tools.store, topic)
+        if foreign := trimming.open_attempt(info):  # the read, and what may follow it, would end that attempt
+            left = [said_of(one.attempt, FOREIGN_ATTEMPT, f"{READ_FIRST}, and {foreign}") for one in committed]
+            record(run, tools, left)
+            return left
         loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         # A broker that has it may have had BookKeeper's copy open since before the commit.
         if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=not loaded):
@@ -243,21 +252,46 @@ def _without_another_copy(
 ) -> str:
     """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
 
-    That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own pair is there.
+    That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own data object is there.
     """
     offload = item.offload
+    data, _ = _heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)
     if offload and offload.complete:
         spare = Spare(item.ledger_id, topic, item)
         (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
+        if not unproven and data:
+            unproven = _unlike(run, tools, permit, spare, attempt)
         if not unproven:
             return ""
         if offload.bookkeeper_deleted:
             return f"{of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
     elif offload and offload.bookkeeper_deleted:
         return of_context(item)
-    if all(_heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)):
+    if data:
         return not_whole_in_bookkeeper(run, tools, topic, item, permit)
     return without_bookkeeper(run, tools, topic, item.ledger_id)
+
+
+def _unlike(run: TopicRun, tools: Tools, permit: Permit, spare: Spare, attempt: Attempt) -> str | LifecycleError:
+    """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
+    looked = tools.clock.now_ms()
+
+    def pace(size: int) -> None:
+        nonlocal looked
+        tools.pace(size)
+        if tools.clock.now_ms() - looked >= LOOK_EVERY:
+            permit.check(tools.store)
+            looked = tools.clock.now_ms()
+
+    return why_unlike(
+        spare,
+        Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
+        Places(run.context.offload_buckets, run.ledgers_root, Referenced()),
+        store=tools.store,
+        reader=tools.reader,
+        objects=_objects(tools),
+        pace=pace,
+    )
 
 
 def _heads(objects: ObjectStore, bucket: str, uuid: UUID, ledger_id: int) -> list[ObjectHead | None]:

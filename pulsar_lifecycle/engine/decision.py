@@ -5,7 +5,7 @@ Belongs here: the values that deciding (``deletion.py``, ``owners.py``) and acti
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
@@ -15,6 +15,7 @@ from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.offloads import OffloadUuids
+from pulsar_lifecycle.plan.outcomes import WAITING, Waiting
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import (
     BrokerAdmin,
@@ -30,6 +31,9 @@ from pulsar_lifecycle.ports import (
 
 Place = tuple[str, str, tuple[tuple[str, str], ...]]
 """A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
+
+Site = tuple[str, str, str, str]
+"""A location of offloaded ledgers, of whatever namespace: driver (in lower case), bucket, region, endpoint."""
 
 
 class NamedUuids(Protocol):
@@ -82,7 +86,7 @@ class OffloadEvidence:
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
     id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
-    are not settled. ``unseen``: places whose brokers could not read them when one was asked last.
+    are not settled. ``unseen``: locations that, when the run began, a broker could not read, and none has read since.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
@@ -90,7 +94,7 @@ class OffloadEvidence:
     undecoded: int = 0
     marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
-    unseen: frozenset[Place] = frozenset()
+    unseen: frozenset[Site] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,11 @@ def bucket_of(info: PendingDeleteLedgerInfo) -> str:
 
 @dataclass(slots=True)
 class Tools:
-    """The ports of one worker."""
+    """The ports of one worker.
+
+    ``sent_back``: what it sent to the retry topic because it waits (digest, retries). ``pace`` is told the bytes of
+    entries before they are read whole, and may wait.
+    """
 
     store: MetadataStore
     reader: LedgerReader
@@ -157,6 +165,8 @@ class Tools:
     journal: Journal
     clock: Clock
     objects: ObjectStore | None = None
+    sent_back: set[tuple[bytes, int]] = field(default_factory=set[tuple[bytes, int]])
+    pace: Callable[[int], object] = int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +193,15 @@ class Run:
     slow_above_ms: float
     stop_above_ms: float
     offload: OffloadPolicy | None = None
+    waiting_delay_ms: int = 1_800_000
 
 
 @dataclass(slots=True)
 class Decision:
-    """One message and what became of it; ``outcome`` is one of ``plan.outcomes``."""
+    """One message and what became of it; ``outcome`` is one of ``plan.outcomes``.
+
+    ``waiting`` says what it waits for, if it does; ``sent_back``: its copy is in the retry topic, behind the others.
+    """
 
     message: Received
     outcome: str = ""
@@ -196,6 +210,8 @@ class Decision:
     length: int = 0
     path: str = ""
     checksum: str = ""
+    waiting: Waiting | None = None
+    sent_back: bool = False
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
     info: PendingDeleteLedgerInfo = field(init=False)
     """The message's content; only messages that have one have it."""
@@ -208,3 +224,9 @@ class Decision:
         """Decide, once: later calls change nothing."""
         if not self.outcome:
             self.outcome, self.reason = outcome, reason
+            self.waiting = Waiting.OTHER if outcome == WAITING else None
+
+    def wait(self, waiting: Waiting, reason: str) -> None:
+        """Decide that it waits, for what, once."""
+        if not self.outcome:
+            self.outcome, self.reason, self.waiting = WAITING, reason, waiting

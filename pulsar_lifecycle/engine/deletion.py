@@ -7,7 +7,8 @@ plan: a message only proposes. Nothing here trusts what a message says beyond wh
 
 A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
 one is found gone and acknowledged; whose deletion that was, the next run writes down (``unsettled.py``). What fails
-goes to the retry topic before its message is acknowledged.
+goes to the retry topic before its message is acknowledged. So does what must wait: brokers hand out no more than so
+many unacknowledged messages, and whatever stayed at the head would hide what is behind it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools, cop
 from pulsar_lifecycle.engine.owners import in_use, look_at_owners
 from pulsar_lifecycle.engine.throttle import RateBudget, mind_latency
 from pulsar_lifecycle.engine.unsettled import DELETING, NOT_KNOWN, TWIN
+from pulsar_lifecycle.engine.waiting import STAYS, send_back, stay
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.formats.retry_letter import WAITING_RUN, reconsume_times
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.deletion import component_of
@@ -45,6 +47,7 @@ from pulsar_lifecycle.plan.outcomes import (
     REFUSED,
     RETRYING,
     WAITING,
+    Waiting,
     action_of,
 )
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
@@ -68,7 +71,8 @@ RAW_LIMIT = 65_536
 def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decision]:
     """Take up to ``limit`` messages until the queue gives none for ``wait_ms``; yields decisions once they are durable.
 
-    Raises Paused, LeaseLost or Overloaded between batches; nothing of a batch is then half done.
+    What this very run sent back because it must wait, and is handed out again, stays where it is: no run takes
+    anything twice. Raises Paused, LeaseLost or Overloaded between batches; nothing of a batch is then half done.
     """
     budgets = Budgets(run, tools)
     taken = 0
@@ -80,9 +84,13 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
         fresh = [m for m in messages if m.message_id not in seen]
         if not fresh:
             return
-        taken += len(fresh)
         seen.update(m.message_id for m in fresh)
-        yield from delete_batch(run, tools, fresh, budgets)
+        own = [m for m in fresh if m.properties.get(WAITING_RUN) == run.run_id]
+        tools.queue.release(own)
+        others = [m for m in fresh if m.properties.get(WAITING_RUN) != run.run_id]
+        taken += len(others)
+        if others:
+            yield from delete_batch(run, tools, others, budgets)
 
 
 class Budgets:
@@ -121,13 +129,16 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
         first = doomed[twin.path]
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
         twin.settle(outcome, TWIN)
+        twin.waiting = first.waiting
     _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
     for d in decisions:
         if d.outcome == WAITING and not d.message.topic:
             d.outcome = NOT_DELETED
+    if not stopped:
+        send_back(run, tools, [d for d in decisions if d.outcome == WAITING and d.waiting not in STAYS])
     tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
-    tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING])
-    tools.queue.release([d.message for d in decisions if d.outcome == WAITING])
+    tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING or d.sent_back])
+    tools.queue.release([d.message for d in decisions if d.outcome == WAITING and not d.sent_back])
     if stopped:
         raise stopped
     return decisions
@@ -154,7 +165,7 @@ def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> Lifecycle
     except LifecycleError as error:
         stopped = stopped or error
         for d in doomed.values():
-            d.settle(WAITING, f"{NOT_KNOWN}: {error}")
+            d.wait(Waiting.STOPPED, f"{NOT_KNOWN}: {error}")
     return stopped
 
 
@@ -173,7 +184,7 @@ def _delete_copies(
         tools.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
     except LifecycleError as error:
         for d in copies:
-            d.settle(WAITING, f"the run was stopped: {error}")
+            d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
         return error
     return offloaded.delete(run, tools, copies)
 
@@ -189,14 +200,12 @@ def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
     try:
         postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
     except LifecycleError as error:
-        for d in failed:
-            d.outcome, d.reason = WAITING, f"{d.reason}; the retry topic could not be asked: {error}"
+        stay(failed, f"the retry topic could not be asked: {error}")
         return
     for d, one in zip(failed, postponed, strict=True):
         d.extra["reconsume_times"] = one.times
         if one.error:
-            why = f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error
-            d.outcome, d.reason = WAITING, f"{d.reason}; {why}"
+            stay([d], f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error)
         elif one.dead:
             d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 
@@ -214,7 +223,7 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
         elif d.message.publish_time > latest:
             d.settle(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
         elif d.message.publish_time >= evidence.started_at:
-            d.settle(WAITING, "no covered scan has started since it was sent")
+            d.wait(Waiting.NO_SCAN, "no covered scan has started since it was sent")
     offloaded.decide(
         run, tools, [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
     )
@@ -271,7 +280,7 @@ def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         if mismatch:
             d.settle(REFUSED, mismatch)
         elif marked_at is not None and marked_at >= evidence.started_at:
-            d.settle(WAITING, "no covered scan has started since it left its topic")
+            d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, tools, d, "something refers to it", marked_at or 0)
         elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
@@ -374,6 +383,7 @@ def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str
             d.settle(GONE, "someone else deleted it at the same moment")
         else:
             d.settle(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
+            d.waiting = Waiting.STOPPED if failed == WAITING else None
 
 
 def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
@@ -393,6 +403,10 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
         detail["reconsume_times"] = times
+    if d.waiting and d.outcome == WAITING:
+        detail["waiting"] = str(d.waiting)
+        if d.sent_back:
+            detail["waiting_since"] = d.extra["waiting_since"]
     if info and (uuid := copy_of(info)):
         detail["uuid"] = uuid
     if "bucket" in d.extra:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,7 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.model import Topic, cursor_name, decode_name
-from pulsar_lifecycle.plan import tables
+from pulsar_lifecycle.plan import snapshots, tables
 from pulsar_lifecycle.plan.coverage import MISSING_ROOT
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
@@ -413,12 +413,14 @@ def schema_versions(data: bytes) -> list[tuple[int, int, int]]:
 class Brokers:
     """What the brokers said, taken once per scan: who has which topic loaded, and how stale that word may be (ms).
 
-    ``silence`` says why they were not heard; then every topic counts as loaded.
+    ``silence`` says why they were not heard; then every topic counts as loaded. ``started``: when each broker did (ms);
+    one that is missing did not say.
     """
 
     loaded: Mapping[str, str]
     stats_interval: int
     silence: str = ""
+    started: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 BROKERS_ROOT = "/loadbalance/brokers"
@@ -433,14 +435,24 @@ def hear(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
     registered = store.children([BROKERS_ROOT])[0]
     if isinstance(registered, Unread):
         raise AccessDenied(f"{BROKERS_ROOT}: {registered.reason}")
-    heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms())
-    missing = sorted(set(registered.names if registered else ()).difference(admin.brokers()))
+    names = registered.names if registered else ()
+    # Read first: a broker that is started again meanwhile lists nothing that it had loaded before.
+    started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
+    heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
+    missing = sorted(set(names).difference(admin.brokers()))
     if missing:
         raise Unavailable(
             f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
             "is that the same cluster?"
         )
     return heard
+
+
+def _started(brokers: Iterable[Node | Unread | None]) -> dict[str, int]:
+    """When the brokers started, by their z-nodes; those that do not say so are left out."""
+    nodes = [node for node in brokers if isinstance(node, Node)]
+    times = {node.path.rpartition("/")[2]: snapshots.broker_started(node.data, node.stat.ctime) for node in nodes}
+    return {name: at for name, at in times.items() if at is not None}
 
 
 def read_topics(
@@ -481,6 +493,7 @@ def read_topics(
                     info and state,
                     info and reason,
                     broker,
+                    brokers.started.get(broker or ""),
                     _asked(compaction, topic) if ask else None,
                     retention.get("retentionTimeInMinutes"),
                     retention.get("retentionSizeInMB"),
@@ -491,6 +504,7 @@ def read_topics(
             "load_state",
             "load_reason",
             "broker",
+            "broker_started",
             "compaction",
             "retention_minutes",
             "retention_mb",

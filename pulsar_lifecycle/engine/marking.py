@@ -56,13 +56,21 @@ GOES = "goes"
 """What a dry run says of a ledger that would be removed."""
 
 
+NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
+"""End of the reason for what may go by now, and is not among what was counted."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrimOrder:
-    """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive)."""
+    """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive).
+
+    ``counted``: those of them that were counted against the caps, where they were: no other may go.
+    """
 
     topic: Topic
     ledgers: frozenset[int] = frozenset()
     up_to: int = -1
+    counted: frozenset[int] | None = None
 
     def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
         """Ledger ids; those that the topic does not list are among them if they were named."""
@@ -153,7 +161,9 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
     found: dict[Topic, TrimOrder] = {}
     for order in orders:
         known = found.get(order.topic, order)
-        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, max(known.up_to, order.up_to))
+        counted = None if known.counted is None or order.counted is None else known.counted | order.counted
+        up_to = max(known.up_to, order.up_to)
+        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted)
     return found
 
 
@@ -279,6 +289,8 @@ class _Trim:
             return True
         loaded = _loaded(self._run, tools, view)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
+        if not stays and not (view := self._counted_only(view)).goes:
+            return True
         if loaded and not stays and (refusal := why_not_unloaded(tools, self._permit, view.topic)) is not None:
             if not refusal:
                 return False
@@ -290,6 +302,16 @@ class _Trim:
             return True
         leaving = self._send(view)
         return self._remove(view, leaving, bool(loaded)) if leaving else True
+
+    def _counted_only(self, view: _View) -> _View:
+        """Without the ledgers that could not go when the caps were checked; they are refused."""
+        counted = self._order.counted
+        if counted is None:
+            return view
+        for ledger_id in view.goes:
+            if ledger_id not in counted:
+                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, f"it {NOT_COUNTED}")
+        return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
     def _account_for_lost_write(self, view: _View) -> bool:
         """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""

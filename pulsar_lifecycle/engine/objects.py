@@ -55,7 +55,8 @@ AT_ONCE = 1_000
 class Inventory:
     """What every part of the inventory shares; ``now`` and ``earlier`` are what the scans found in metadata.
 
-    ``referenced`` are the ledgers that the newest scan found listed.
+    ``referenced`` are the ledgers that the newest scan found listed, ``listed_earlier`` those that a scan since
+    the confirming one did.
     """
 
     buckets: tuple[str, ...]
@@ -63,6 +64,7 @@ class Inventory:
     now: NamedUuids
     earlier: NamedUuids
     referenced: Referenced
+    listed_earlier: Referenced
     ledgers_root: str
 
 
@@ -237,7 +239,7 @@ def _owned(
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
             unneeded.append((one, whose, Spare(one.ledger_id, Topic.parse(whose.topic), item)))
-    places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced)
+    places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
     last = why_last([spare for *_, spare in unneeded], places, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
         unknown = isinstance(found, LifecycleError)
@@ -287,7 +289,7 @@ def _missing(
             if isinstance(copy, LifecycleError):
                 raise copy
             damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
-            wrong = plan_objects.damage(copy, naming)
+            wrong = inventory.rules.wrong(copy, naming)
             kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
             yield copy.row(kind, why, naming.topic)
 

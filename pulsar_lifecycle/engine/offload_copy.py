@@ -29,6 +29,11 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEA
 from pulsar_lifecycle.formats.offload_object import Role
 from pulsar_lifecycle.ports import EntryBatch, LedgerReader, ObjectHead, ObjectStore, Part
 
+LARGER = (
+    "offload it with larger blocks: raise MaxBlockSizeInBytes in its offload policy (or offload.block_size, if no "
+    "policy says it), and make a new plan"
+)
+"""What to do about an entry that fits no block, or too many blocks; the same plan fails again."""
 MAX_PARTS = 10_000
 """Parts of one upload (S3 API), so blocks of one data object."""
 BLOCKS_IN_FLIGHT = 2
@@ -140,7 +145,7 @@ def _builder(source: Source, target: Target) -> DataObjectBuilder:
     if offload_data.every_entry_fits(metadata, size) is False:
         raise Refused(
             f"ledger {ledger_id}: its entries have more than {offload_data.max_entry_length(size)} bytes on average,"
-            f" for which blocks of {size} have no room: offload it with larger blocks"
+            f" for which blocks of {size} have no room: {LARGER}"
         )
     entries = metadata.last_entry_id + 1
     least = -(-(metadata.length + ENTRY_HEADER_LENGTH * entries) // (size - DATA_HEADER_LENGTH))
@@ -151,8 +156,7 @@ def _builder(source: Source, target: Target) -> DataObjectBuilder:
 
 def _too_many_parts(target: Target) -> Refused:
     return Refused(
-        f"ledger {target.location.ledger_id}: it makes more than {MAX_PARTS} blocks of {target.block_size}:"
-        " offload it with larger blocks"
+        f"ledger {target.location.ledger_id}: it makes more than {MAX_PARTS} blocks of {target.block_size}: {LARGER}"
     )
 
 
@@ -175,7 +179,7 @@ def _send(
             try:
                 blocks = builder.feed(batch.first, batch.payloads)
             except Refused as error:
-                raise Refused(f"ledger {target.location.ledger_id}: {error}") from None
+                raise Refused(f"ledger {target.location.ledger_id}: {error}: {LARGER}") from None
             for block in blocks:
                 if block.position.part_id > MAX_PARTS:
                     raise _too_many_parts(target)

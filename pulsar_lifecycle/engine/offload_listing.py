@@ -7,7 +7,7 @@ entries (``offloaded_ledger``). A bucket tells all but which ledger is whose; no
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pulsar_lifecycle.engine import closed_ledgers
 from pulsar_lifecycle.engine.offloaded_ledger import Location
@@ -20,11 +20,12 @@ from pulsar_lifecycle.ports import MetadataStore, ObjectHead, ObjectStore, Objec
 
 @dataclass(frozen=True, slots=True)
 class OffloadedData:
-    """A data object that has its index object; ``size`` in bytes."""
+    """A data object that has its index object; ``size`` in bytes, ``owner`` its topic's z-node if known."""
 
     location: Location
     size: int
     etag: str
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ def of_owner(store: MetadataStore, objects: ObjectStore, owner: Topic | Namespac
     In whichever bucket they say. Raises NotFound for an owner that is not there, or an object that is not; Refused for
     a bucket that the settings do not name; CorruptFormat, Unavailable.
     """
-    wanted: list[Location] = []
+    wanted: dict[Location, str] = {}
     left_out: dict[str, str] = {}
-    for _, node in closed_ledgers.read_nodes(store, closed_ledgers.paths_of(store, owner)):
+    for path, node in closed_ledgers.read_nodes(store, closed_ledgers.paths_of(store, owner)):
         for info in managed_ledger.decode(node.data).ledgers if node else ():
             if info.offload is None or not info.offload.complete:
                 continue
@@ -85,8 +86,9 @@ def of_owner(store: MetadataStore, objects: ObjectStore, owner: Topic | Namespac
             if info.offload.uuid is None or not bucket:
                 left_out[str(info.ledger_id)] = "its offload names no object of a bucket"
             else:
-                wanted.append(Location(bucket, info.offload.uuid, info.ledger_id))
-    return Offloads(_headed(objects, wanted), left_out)
+                wanted[Location(bucket, info.offload.uuid, info.ledger_id)] = path
+    found = _headed(objects, list(wanted))
+    return Offloads(tuple(replace(one, owner=wanted[one.location]) for one in found), left_out)
 
 
 def _headed(objects: ObjectStore, wanted: Sequence[Location]) -> tuple[OffloadedData, ...]:

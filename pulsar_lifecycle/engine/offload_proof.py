@@ -24,7 +24,7 @@ from pulsar_lifecycle.engine.offloaded_ledger import (
     naming,
     open_offloaded,
 )
-from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, UsageError
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, Unavailable, UsageError
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.offload_data import DataObjectReader, ReadEntries
@@ -60,6 +60,15 @@ class Verified:
     checksum: str
 
 
+class OriginalUnread(Unavailable):
+    """BookKeeper's copy, which the objects are compared with, could not be read."""
+
+
+def disproves(error: LifecycleError) -> bool:
+    """Whether what :func:`verify` raised is about the objects: damaged, missing, or not those of the ledger."""
+    return isinstance(error, CorruptFormat | NotFound)
+
+
 def verify(
     objects: ObjectStore,
     location: Location,
@@ -79,7 +88,8 @@ def verify(
     compared by block: the checksums of its entries say what the block's must be, and only if a block has another one
     all is read again and taken apart, to find the entry. In memory: ``ahead`` + 3 pieces. Raises CorruptFormat
     (UnsupportedFormat) for any difference, NotFound where an object is not there, Conflict where one was replaced since
-    it was copied or while it was read; what ``pace`` raises; as ``LedgerReader.stream`` and ``ObjectStore.get`` do.
+    it was copied or while it was read, OriginalUnread; what ``pace`` raises; as ``LedgerReader.stream`` and
+    ``ObjectStore.get`` do.
     """
     ledger = open_offloaded(objects, location)
     _check_origin(ledger, origin)
@@ -262,8 +272,13 @@ class _Originals:
 
 
 def _streamed(reader: LedgerReader, location: Location, source: Source) -> Generator[EntryBatch, None, None]:
+    """The ledger's own entries. What is wrong with those says nothing of the objects: OriginalUnread."""
     stream = reader.stream(location.ledger_id, source.metadata, 0, source.metadata.last_entry_id)
-    return cast(Generator[EntryBatch, None, None], stream)
+    with contextlib.closing(cast(Generator[EntryBatch, None, None], stream)) as entries:
+        try:
+            yield from entries
+        except (CorruptFormat, NotFound) as error:
+            raise OriginalUnread(f"ledger {location.ledger_id}: BookKeeper does not give it whole: {error}") from error
 
 
 def _compare(location: Location, some: ReadEntries, back: array[int], originals: array[int]) -> None:

@@ -22,7 +22,10 @@ POLICY = "offload.loaded_topics"
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read."""
+    """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read.
+
+    ``ledgers``: how many it speaks of, if it is the topic.
+    """
 
     topic: str
     ledger_id: int
@@ -30,6 +33,7 @@ class Offloaded:
     reason: str
     bytes: int = 0
     uuid: str = ""
+    ledgers: int = 1
 
 
 def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
@@ -54,6 +58,16 @@ def record(
             for one in outcomes
         ]
     )
+
+
+def record_topics(run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], action: str) -> None:
+    """One journal row per topic, of so many of its ledgers together."""
+    now, phase = tools.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
+    rows = [
+        journal_row(run.run_id, run.cluster, one, {"ledgers": one.ledgers}, now, action=action, phase=phase)
+        for one in outcomes
+    ]
+    tools.journal.record(rows)
 
 
 def journal_row(

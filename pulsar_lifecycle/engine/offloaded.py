@@ -6,7 +6,8 @@ of a batch, its journal and its acknowledgements (``deletion.py``). docs/two-pha
 Nothing brings an object back, so everything must agree: no LedgerInfo names the attempt's UUID, in a covered scan and
 in the owner's z-node as it is now; it is no open attempt of our own; the object itself says that it is of this cluster
 and this topic; and either our own first phase took the ledger off its topic's list, or two scans a day apart agree on
-an object older than both.
+an object older than both. Where a topic lists the ledger all the same, another copy of it must be there, and be the
+same, entry by entry; where one of those scans found it listed and none does now, nothing is confirmed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from uuid import UUID
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.attempts import BrokenAttempt
 from pulsar_lifecycle.engine.decision import Decision, Run, Tools, bucket_of
-from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last
+from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.engine.other_copies import STOPPING, Places, Spare, is_listed, why_last, why_unlike
 from pulsar_lifecycle.engine.owners import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.engine.unsettled import NOT_KNOWN
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
@@ -27,7 +29,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.objects import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
+from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, Waiting
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 
 
@@ -46,6 +48,8 @@ def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
     ask_owners(run, tools, _open(copies), _look_at_topic)
     _look_at_objects(run, tools, _open(copies))
     _look_for_another_copy(run, tools, _open(copies))
+    if _compare_copies(run, tools, _open(copies)):
+        _look_again(run, tools, _open(copies))
 
 
 def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError | None:
@@ -58,7 +62,7 @@ def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError
         control.check_lease(tools.store, run.guard)
     except LifecycleError as error:
         for d in doomed:
-            d.settle(WAITING, f"the run was stopped: {error}")
+            d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
         return error
     for bucket, group in _by_bucket(doomed):
         keys = [key for d in group for key in _keys(d)]
@@ -103,7 +107,7 @@ def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
         d.settle(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
     elif tools.objects is None or run.offload is None:
-        d.settle(WAITING, "object_store is not set: nothing can be said of offloaded copies")
+        d.wait(Waiting.NO_OBJECT_STORE, "object_store is not set: nothing can be said of offloaded copies")
     elif not bucket:
         d.settle(REFUSED, "the message names no bucket")
     elif bucket not in run.offload.buckets:
@@ -113,7 +117,10 @@ def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
     elif rule := orphans.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
         d.settle(KEPT, f"{rule[0]}: {rule[1]}")
     elif run.evidence.offloads.undecoded:
-        d.settle(WAITING, "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy")
+        d.wait(
+            Waiting.UNDECODED_TOPICS,
+            "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy",
+        )
     else:
         d.extra["bucket"] = bucket
 
@@ -129,7 +136,7 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
         earlier = evidence.offloads.earlier.named(_uuid(d) for d in foreign) if foreign else set[UUID]()
     except LifecycleError as error:
         for d in live:
-            d.settle(WAITING, f"the scans' offload UUIDs cannot be read, run the job scan again: {error}")
+            d.wait(Waiting.UNREAD_SCAN, f"the scans' offload UUIDs cannot be read, run the job scan again: {error}")
         return
     for d in live:
         marked_at = _marked_at(run, d)
@@ -137,7 +144,7 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
         elif marked_at is not None:
             if marked_at >= evidence.started_at:
-                d.settle(WAITING, "no covered scan has started since its ledger left its topic")
+                d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
         elif not run.offload.exclusive:
             d.settle(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
         elif _uuid(d) in earlier:
@@ -150,8 +157,9 @@ def _look_at_attempts(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
     for d in live:
         one = found.get(d.info.ledger_id)
         if isinstance(one, BrokenAttempt):
-            d.settle(
-                WAITING, f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}"
+            d.wait(
+                Waiting.UNREAD_ATTEMPT,
+                f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}",
             )
         elif one is not None and one.uuid == _uuid(d):
             in_use(run, tools, d, "it is an open offload attempt of ours")
@@ -195,7 +203,7 @@ def _look_at_objects(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
 
 def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
     if isinstance(error, (AccessDenied, NotFound, Refused)):
-        d.settle(WAITING, f"object_store may not look at {what}: {error}")
+        d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at {what}: {error}")
     else:
         d.settle(RETRYING, f"{what} could not be looked at: {error}")
 
@@ -238,15 +246,96 @@ def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> 
 
     A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
     """
-    assert run.offload is not None
-    spares = [Spare(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed")) for d in live]
-    places = Places(run.offload.buckets, run.ledgers_root, run.evidence.refs)
-    last = why_last(spares, places, store=tools.store, reader=tools.reader, objects=_objects(tools))
+    spares = [_spare(run, d) for d in live]
+    last = why_last(spares, _places(run), store=tools.store, reader=tools.reader, objects=_objects(tools))
     for d, why in zip(live, last, strict=True):
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
         elif why:
             d.settle(KEPT, why)
+
+
+def _compare_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> bool:
+    """Where some topic lists the ledger, read both copies whole: a sample would prove nothing of the rest.
+
+    Comes last, as it may take long: whatever else speaks against a deletion costs no reading. Whether any was read.
+    What a run reads and is stopped before it acts is read again, so a batch reads :data:`COMPARED_AT_ONCE` at most.
+    """
+    pace = _Watch(run, tools)
+    read = 0
+    for n, d in enumerate(live):
+        spare, location = _spare(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
+        if not is_listed(spare, _places(run)):
+            continue
+        if read and read + d.length > COMPARED_AT_ONCE:
+            d.wait(Waiting.TURN, "other copies of its batch were compared whole first")
+            continue
+        read += max(d.length, 1)
+        try:
+            why = why_unlike(
+                spare,
+                location,
+                _places(run),
+                store=tools.store,
+                reader=tools.reader,
+                objects=_objects(tools),
+                pace=pace,
+            )
+        except STOPPING as error:
+            for left in live[n:]:
+                left.wait(Waiting.STOPPED, f"the run was stopped: {error}")
+            break
+        if isinstance(why, LifecycleError):
+            _not_shown(d, why, "the copies of its ledger")
+        elif why:
+            d.settle(KEPT, why)
+    return read > 0
+
+
+COMPARED_AT_ONCE = 1 << 32
+"""Bytes of objects that one batch compares whole, at most; the first copy is compared however large it is."""
+
+LOOK_EVERY = 2_000
+"""How long (ms) copies are read without a look at the pause z-node and the lease."""
+
+
+class _Watch:
+    """Paces what is read whole, and ends it where the run is paused or has lost its lease."""
+
+    def __init__(self, run: Run, tools: Tools) -> None:
+        self._run, self._tools = run, tools
+        self._looked = tools.clock.now_ms()
+
+    def __call__(self, size: int) -> None:
+        tools = self._tools
+        tools.pace(size)
+        if tools.clock.now_ms() - self._looked >= LOOK_EVERY:
+            control.check_not_paused(tools.store)
+            control.check_lease(tools.store, self._run.guard)
+            self._looked = tools.clock.now_ms()
+
+
+def _look_again(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Reading took its time: what names these copies, and where the other ones are, is asked once more."""
+    before = [(d, d.extra.get("listed"), d.extra["objects"]) for d in live]
+    tools.store.sync("/")
+    _look_at_attempts(run, tools, live)
+    ask_owners(run, tools, _open(live), _look_at_topic)
+    _look_at_objects(run, tools, _open(live))
+    _look_for_another_copy(run, tools, _open(live))
+    for d, listed, objects in before:
+        if (d.extra.get("listed"), d.extra["objects"]) != (listed, objects):
+            d.settle(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
+
+
+def _spare(run: Run, d: Decision) -> Spare:
+    given_up = _marked_at(run, d) is not None
+    return Spare(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), given_up)
+
+
+def _places(run: Run) -> Places:
+    assert run.offload is not None
+    return Places(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
 
 
 # ------------------------------------------------------------------------------------------------------------ a message

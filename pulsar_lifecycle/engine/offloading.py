@@ -30,7 +30,9 @@ from pulsar_lifecycle.engine.canary import (
     Canary,
     Copy,
     Unheard,
+    Unheld,
     entries_to_ask,
+    location_before,
     read_by_broker,
     record_seen,
     record_unseen,
@@ -56,6 +58,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
 from pulsar_lifecycle.plan.outcomes import (
+    FOREIGN_ATTEMPT,
     OFFLOADED,
     PREPARED,
     REFUSED,
@@ -99,13 +102,17 @@ def begin_topic(
     obstacle = _obstacles(run, tools, topic, [one.ledger_id for one in wanted])
     begun: list[Attempt] = []
     outcomes: list[Offloaded] = []
+    foreign = trimming.open_attempt(info)
     loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     for one in wanted:
-        why = obstacle(node, info, one.ledger_id, None)
+        why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):
             why = "no bucket is named for it"
         if why:
             outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, why))
+            continue
+        if foreign:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign))
             continue
         if loaded and not run.writes_loaded(topic):
             why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
@@ -127,18 +134,19 @@ def begin_topic(
             outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
         else:
             begun.append(attempt)
-    record(run, tools, [said_of(attempt, PREPARED, "its attempt is open") for attempt in begun])
+    telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
+    record(run, tools, [*(said_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
     return begun, outcomes
 
 
-_Obstacle = Callable[[Node, ManagedLedgerInfo, int, UUID | None], str]
-"""Why a ledger of a topic may not be offloaded (with this UUID of ours), as the topic is now; empty if it may."""
+_Obstacle = Callable[[ManagedLedgerInfo, int], str]
+"""Why a ledger of a topic may not be offloaded, as the topic is now; empty if it may."""
 
 
 def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
     rows = standing.ledger_rows(tools.store, sorted(ledger_ids), run.ledgers_root)
 
-    def obstacle(node: Node, info: ManagedLedgerInfo, ledger_id: int, ours: UUID | None) -> str:
+    def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> str:
         rule = run.topic_rule(topic, standing.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
         listed = {item.ledger_id: item for item in info.ledgers}
         item, row = listed.get(ledger_id), rows[ledger_id]
@@ -155,13 +163,7 @@ def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection
         assert row is not None
         if not row["length"] or not row["entries"]:
             return "empty"
-        if why := _unlike_bookkeeper(item, row["entries"], row["length"]):
-            return why
-        attempt = item.offload.uuid if item.offload else None
-        if attempt and attempt != ours:
-            loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-            return f"offload attempt {attempt} is its broker's: it may be running ({loaded})" if loaded else ""
-        return ""
+        return _unlike_bookkeeper(item, row["entries"], row["length"])
 
     return obstacle
 
@@ -269,12 +271,15 @@ def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, At
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         said = {i: Said(REFUSED, "its topic does not list it any more") for i in ours}
+        foreign = trimming.open_attempt(info, {one.uuid for one in ours.values()})
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             attempt = ours.get(item.ledger_id)
             if attempt and not is_ours(item, attempt):
-                why = obstacle(node, info, item.ledger_id, attempt.uuid)
-                said[item.ledger_id] = Said(REFUSED, why) if why else Said(OFFLOADED, COMMITTED, changes=True)
+                why = obstacle(info, item.ledger_id)
+                refused = Said(REFUSED, why) if why else Said(FOREIGN_ATTEMPT, foreign)
+                why = why or foreign
+                said[item.ledger_id] = refused if why else Said(OFFLOADED, COMMITTED, changes=True)
                 item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
             elif attempt:
                 said[item.ledger_id] = Said(OFFLOADED, COMMITTED)
@@ -319,23 +324,28 @@ def unread_by_broker(
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
+        before = location_before(tools, copy)
         unread = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
     except Unheard as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
     if not unread:
-        record_seen(run, tools, topic, copy, canary, proves=proves)
+        record_seen(run, tools, topic, copy, canary, before, proves=proves)
         return []
     untold = ""
     try:  # before it is taken back: no later run may go by what was seen before
         record_unseen(run, tools, topic, copy, canary, unread)
     except STOPPING:
         raise
+    except Unheld as failure:
+        untold = f"; {failure}"
     except LifecycleError as failure:
         untold = f"; the journal does not say so: {failure}"
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
         said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, uuids, given_up=False), "")
-    except STOPPING:
+    except STOPPING as stop:
+        if canary.unheld:
+            raise Unheld(f"{canary.unheld}; {stop}") from stop
         raise
     except LifecycleError as failure:
         said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
@@ -353,12 +363,20 @@ def unread_by_broker(
 
 
 def take_back_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, ledger_ids: Collection[int]
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    ledger_ids: Collection[int],
+    *,
+    given_up: bool = True,
+    policy: str = POLICY,
 ) -> list[Offloaded]:
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
-    The objects stay; nothing names them any more. A ledger may then be offloaded anew. The caller holds the deletion
-    lease, too: BookKeeper may still have what its topic gave up. Raises as ``edit_topic``.
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``given_up``: even where its
+    topic gave BookKeeper's copy up, which may be there still; then the caller holds the deletion lease, too. ``policy``
+    and what is raised as ``edit_topic``.
     """
     permit.check(tools.store)
     planned = plan_take_back(run, tools, topic, ledger_ids, permit)
@@ -369,7 +387,7 @@ def take_back_topic(
         record(
             run, tools, [replace(one, outcome=TAKING_BACK, reason=about) for one in planned if one.ledger_id in going]
         )
-        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going, given_up=True), POLICY)
+        said = edit_topic(run, tools, permit, topic, _taking_back(run, tools, topic, going, given_up=given_up), policy)
         done = [
             Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
         ]

@@ -2,16 +2,19 @@
 
 Belongs here: the rule that a sweep's plan (``objects.py``) and the deletion run (``offloaded.py``) share. Not here:
 what names a copy. Metadata proves no copy: an object may be gone though its topic names it, and a ledger's z-node that
-came back from a backup brings no entries back.
+came back from a backup brings no entries back. ``why_last`` looks, and is cheap: it plans. Before anything is deleted
+``why_unlike`` reads both copies whole and compares every entry.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.engine import inventory, whole_copies
+from pulsar_lifecycle.engine.offload_copy import Pace
+from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
@@ -25,20 +28,28 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead
 
 @dataclass(frozen=True, slots=True)
 class Spare:
-    """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does."""
+    """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does.
+
+    ``given_up``: our own first phase took the ledger off its topic's list.
+    """
 
     ledger_id: int
     topic: Topic
     item: LedgerInfo | None
+    given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``)."""
+    """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``).
+
+    ``earlier``: those that the scan which confirms it, or one in between, found listed.
+    """
 
     buckets: Collection[str]
     ledgers_root: str
     referenced: Referenced
+    earlier: Referenced = field(default_factory=Referenced)
 
 
 def why_last(
@@ -48,19 +59,88 @@ def why_last(
 
     The other copy is the one that its topic reads, both of whose objects must be there; without one, BookKeeper's,
     whose entries the bookies must have. A LifecycleError where a bucket could not be asked.
+
+    A ledger that a scan found listed and nothing lists now is not confirmed: metadata that is taken away and put back
+    lists it again, and while it is away nobody can say which copy it reads.
     """
     found: list[str | LifecycleError] = [""] * len(spares)
     read, rest = list[int](), list[int]()
     for n, one in enumerate(spares):
         if _read_offload(one):
             read.append(n)
-        elif one.item or one.ledger_id in places.referenced.needed or one.ledger_id in places.referenced.offloaded:
+        elif is_listed(one, places):
             rest.append(n)
+        elif not one.given_up and one.ledger_id in places.earlier:
+            found[n] = "not confirmed: an earlier scan still found its ledger listed"
     for n, why in zip(read, why_unproven([spares[n] for n in read], places.buckets, objects), strict=True):
         found[n] = why
     for n, why in zip(rest, _not_in_bookkeeper([spares[n] for n in rest], places, store, reader), strict=True):
         found[n] = f"some topic lists its ledger, and no other copy of it is known: {why}" if why else ""
     return found
+
+
+def is_listed(spare: Spare, places: Places) -> bool:
+    """Whether some topic lists the ledger of a copy, so that another copy must be there."""
+    return bool(spare.item) or spare.ledger_id in places.referenced
+
+
+def why_unlike(
+    spare: Spare,
+    location: Location,
+    places: Places,
+    *,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
+    pace: Pace,
+) -> str | LifecycleError:
+    """Why the copy at ``location`` may be the only good one of a listed ledger; empty once every entry was compared.
+
+    The other copy is that of ``why_last``: the one that its topic reads, or BookKeeper's. Both are read whole, at the
+    same time, and every entry of one must be that of the other; of a pair without its data object no entry can be
+    compared, and the other copy is read all the same. Empty at once where no topic lists the ledger. A LifecycleError
+    for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
+    """
+    if not is_listed(spare, places):
+        return ""
+    try:
+        heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
+        for head in heads:
+            if isinstance(head, LifecycleError):
+                return head
+        data, index = (head if isinstance(head, ObjectHead) else None for head in heads)
+        if offload := _read_offload(spare):
+            assert offload.uuid
+            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, spare.ledger_id)
+            what, other = "the copy that its topic reads", whole_copies.in_bucket(objects, there, pace)
+        else:
+            (node,) = store.read([ledger_path.ledger_path(spare.ledger_id, places.ledgers_root)])
+            if not isinstance(node, Node):
+                return "its z-node in BookKeeper is not there, or cannot be read"
+            metadata = ledger_metadata.decode(node.data)
+            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, spare.ledger_id, metadata, pace)
+        if data is None:
+            entries, unlike = whole_copies.read_whole(other), ""
+        else:
+            whole = whole_copies.in_bucket(objects, location, pace)
+            if index is None:
+                whole = whole_copies.in_data_object(objects, location, data, pace)
+            compared = whole_copies.compare("it", whole, what, other)
+            entries, unlike = compared.entries, compared.difference
+    except STOPPING:
+        raise
+    except (CorruptFormat, NotFound) as error:
+        return f"every entry of it and of another copy is to be compared, and one of them cannot be read: {error}"
+    except LifecycleError as error:
+        return error
+    listed = spare.item.entries if spare.item else None
+    if not unlike and listed and entries != listed:
+        unlike = f"its topic lists {listed} entries, {what} has {entries}"
+    return f"every entry of it and of another copy was to be the same: {unlike}" if unlike else ""
+
+
+STOPPING = (Paused, LeaseLost, Overloaded)
+"""What ends a run: no word on any copy."""
 
 
 def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[Copy]) -> list[Copy | LifecycleError]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import control, inventory, references
-from pulsar_lifecycle.engine.canary import Copy, place_of
+from pulsar_lifecycle.engine.canary import Copy, site_of
 from pulsar_lifecycle.engine.decision import Decision, Released, Run, Tools
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -19,12 +19,12 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
-from pulsar_lifecycle.formats.retry_letter import reconsume_times
+from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
 from pulsar_lifecycle.model import Topic, cursor_nodes
-from pulsar_lifecycle.plan import orphans
+from pulsar_lifecycle.plan import orphans, snapshots
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
-from pulsar_lifecycle.ports import Node, Unread
+from pulsar_lifecycle.ports import Node, TopicInternals, Unread
 
 RACE_WINDOW_MS = 3_600_000
 """A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
@@ -81,12 +81,13 @@ def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, to
 
 
 def first_sent(run: Run, d: Decision) -> int:
-    """When the intent was first sent (ms): each retry is a message of its own, published anew."""
+    """When the intent was first sent (ms): each retry, and each copy that waits, is a message published anew."""
     published = d.message.publish_time
     claimed = d.info.sent_at
     if claimed is not None and 0 < claimed <= published:
         return claimed
-    return published - reconsume_times(d.message.properties) * run.retry_delay_ms
+    since = waiting_since(d.message.properties, published) or published
+    return since - reconsume_times(d.message.properties) * run.retry_delay_ms
 
 
 def _readable(node: Node | Unread | None) -> Node | None:
@@ -99,18 +100,23 @@ def _readable(node: Node | Unread | None) -> Node | None:
 def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id: item for item in info.ledgers}
-    unsure, memory = memory_of(run, tools, topic, node, info)
+    unsure, internals = _internals_of(run, tools, topic, node, info)
+    memory = _held(internals)
     pending: list[Decision] = []
     for d in group:
         released: Released | None = d.extra.get("released")
         if d.info.ledger_id in listed:
             why = "its topic's z-node lists it"
             if released:
-                why = still_used(tools, listed[d.info.ledger_id], max(listed), released, topic)
+                item = listed[d.info.ledger_id]
+                copy = Copy.of_item(item, 0)
+                why = still_used(tools, item, max(listed), released, topic)
+                if copy:
+                    d.extra["site"] = site_of(copy)
+                else:
+                    why = why or "its topic's z-node does not say by which driver it is offloaded"
             if why:
                 in_use(run, tools, d, why)
-            elif _unread_of_late(run, topic, listed[d.info.ledger_id]):
-                d.settle(RETRYING, UNREAD_OF_LATE)
         elif released:
             d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
         elif unsure:
@@ -128,13 +134,25 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
             _look_at_compaction(run, tools, d, topic, f"{base}/{references.COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, tools, d)
-    _settle_pending(run, tools, topic, node, info, [d for d in pending if not d.outcome])
+    _settle_pending(run, tools, topic, node, info, internals, [d for d in pending if not d.outcome])
 
 
 def memory_of(
     run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, set[int]]:
-    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds.
+    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds."""
+    unsure, internals = _internals_of(run, tools, topic, node, info)
+    return unsure, _held(internals)
+
+
+def _held(internals: TopicInternals | None) -> set[int]:
+    return {ledger for ledger, _ in references.held(internals)} if internals else set()
+
+
+def _internals_of(
+    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+) -> tuple[str, TopicInternals | None]:
+    """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it.
 
     Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
     """
@@ -143,28 +161,17 @@ def memory_of(
     if node is None:
         if broker:
             unsure = f"{NOT_KNOWN_YET}its topic has no z-node, and {broker} still lists it"
-        return unsure, set()
+        return unsure, None
     if not broker:
         if run.now - node.stat.mtime <= inventory.UNLOADED_AFTER * run.brokers.stats_interval:
             unsure = f"{NOT_KNOWN_YET}its topic's z-node was just written: some broker may be loading it"
-        return unsure, set()
+        return unsure, None
     last = max((item.ledger_id for item in info.ledgers), default=None)
     state = inventory.ledger_states(tools.store, [last], run.ledgers_root)[0]
     if state != "OPEN" and info.terminated is None:
         unsure = f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded"
-        return f"{NOT_KNOWN_YET}{unsure}", set()
-    return "", {ledger for ledger, _ in references.held(tools.admin.internal_stats(topic))}
-
-
-UNREAD_OF_LATE = (
-    "a broker of its namespace could not read the offloaded ledger that it was asked for last: mend that, and let an "
-    "offload run have one read again"
-)
-
-
-def _unread_of_late(run: Run, topic: Topic, item: LedgerInfo) -> bool:
-    copy = Copy.of_item(item, 0)
-    return copy is not None and place_of(topic, copy) in run.evidence.offloads.unseen
+        return f"{NOT_KNOWN_YET}{unsure}", None
+    return "", tools.admin.internal_stats(topic)
 
 
 def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
@@ -189,7 +196,9 @@ def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path:
             tools.store, tools.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
         )
         for word in words:
-            if word.error:
+            if word.keeps_owner:
+                d.settle(KEPT, f"its topic's compaction cursor is damaged: {word.error}")
+            elif word.error:
                 d.settle(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
         held |= {word.ledger_id for word in words}
     if d.info.ledger_id in held:
@@ -208,7 +217,9 @@ def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
     for word in references.schema_words(
         tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
     ):
-        if word.error:
+        if word.keeps_owner:
+            d.settle(KEPT, f"its schema's index is damaged: {word.error}")
+        elif word.error:
             d.settle(RETRYING, f"its schema's index could not be read: {word.error}")
         elif word.ledger_id == d.info.ledger_id:
             d.settle(KEPT, "still in use: an entry of its schema names it")
@@ -220,16 +231,17 @@ def _settle_pending(
     topic: Topic,
     node: Node | None,
     info: managed_ledger.ManagedLedgerInfo,
+    internals: TopicInternals | None,
     pending: Sequence[Decision],
 ) -> None:
     """Compacted ledgers and delayed-index snapshots: what ``orphans.settle`` wants to know, as it is now."""
     if not pending:
         return
     ids = sorted(item.ledger_id for item in info.ledgers)
-    state, compaction = None, None
+    state, last, compaction = None, None, None
+    broker = run.brokers.loaded.get(str(topic))
     if node:
         last = inventory.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
-        broker = run.brokers.loaded.get(str(topic))
         state, _ = inventory.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
         if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
             compaction = tools.admin.compaction_status(topic)
@@ -239,12 +251,10 @@ def _settle_pending(
             "component": "compacted-ledger"
             if d.info.component is LedgerComponent.COMPACTED_LEDGER
             else "delayed-index-bucket",
-            "bucket_key": d.info.bucket_key or None,
             "topic_exists": node is not None,
             "load_state": state,
             "compaction": compaction,
-            "first_ledger_id": ids[0] if ids else None,
-            "cursor_exists": d.extra.get("cursor_exists", False),
+            "memory": _snapshot_memory(run, d, broker, last, internals).value,
         }
         for d in pending
     ]
@@ -252,3 +262,17 @@ def _settle_pending(
     for d, row in zip(pending, settled.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
             d.settle(KEPT, row["reason"])
+
+
+def _snapshot_memory(
+    run: Run, d: Decision, broker: str | None, last: str | None, internals: TopicInternals | None
+) -> snapshots.Memory:
+    """What the broker can hold of a delayed-index snapshot, by its answer of just now."""
+    why = snapshots.before_asking(
+        stored_cursor=d.extra.get("cursor_exists", False),
+        broker=broker,
+        last_ledger=last,
+        started=run.brokers.started.get(broker or ""),
+        made=d.node.stat.ctime if d.node else None,
+    )
+    return why or snapshots.answered(internals.cursors if internals else None, d.info.cursor_name)

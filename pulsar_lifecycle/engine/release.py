@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.engine import attempts, control, standing
-from pulsar_lifecycle.engine.canary import ASKED, Canary, Copy, Unheard, place_of, why_unseen
-from pulsar_lifecycle.engine.decision import Decision, Place, Released, Run, Tools
+from pulsar_lifecycle.engine import attempts, control, disproved, standing, unread_locations
+from pulsar_lifecycle.engine.canary import ASKED, Canary, Copy, Unheard, site_of, why_unseen
+from pulsar_lifecycle.engine.decision import Decision, Released, Run, Site, Tools
 from pulsar_lifecycle.engine.marking import send_messages
 from pulsar_lifecycle.engine.offload_proof import Verified, are_whole
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded, record
@@ -42,7 +42,18 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
-from pulsar_lifecycle.plan.outcomes import KEPT, LEFT, MARKED, REFUSED, RELEASE, RELEASED, RETRYING, WAITING
+from pulsar_lifecycle.plan.outcomes import (
+    FOREIGN_ATTEMPT,
+    KEPT,
+    LEFT,
+    MARKED,
+    REFUSED,
+    RELEASE,
+    RELEASED,
+    RETRYING,
+    UNPROVEN,
+    Waiting,
+)
 from pulsar_lifecycle.ports import Node
 
 PHASE = "release"
@@ -74,10 +85,86 @@ def release_topic(
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
     With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
-    broker reads first, unless one is known to read its place; a topic that was loaded for that alone is then written
-    whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost, Refused where the topic cannot be
-    read, and what the stores raise.
+    broker reads first, unless it has read its location in this run; a topic that was loaded for that alone, and by
+    nobody since, is then written whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost,
+    Refused where the topic cannot be read, and what the stores raise.
     """
+    view = _look(run, tools, permit, topic, due, lag_ms, canary)
+    outcomes, going = dict(view.outcomes), view.going
+    telling = [one for one in outcomes.values() if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
+    record(run, tools, telling, action=RELEASE, phase=PHASE)
+    unseen = _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in going], canary)
+    record(run, tools, list(unseen.values()), action=RELEASE, phase=PHASE)
+    outcomes |= unseen
+    going = [one for one in going if one.ledger_id not in unseen]
+    messages = [_message(topic, one, view.rows, tools.clock.now_ms()) for one in going]
+    lengths = {one.ledger_id: one.verified.length for one in going}
+    sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
+    for one in going:
+        if sent[one.ledger_id].error:
+            why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT, why)
+    going = [one for one in going if not sent[one.ledger_id].error]
+    if not going:
+        return [outcomes[i] for i in sorted(outcomes)]
+    czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
+    reason = "its copy in BookKeeper is about to be given up"
+    about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    disproved.let_go(tools.store, [one.ledger_id for one in going])
+    _record(run, tools, about, going, czxids)
+    policy = policy_for(tools, topic, canary)
+    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
+    done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    _record(run, tools, done, going, czxids)
+    outcomes |= {one.ledger_id: one for one in done}
+    return [outcomes[i] for i in sorted(outcomes)]
+
+
+def policy_for(tools: Tools, topic: Topic, canary: Canary) -> str:
+    """The setting that must name a topic to be written, if it counts as loaded; none where we have loaded it."""
+    tools.store.sync("/")
+    node, _ = standing.topic_node(tools.store, topic)
+    return "" if canary.has_loaded(topic, node) else POLICY
+
+
+def read_first(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
+) -> None:
+    """Have a topic's broker read what could be released of it, unless it has read its location in this run.
+
+    To be done with a topic of every broker before anything is released: one that fails speaks against the others.
+    Raises as :func:`release_topic`.
+    """
+    view = _look(run, tools, permit, topic, due, lag_ms, canary)
+    _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in view.going], canary)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A topic at one moment: what may be released (``going``), and what becomes of the other ledgers that are due."""
+
+    going: list[Due]
+    outcomes: Mapping[int, Offloaded]
+    items: Mapping[int, LedgerInfo]
+    rows: Mapping[int, Mapping[str, Any] | None]
+    lag: _Lag
+
+
+def _look(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
+) -> _View:
     permit.check(tools.store)
     tools.store.sync("/")
     node, info = standing.topic_node(tools.store, topic)
@@ -90,6 +177,8 @@ def release_topic(
     lag = _Lag(min(run.now, tools.clock.now_ms()), lag_ms)
     by_id = {item.ledger_id: item for item in info.ledgers}
     last = max(by_id, default=-1)
+    foreign = trimming.open_attempt(info)
+    may_write = run.writes_loaded(topic) or canary.has_loaded(topic, node)
     outcomes: dict[int, Offloaded] = {}
     going: list[Due] = []
     for one in due:
@@ -100,34 +189,13 @@ def release_topic(
             why = "its offload attempt is still open: no broker may have read it yet"
         if why:
             outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, REFUSED, why)
-        elif stays and not run.writes_loaded(topic) and not _given_up(item):
+        elif foreign:
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign)
+        elif stays and not may_write and not _given_up(item):
             outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
         else:
             going.append(one)
-    unseen = _unseen(run, tools, permit, topic, [(one, by_id[one.ledger_id]) for one in going], canary)
-    record(run, tools, list(unseen.values()), action=RELEASE, phase=PHASE)
-    outcomes |= unseen
-    going = [one for one in going if one.ledger_id not in unseen]
-    messages = [_message(topic, one, rows, tools.clock.now_ms()) for one in going]
-    lengths = {one.ledger_id: one.verified.length for one in going}
-    sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
-    for one in going:
-        if sent[one.ledger_id].error:
-            why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
-            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT, why)
-    going = [one for one in going if not sent[one.ledger_id].error]
-    if not going:
-        return [outcomes[i] for i in sorted(outcomes)]
-    czxids = {i: row["czxid"] for i, row in rows.items() if row}
-    reason = "its copy in BookKeeper is about to be given up"
-    about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
-    _record(run, tools, about, going, czxids)
-    policy = "" if topic in canary.loaded else POLICY
-    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, lag), policy)
-    done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
-    _record(run, tools, done, going, czxids)
-    outcomes |= {one.ledger_id: one for one in done}
-    return [outcomes[i] for i in sorted(outcomes)]
+    return _View(going, outcomes, by_id, rows, lag)
 
 
 def _unseen(
@@ -135,9 +203,9 @@ def _unseen(
 ) -> dict[int, Offloaded]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
     copies: dict[int, Copy] = {}
-    asked: dict[Place, Said | None] = {}
-    unshown: dict[Place, Said] = {}
-    tried: Counter[Place] = Counter()
+    asked: dict[Site, Said | None] = {}
+    unshown: dict[Site, Said] = {}
+    tried: Counter[Site] = Counter()
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
@@ -145,22 +213,72 @@ def _unseen(
     begin = tools.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
     for one, _ in (*going[begin:], *going[:begin]):
         copy = copies[one.ledger_id]
-        place = place_of(topic, copy)
-        if place in asked or tried[place] == ASKED:
+        where = site_of(copy)
+        if where in asked or tried[where] == ASKED:
             continue
-        tried[place] += 1
+        tried[where] += 1
         try:
-            asked[place] = why_unseen(run, tools, permit, topic, copy, canary)
+            asked[where] = why_unseen(run, tools, permit, topic, copy, canary)
         except Unheard as unheard:  # its next one may do
-            unshown[place] = Said(FAILED, f"no broker has read its place yet, of ledger {one.ledger_id}: {unheard}")
+            unshown[where] = Said(FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {unheard}")
     found: dict[int, Offloaded] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]
-        place = place_of(topic, copy)
-        if said := asked.get(place, unshown.get(place)):
+        where = site_of(copy)
+        if said := asked.get(where, unshown.get(where)):
             why = f"its copy in BookKeeper stays: {said.reason}"
             found[one.ledger_id] = Offloaded(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Disproved:
+    """An offloaded copy whose proof failed, for ``reason``; the others as of :class:`Due`."""
+
+    ledger_id: int
+    location: Location
+    reason: str
+    endpoint: str
+    region: str
+
+
+def tell_unproven(tools: Tools, run: TopicRun, topic: Topic, failed: Sequence[Disproved]) -> list[Offloaded]:
+    """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
+
+    What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
+    :func:`release_topic`.
+    """
+    tools.store.sync("/")
+    _, info = standing.topic_node(tools.store, topic)
+    by_id = {item.ledger_id: item for item in info.ledgers}
+    found: list[Offloaded] = []
+    for one in failed:
+        item, uuid = by_id.get(one.ledger_id), str(one.location.uuid)
+        why = _another(item, one)
+        reason = (
+            f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
+            f"or launch take_back_offloads for {topic} and this ledger"
+        )
+        said = (REFUSED, why) if why else (UNPROVEN, reason)
+        found.append(Offloaded(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
+    told = [one for one in found if one.outcome == UNPROVEN]
+    where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
+    try:
+        for one in told:  # a deletion run that is under way has read the journal already
+            disproved.hold(tools.store, one.ledger_id)
+    finally:
+        record(run, tools, told, where, action=RELEASE, phase=PHASE)
+    return found
+
+
+def before_revert(tools: Tools, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
+    """A broker's open attempt, which comes first, and which of the ledgers their topic has given up in BookKeeper.
+
+    Raises Refused if the topic cannot be read.
+    """
+    _, info = standing.topic_node(tools.store, topic)
+    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _given_up(i))
+    return trimming.open_attempt(info), gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +302,17 @@ def _given_up(item: LedgerInfo | None) -> bool:
 
 def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
     """Why a topic's own metadata speaks against giving up the copy in BookKeeper; empty if it does not."""
+    if why := _another(item, due):
+        return why
+    assert item is not None
+    assert item.offload is not None
+    if item.ledger_id == last:
+        return "the last ledger of its topic: a broker that loads it forgets its offload"
+    return "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
+
+
+def _another(item: LedgerInfo | None, due: Due | Disproved) -> str:
+    """Why what was looked at is not the copy that a topic's own metadata names; empty if it is."""
     offload = item.offload if item else None
     if item is None:
         return "its topic does not list it any more"
@@ -196,9 +325,7 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
         return f"it is offloaded to {endpoint}, what was proven is at {due.endpoint or 'the endpoint of the region'}"
     if region and not endpoint and region != due.region:
         return f"it is offloaded to region {region}, what was proven is in {due.region or 'none'}"
-    if item.ledger_id == last:
-        return "the last ledger of its topic: a broker that loads it forgets its offload"
-    return "" if offload.bookkeeper_deleted else lag.unmet(offload.timestamp)
+    return ""
 
 
 def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> str:
@@ -235,6 +362,7 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
         said = {i: Said(LEFT, "its topic does not list it any more") for i in due}
         last = max((item.ledger_id for item in info.ledgers), default=-1)
+        foreign = trimming.open_attempt(info)
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             one = due.get(item.ledger_id)
@@ -242,6 +370,8 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
                 why = _obstacle(item, last, one, lag)
                 if why or item.offload is None:
                     said[item.ledger_id] = Said(LEFT, why)
+                elif foreign:
+                    said[item.ledger_id] = Said(FOREIGN_ATTEMPT, foreign)
                 elif item.offload.bookkeeper_deleted:
                     said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper")
                 else:
@@ -285,22 +415,50 @@ def released_of(topic: str, detail: str) -> Released | None:
 
 
 def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
-    """The last look before a released ledger is deleted: its objects are there, and are those that were proven."""
+    """The last look before a released ledger is deleted: its objects are as they were proven, and brokers read there.
+
+    A proof that failed since, or a read at its location, keeps it. Of both this very moment's z-nodes are asked. The
+    journal as it was when the run began counts too: z-nodes cannot be written while the store denies, and older
+    versions wrote none.
+    """
     live = [d for d in live if "released" in d.extra]
     if not live:
         return
     if tools.objects is None:
         for d in live:
-            d.settle(WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
+            d.wait(
+                Waiting.NO_OBJECT_STORE,
+                "object_store is not set: whether its offloaded copy is there cannot be known",
+            )
         return
     control.check_lease(tools.store, run.guard)
     for d, found in zip(live, are_whole(tools.objects, [_proven(d) for d in live]), strict=True):
         if isinstance(found, AccessDenied | NotFound | Refused):
-            d.settle(WAITING, f"object_store may not look at its offloaded copy: {found}")
+            d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at its offloaded copy: {found}")
         elif isinstance(found, LifecycleError):
             d.settle(RETRYING, f"its offloaded copy could not be looked at: {found}")
         elif found:
             d.settle(KEPT, f"its offloaded copy is not what was proven: {found}")
+    live = [d for d in live if not d.outcome]
+    if not live:
+        return
+    held = disproved.held(tools.store, [d.info.ledger_id for d in live])
+    unread = unread_locations.held(tools.store, {d.extra["site"] for d in live})
+    for d in live:
+        where: Site = d.extra["site"]
+        if d.info.ledger_id in held:
+            path = disproved.path_of(d.info.ledger_id)
+            d.settle(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
+        elif where in unread:
+            d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")
+        elif where in run.evidence.offloads.unseen:
+            d.wait(Waiting.UNREAD_LOCATION, UNREAD_OF_LATE)
+
+
+UNREAD_OF_LATE = (
+    "a broker could not read an offloaded ledger of the same location (driver, bucket, region, endpoint), and none has "
+    "read one there since: mend that, and let an offload run have one read again"
+)
 
 
 def _proven(d: Decision) -> tuple[Location, Verified]:

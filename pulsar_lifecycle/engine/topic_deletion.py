@@ -9,18 +9,27 @@ orphan scan finds those that no locator and no entry index names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pulsar_lifecycle.engine import standing
 from pulsar_lifecycle.engine.decision import Tools
-from pulsar_lifecycle.engine.marking import GOES, REMOVED, Marked, guarded, journal_row, mark_of, send_messages
+from pulsar_lifecycle.engine.marking import (
+    GOES,
+    NOT_COUNTED,
+    REMOVED,
+    Marked,
+    guarded,
+    journal_row,
+    mark_of,
+    send_messages,
+)
 from pulsar_lifecycle.engine.topic_write import FAILED, TopicRun
 from pulsar_lifecycle.engine.unloads import Permit
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
-from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import trimming
@@ -30,39 +39,52 @@ from pulsar_lifecycle.ports import JournalRow, Node
 TOPIC_DELETED = "its topic is deleted"
 """Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
 
+BROKER_ALONE = "its broker alone deletes it, with its topic: no message can be sent about it"
+"""Reason of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
+
 BROKER_DELETED = "the broker deleted it, but not its topic"
 """How the reason of outcome ``left`` begins where the topic stays, and the ledger is gone."""
 
-_Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo]]
-"""A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it, and its messages."""
+_Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
+"""A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
 
 
 def plan_topic_deletion(run: TopicRun, tools: Tools, topic: Topic) -> list[Marked]:
-    """What :func:`delete_topic` would send messages for; writes nothing."""
+    """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
 
     def look() -> list[Marked]:
-        _, named = _named(run, tools, topic)
+        node, named = _named(run, tools, topic)
+        alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
+        data = LedgerComponent.MANAGED_LEDGER.value
         return [
             *_marked(topic, named, GOES, "its topic is to be deleted"),
+            *(Marked(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
             Marked(str(topic), -1, GOES, "the broker is to be asked to delete it"),
         ]
 
     return guarded(topic, look)
 
 
-def delete_topic(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+def delete_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None = None
+) -> list[Marked]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
-    The row of ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
+    ``counted``: the ledgers that were counted against the caps; a topic that has others by now is refused. The row of
+    ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
     """
-    return guarded(topic, lambda: _delete(run, tools, permit, topic, force))
+    return guarded(topic, lambda: _delete(run, tools, permit, topic, force, counted))
 
 
-def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool) -> list[Marked]:
+def _delete(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None
+) -> list[Marked]:
     permit.check(tools.store)
     node, named = _named(run, tools, topic)
-    todo = [message for _, messages in named.values() for message in messages]
-    lengths = {i: (row or {}).get("length") or 0 for i, (row, _) in named.items()}
+    if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
+        raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
+    todo = [message for _, messages, _ in named.values() for message in messages]
+    lengths = {i: length for i, (_, _, length) in named.items()}
     sent = send_messages(run, tools, todo, lengths, "its broker is asked to delete its topic next")
     unsent = next((one for one in sent if one.error), None)
     if unsent:
@@ -86,7 +108,7 @@ def _delete(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bo
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
         return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
     reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
-    had = [i for i, (row, _) in named.items() if row]
+    had = [i for i, (row, _, _) in named.items() if row]
     nodes = tools.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
     said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
     if said:
@@ -127,14 +149,16 @@ def _named(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _
         if offload and not trimming.copy_rule(offload, run.context):
             messages += trimming.data_messages(topic, listed[ledger_id], None, now)
         if messages:
-            named[ledger_id] = row, messages
+            length = (row or {}).get("length") or 0
+            size = (listed[ledger_id].size or 0) if ledger_id in listed else 0
+            named[ledger_id] = row, messages, max(length, size)  # what is only offloaded weighs as much
     return node, named
 
 
 def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[Marked]:
     return [
-        Marked(str(topic), i, outcome, reason, (row or {}).get("length") or 0, messages[0].component.value)
-        for i, (row, messages) in named.items()
+        Marked(str(topic), i, outcome, reason, length, messages[0].component.value)
+        for i, (_, messages, length) in named.items()
     ]
 
 
@@ -151,7 +175,7 @@ def _journalled(
     now = tools.clock.now_ms()
     marked = [replace(m, reason=reasons.get(m.ledger_id, reason)) for m in _marked(topic, named, outcome, reason)]
     rows: list[JournalRow] = []
-    for one, (_, messages) in zip(marked, named.values(), strict=True):
+    for one, (_, messages, _) in zip(marked, named.values(), strict=True):
         detail = mark_of(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     tools.journal.record(rows)

@@ -9,7 +9,7 @@ the owed unloads (``unloads.py``).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -34,6 +34,7 @@ from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import orphans, trimming
+from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.ports import MetadataStore, Node
 
 FAILED = "failed"
@@ -72,17 +73,20 @@ class TopicRun:
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
-        return (
-            self.loaded_topics
-            if isinstance(self.loaded_topics, bool)
-            else not self.loaded_topics.isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
-        )
+        return writes_loaded(self.loaded_topics, topic)
 
     def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
         """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
         seen = self.shadows.sources(max_age)
         context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names)
         return trimming.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
+
+
+def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
+    """Whether a policy on loaded topics, as of :class:`TopicRun`, names this one."""
+    if isinstance(loaded_topics, bool):
+        return loaded_topics
+    return not set(loaded_topics).isdisjoint(orphans.holders(str(topic.namespace), str(topic)))
 
 
 class TopicWrite:
@@ -211,9 +215,6 @@ def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic, *, anyway: bool
 
 ATTEMPTS = 5
 """How often a topic whose z-node keeps changing is looked at from the start."""
-
-LEFT_TO_BROKER = "left-to-broker"
-"""Outcome: its topic is loaded, and the policy does not let us write its z-node."""
 
 
 @dataclass(frozen=True, slots=True)

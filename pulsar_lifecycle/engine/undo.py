@@ -1,7 +1,7 @@
 """Undoing deletions: archived ledger z-nodes go back while the bookies still hold the entries.
 
 Belongs here: which archived ledgers may come back, the order of steps, what a crash at any of them leaves. Not here:
-asking bookies (``io/bookie.py``), reading the archive (``io/journal.py``).
+asking bookies (``io/bookkeeper/reader.py``), reading the archive (``io/lake/journal.py``).
 
 A bookie drops a ledger's entries when its garbage collection misses the z-node. A collection that had listed the
 z-nodes before ours came back may still drop them after; so every replica is asked before, and again one collection

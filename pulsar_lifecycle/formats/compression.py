@@ -96,15 +96,17 @@ def compress(codec: Compression, data: bytes) -> bytes:
     return data
 
 
-def decompress(codec: Compression, data: bytes, size: int, what: str, base: int = 0) -> bytes:
+def decompress(
+    codec: Compression, data: bytes, size: int, what: str, base: int = 0, limit: int = MAX_UNCOMPRESSED
+) -> bytes:
     """The inverse of :func:`compress`; the result is ``size`` bytes long or CorruptFormat is raised.
 
-    ``size`` bounds what is allocated; above ``MAX_UNCOMPRESSED`` it is refused as UnsupportedFormat before any work.
+    ``size`` bounds what is allocated; above ``limit`` it is refused as UnsupportedFormat before any work.
     """
     if size < 0:
         raise CorruptFormat(what, base, f"an uncompressed size of 0 or more, found {size}")
-    if size > MAX_UNCOMPRESSED:
-        raise UnsupportedFormat(what, base, f"at most {MAX_UNCOMPRESSED} uncompressed bytes, found {size} declared")
+    if size > limit:
+        raise UnsupportedFormat(what, base, f"at most {limit} uncompressed bytes, found {size} declared")
     try:
         plain = _DECOMPRESS[codec](data, size)
     except (_lz4.LZ4BlockError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, ValueError):

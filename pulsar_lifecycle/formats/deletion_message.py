@@ -1,8 +1,8 @@
 """The deletion intent: one JSON message per ledger on ``persistent://pulsar/system/__ledger_deletion``.
 
-Belongs here: the message's fields, spellings and checks. Not here: topics, subscriptions, sending (``io/queue.py``),
-and whether the named ledger may be deleted at all. Upstream: PIP-186, ``PendingDeleteLedgerInfo`` and
-``DeleteLedgerPayload.OffloadContext``; no released broker writes or reads them.
+Belongs here: the message's fields, spellings and checks. Not here: topics, subscriptions, sending
+(``io/pulsar/queue.py``), and whether the named ledger may be deleted at all. Upstream: PIP-186,
+``PendingDeleteLedgerInfo`` and ``DeleteLedgerPayload.OffloadContext``; no released broker writes or reads them.
 
 Beyond the PIP: ``schemaId`` is a string, because schema ids are ``T/NS/topic`` and no Long holds them; two components
 exist that the PIP does not know (compacted topics, delayed-index buckets); ``bucketKey``, ``planId``, ``czxid``,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import google_crc32c
@@ -56,7 +56,9 @@ class MessageEntry:
     """An entry of a topic.
 
     ``messages`` is empty when ``encrypted``, and when ``chunk`` (number, of how many) says that the entry is a part of
-    a message: both are reported, not undone. ``payload`` has the bytes as they are stored.
+    a message: both are reported, not undone. ``payload`` has the bytes as they are stored, ``stored`` is those with the
+    key, properties and event time beside them, which nobody encrypts; of a batch they are inside. ``uncompressed_size``
+    is what the payload, or the whole message of several parts, is decompressed; ``chunked_size`` all parts, as stored.
     """
 
     producer_name: str
@@ -75,6 +77,9 @@ class MessageEntry:
     schema_version: bytes | None = None
     broker: BrokerEntryMetadata | None = None
     checksummed: bool = False
+    stored: Message | None = None
+    uncompressed_size: int | None = None
+    chunked_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,9 @@ def _entry(metadata: pb.MessageMetadata, frame: Frame, broker: BrokerEntryMetada
         _wire.optional(metadata, "schema_version"),
         broker,
         frame.checksummed,
+        None if messages else replace(_single(metadata, frame.payload), payload=frame.payload),
+        _wire.optional(metadata, "uncompressed_size"),
+        _wire.optional(metadata, "total_chunk_msg_size"),
     )
 
 

@@ -147,6 +147,14 @@ def read_block(data: bytes | bytearray | memoryview, offset: int = 0) -> ReadBlo
     return ReadBlock(first_entry_id, offset, length, tuple(payloads))
 
 
+def block_length(data: bytes | memoryview, offset: int, longest: int) -> int:
+    """Bytes of the block whose header ``data`` begins with, at ``offset`` of an object that has ``longest`` more.
+
+    Raises CorruptFormat for what is no header.
+    """
+    return _header(memoryview(data), offset, longest)[0]
+
+
 def header(length: int, first_entry_id: int) -> bytes:
     """What a block of ``length`` bytes begins with."""
     return _HEADER.pack(_MAGIC, DATA_HEADER_LENGTH, length, first_entry_id) + _ZEROS

@@ -182,7 +182,7 @@ class DataObjectBuilder:
             if end - begin > longest:
                 raise Refused(
                     f"entry {entry_id} has {end - begin} bytes, but a block of {self._max_block_size} has room for"
-                    f" {longest}: offload this ledger with larger blocks"
+                    f" {longest}"
                 )
 
     def _begin(self, entry_id: int) -> None:

@@ -1,6 +1,6 @@
 """Which bookies hold which entries of a ledger, and which entries tell whether they still do.
 
-Belongs here: arithmetic on a ledger's metadata. Not here: asking a bookie (``io/bookie.py``).
+Belongs here: arithmetic on a ledger's metadata. Not here: asking a bookie (``io/bookkeeper/reader.py``).
 Upstream: ``RoundRobinDistributionSchedule``, bookkeeper-server 4.17.2: entry e of a segment is on ``write_quorum``
 bookies of its ensemble, starting at index e mod ensemble size.
 """

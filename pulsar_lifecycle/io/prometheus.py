@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, write_to_textfile
@@ -15,10 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pulsar_lifecycle.errors import LifecycleError, StoreError
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import tallied
-from pulsar_lifecycle.io.queue import pending
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.journal import tallied
+from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.plan import metrics
 from pulsar_lifecycle.plan.metrics import METRICS, Metrics
 from pulsar_lifecycle.settings import Settings
@@ -76,12 +75,12 @@ def published(settings: Settings) -> Iterator[None]:
 def _publish(settings: Settings) -> None:
     in_flight = None
     try:
-        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            in_flight = pending(admin)
+        with Connections(settings) as ports:
+            in_flight = pending(ports.admin)
     except LifecycleError as error:
         _LOG.warning("the intents in flight are not known: %s", error)
     try:
-        counted = metrics.count(tallied(settings.lake.path, SystemClock().now_ms()), settings.cluster)
+        counted = metrics.count(tallied(settings.lake.path, system_clock().now_ms()), settings.cluster)
         write_textfile(settings.metrics.textfile, settings.cluster, counted, in_flight)
     except LifecycleError as error:
         _LOG.warning("the metrics were not written: %s", error)

@@ -10,7 +10,7 @@ is a sentence for the operator; no gaps means the proof holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
+from pulsar_lifecycle.plan.gaps import Gap
 from pulsar_lifecycle.plan.history import UNKNOWN, WHAT_TO_DO, Marks, went_back
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, GONE, UNREAD
+from pulsar_lifecycle.words import WordKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,10 @@ class Epoch:
     """With ``zxid``: the store's :class:`~pulsar_lifecycle.plan.history.Marks` when the scan ended."""
     broken: str = ""
     """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
+    coded_gaps: tuple[Gap, ...] = ()
+    """Those of ``gaps`` that have a code; scans of earlier versions have none."""
+    relied_on: tuple[tuple[WordKind, str], ...] = ()
+    """The operator's words, beside ``acknowledged``, without which there were more gaps: kind and subject."""
 
     @property
     def marks(self) -> Marks:
@@ -158,6 +164,12 @@ class Epoch:
         """Whether the proof holds for the roots that are declared now: one declared since then was not read."""
         return self.covered and shared_with is not None and set(shared_with) <= set(self.shared_with or ())
 
+    def rests_on(self, in_force: Collection[tuple[WordKind, str]]) -> list[str]:
+        """What this proof holds by, of the operator's words, that is not ``in_force`` now: it does not hold then."""
+        corrupt = {path for census in self.census for path in census.corrupt}
+        znodes = [(WordKind.ACKNOWLEDGED_ZNODE, path) for path in corrupt.intersection(self.acknowledged)]
+        return sorted(subject for kind, subject in {*znodes, *self.relied_on} if (kind, subject) not in in_force)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values for a JSON document."""
         return asdict(self)
@@ -169,6 +181,18 @@ class Epoch:
 
 
 _CENSUS, _EPOCH = TypeAdapter(Census), TypeAdapter(Epoch)
+
+
+def rests_on_withdrawn(epoch: Epoch, in_force: Collection[tuple[WordKind, str]]) -> str:
+    """Why a scan proves nothing any more: it holds by a word of the operator that is withdrawn; empty if not so."""
+    subjects = epoch.rests_on(in_force)
+    return (
+        f"scan {epoch.epoch_id} is covered only by what the settings file said then of {subjects[0]}: it does not say "
+        "so any more, or that has expired; repair it or say it again, then scan again"
+        if subjects
+        else ""
+    )
+
 
 ROOTS = ("managed_ledgers", "managed_cursors", "schemas")
 """Tables that every declared root must have."""
@@ -197,14 +221,21 @@ def prove(
         gaps.extend(_census_gaps(census, epoch.acknowledged, schema_ledgers))
     gaps.extend(f"reference not read: {error}" for error in epoch.reference_errors)
     gaps.extend(f"broker not heard: {error}" for error in epoch.broker_errors)
+    gaps.extend(gap.text for gap in epoch.coded_gaps)
     broken = broken_history(epoch, previous)
     if broken:
         gaps.append(broken)
     gaps.extend(_wrong_clock(epoch, previous))
-    comparable = [e for e in previous if e.covered and e.fingerprint == epoch.fingerprint]
-    if comparable:
-        gaps.extend(_shrinkage(epoch, max(comparable, key=lambda e: e.started_at), deleted_since, max_shrinkage))
+    last = last_covered(previous, epoch.fingerprint)
+    if last is not None:
+        gaps.extend(_shrinkage(epoch, last, deleted_since, max_shrinkage))
     return tuple(gaps)
+
+
+def last_covered(previous: Iterable[Epoch], fingerprint: str) -> Epoch | None:
+    """The newest covered epoch of a metadata store, however old: what got lost since stays a gap."""
+    covered = (e for e in previous if e.covered and e.fingerprint == fingerprint)
+    return max(covered, key=lambda e: e.started_at, default=None)
 
 
 CLOCKS_DIFFER = 60_000
@@ -256,7 +287,7 @@ def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: in
         )
     elif census.table != "bookkeeper_ledgers":  # an undecodable ledger z-node refers to nothing: it is a finding
         gaps.extend(
-            f"{place}: cannot decode {path}; look at it, then list it in orphans.acknowledged_znodes"
+            f"{place}: cannot decode {path}; look at it, then put its path into orphans.acknowledged_znodes"
             for path in census.corrupt
             if path not in acknowledged
         )
@@ -278,24 +309,23 @@ MISSING_ROOT = "the root does not exist"
 
 
 def _shrinkage(epoch: Epoch, last: Epoch, deleted_since: int, max_shrinkage: float) -> list[str]:
-    gaps: list[str] = []
-    before = {(c.table, c.root): c for c in last.census}
-    for census in epoch.census:
-        earlier = before.get((census.table, census.root))
-        if earlier is None:
-            continue
-        ours = deleted_since if census.table == "bookkeeper_ledgers" else 0
-        lost = earlier.listed - census.listed - ours
-        if lost > max_shrinkage * earlier.listed and lost > SMALL_SHRINKAGE:
-            gaps.append(
-                f"{_place(census.table, census.root)}: the listing shrank from {earlier.listed} to {census.listed}, "
-                f"{ours} of them deleted by us (orphans.max_shrinkage)"
-            )
-    return gaps
+    """BookKeeper's own list, by its number: what is not listed is not deleted. References: ``plan/shrinkage.py``."""
+    before, now = (
+        next((c for c in e.census if (c.table, c.root) == ("bookkeeper_ledgers", "")), None) for e in (last, epoch)
+    )
+    if before is None or now is None:
+        return []
+    lost = before.listed - now.listed - deleted_since
+    if lost <= max_shrinkage * before.listed or lost <= SMALL_SHRINKAGE:
+        return []
+    return [
+        f"bookkeeper_ledgers: the listing shrank from {before.listed} to {now.listed}, {deleted_since} of them deleted "
+        "by us (orphans.max_shrinkage)"
+    ]
 
 
 SMALL_SHRINKAGE = 100
-"""A listing may always lose this many: a share of a small number says nothing."""
+"""BookKeeper's list may always lose this many: brokers delete what they trim."""
 
 
 def _place(table: str, root: str) -> str:

@@ -12,7 +12,7 @@ DataBlockUtils (tiered-storage-jcloud 4.0.7).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 from uuid import UUID
@@ -41,7 +41,7 @@ class Kind(StrEnum):
     IN_FLIGHT = "in flight"
     """Metadata names its UUID in another way, or an open attempt of our own has it."""
     BROKEN = "broken"
-    """A topic reads it, and an object is missing or too small: reads of it fail."""
+    """A topic reads it, and an object is missing or too small, or it failed its last proof: reads of it fail."""
     ELSEWHERE = "elsewhere"
     """A topic reads it from a bucket that is not declared: not looked at."""
     ORPHAN_PAIR = "orphan pair"
@@ -286,7 +286,8 @@ class Rules:
 
     ``cluster`` is the name that objects of this cluster carry, ``exclusive`` that no other cluster of that name ever
     wrote into the buckets. ``scanned_from``: when (ms) the newest scan began; ``confirmed_from``: the confirming one,
-    None without one. ``open_attempts`` are our own.
+    None without one. ``open_attempts`` are our own. ``unproven``: copies whose last proof failed, by UUID and ledger,
+    and what was found.
     """
 
     context: Context
@@ -295,6 +296,11 @@ class Rules:
     scanned_from: int
     confirmed_from: int | None
     open_attempts: frozenset[UUID]
+    unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
+
+    def wrong(self, copy: Copy, naming: Naming) -> str:
+        """What is wrong with a copy that a topic reads: by a listing, or by its last proof; empty if nothing is."""
+        return damage(copy, naming) or self.unproven.get((copy.uuid, copy.ledger_id), "")
 
     def too_young(self, written: int) -> bool:
         """Whether something may be within the grace period, by whichever clock."""
@@ -305,7 +311,7 @@ def in_use(copy: Copy, named: Sequence[Naming], rules: Rules) -> tuple[Kind, str
     """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
     readers = [one for one in named if one.reads(copy)]
     for reader in readers:
-        if wrong := damage(copy, reader):
+        if wrong := rules.wrong(copy, reader):
             return Kind.BROKEN, wrong, reader.topic
     if readers:
         return Kind.COMPLETE, "a topic reads it", readers[0].topic

@@ -11,8 +11,8 @@ everything is looked at again before anything is done.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -26,15 +26,20 @@ from pulsar_lifecycle.plan.offload_policy import (
     READ_PRIORITY,
     OffloadPolicy,
     Retention,
+    competing,
     refusal,
     warning,
 )
+from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.plan.trimming import THEIRS
 
 OFFLOAD = "offload"
 RELEASE = "release"
+WITHHELD = "release-withheld"
 DONE = "done"
 KEEP = "keep"
-"""What is to be done: copy the ledger to the object store; give up its copy in BookKeeper; nothing more; nothing."""
+"""What is to be done: copy the ledger to the object store; give up its copy in BookKeeper; that, but not while brokers
+do it by themselves; nothing more; nothing."""
 
 CANDIDATES = pa.schema(
     [
@@ -54,11 +59,13 @@ CANDIDATES = pa.schema(
         pa.field("block_size", pa.int64()),
         pa.field("lag_ms", pa.int64()),
         pa.field("warning", pa.string()),
+        pa.field("outlook", pa.string()),
     ]
 )
 """One row per ledger of a topic with an offload policy, oldest first. ``uuid``: of the attempt that its topic names.
 ``bucket``: where an offloaded ledger lies, as far as its topic says; else its policy's. ``closed_at`` ms, sizes bytes;
-``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag."""
+``block_size`` null: the settings' own; ``lag_ms`` is the deletion lag of whoever releases; ``outlook`` is empty, or
+``left-to-broker`` where a run would leave it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,8 @@ class OffloadPlan:
     """What is stored beside a plan's rows; ``digest`` covers the rows and the facts.
 
     The rows are those of :data:`CANDIDATES` that are to be offloaded or released. ``actionable`` is false for a
-    report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing.
+    report-only plan; ``gaps`` then says what was missing. ``warnings`` stop nothing. ``left_to_broker`` of the rows are
+    left if their topics stay loaded; ``withheld`` ledgers are not among the rows.
     """
 
     plan_id: str
@@ -81,6 +89,10 @@ class OffloadPlan:
     bytes: int
     released: int
     released_bytes: int
+    left_to_broker: int
+    left_to_broker_bytes: int
+    withheld: int
+    withheld_bytes: int
     digest: str
 
     def to_json(self) -> dict[str, Any]:
@@ -104,13 +116,16 @@ def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as a scan found it: ``ledgers`` as in ``tables.MANAGED_LEDGERS``, ``rule``: why it is not touched."""
+    """A topic as a scan found it: ``ledgers`` as in ``tables.MANAGED_LEDGERS``, ``rule``: why it is not touched.
+
+    ``left_to_broker``: it counts as loaded, and the settings do not let it be written then.
+    """
 
     topic: str
     namespace: str
     ledgers: list[dict[str, Any]]
-    loaded: bool
     rule: str
+    left_to_broker: bool = False
 
 
 def judge(
@@ -122,33 +137,47 @@ def judge(
     *,
     everything: bool = False,
     leftovers: Container[int] = (),
-    release: bool = True,
+    our_lag_ms: int | None,
     buckets: Container[str],
 ) -> list[dict[str, Any]]:
     """A row of :data:`CANDIDATES` per ledger of a topic, by id.
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
     still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible. Without ``release`` copies in BookKeeper are the brokers' to give up. ``buckets`` are
-    those of object_store. The last ledger is never offloaded: a broker that loads the topic forgets its offload.
+    for all that is eligible. ``our_lag_ms``: after how long we give copies in BookKeeper up; None: brokers do it.
+    ``buckets`` are those of object_store. The last ledger is never offloaded: a broker that loads the topic forgets its
+    offload.
     """
     ledgers = sorted(state.ledgers, key=lambda item: item["ledger_id"])
+    state = replace(state, rule=state.rule or _open_attempt(ledgers, ours))
     whole = state.rule or _whole(policy, retention, everything=everything)
+    lag_ms = policy.deletion_lag_ms if our_lag_ms is None else our_lag_ms
     beyond = 0
     found: list[dict[str, Any]] = []
     for place, item in enumerate(reversed(ledgers)):
         beyond += (item["size"] or 0) if item["timestamp"] else 0
-        action, reason = _of_ledger(state, item, policy, now, ours, whole, last=place == 0)
+        action, reason = _of_ledger(state, item, policy, now, lag_ms, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             action, reason = _of_leftover(state, item, policy)
-        if action == RELEASE and not release:
+        if action == RELEASE and our_lag_ms is None:
             action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to give up (offload.release)"
+        if action == RELEASE and (why := competing(policy)):
+            action, reason = WITHHELD, f"{reason}; its copy in BookKeeper is not given up by us: {why}"
         if action == RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
             action, reason = DONE, f"{reason}; its copy in BookKeeper stays: {why}"
         if not action:
             action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
-        found.append(_row(state, item, policy, action, reason, warning(policy, retention)))
+        found.append(_row(state, item, policy, action, reason, warning(policy, retention), lag_ms))
     return found[::-1]
+
+
+def _open_attempt(ledgers: Sequence[Mapping[str, Any]], ours: Mapping[int, UUID]) -> str:
+    """``trimming.open_attempt`` of what a scan found."""
+    for item in ledgers:
+        uuid = item["offload_uuid"]
+        if uuid and not item["offload_complete"] and str(ours.get(item["ledger_id"])) != uuid:
+            return f"offload attempt {uuid} of ledger {item['ledger_id']} is not complete: {THEIRS}"
+    return ""
 
 
 def _whole(policy: OffloadPolicy, retention: Retention, *, everything: bool) -> str:
@@ -170,14 +199,14 @@ def _of_ledger(
     item: Mapping[str, Any],
     policy: OffloadPolicy,
     now: int,
-    ours: Mapping[int, UUID],
+    lag_ms: int | None,
     whole: str,
     *,
     last: bool,
 ) -> tuple[str, str]:
     """Action and reason where the thresholds do not matter; an empty action leaves the word to them."""
     if item["offload_complete"]:
-        return _of_offloaded(state, item, policy, now)
+        return _of_offloaded(state, item, policy, now, lag_ms)
     if whole:
         return KEEP, whole
     if last:
@@ -188,18 +217,17 @@ def _of_ledger(
         return KEEP, "empty"
     if item["bookkeeper_deleted"]:
         return KEEP, "its topic gives up its copy in BookKeeper without a complete offload: it needs repair"
-    attempt = item["offload_uuid"]
-    if attempt and state.loaded and str(ours.get(item["ledger_id"])) != attempt:
-        return KEEP, f"offload attempt {attempt} is its broker's: it may be running"
     return "", ""
 
 
-def _of_offloaded(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int) -> tuple[str, str]:
+def _of_offloaded(
+    state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int, lag: int | None
+) -> tuple[str, str]:
     if item["bookkeeper_deleted"]:
         return DONE, "offloaded; its copy in BookKeeper was given up"
     if state.rule:
         return DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
-    lag, since = policy.deletion_lag_ms, item["offloaded_at"]
+    since = item["offloaded_at"]
     if not item["offload_uuid"]:
         return DONE, _NAMELESS
     if not policy.tiered_first:
@@ -254,8 +282,16 @@ def _bucket(item: Mapping[str, Any], policy: OffloadPolicy) -> str:
 
 
 def _row(
-    state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, action: str, reason: str, warned: str
+    state: TopicState,
+    item: Mapping[str, Any],
+    policy: OffloadPolicy,
+    action: str,
+    reason: str,
+    warned: str,
+    lag_ms: int | None,
 ) -> dict[str, Any]:
+    given_up = action == RELEASE and item["bookkeeper_deleted"]  # nothing is written
+    left = state.left_to_broker and action in (OFFLOAD, RELEASE) and not given_up
     return {
         "ledger_id": item["ledger_id"],
         "action": action,
@@ -271,6 +307,7 @@ def _row(
         "region": policy.region,
         "endpoint": policy.endpoint,
         "block_size": policy.block_size,
-        "lag_ms": policy.deletion_lag_ms,
+        "lag_ms": lag_ms,
         "warning": warned if action == OFFLOAD else "",
+        "outlook": LEFT_TO_BROKER if left else "",
     }

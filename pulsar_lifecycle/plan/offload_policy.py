@@ -1,7 +1,7 @@
 """The offload policy in force of a topic, and whether it makes sense beside its retention.
 
 Belongs here: how topic, namespace and broker settings become one policy, as brokers compute it. Not here: reading them
-(``io/admin.py``, ``engine/inventory.py``), which ledgers it means (``offload.py``).
+(``io/pulsar/admin.py``, ``engine/inventory.py``), which ledgers it means (``offload.py``).
 Upstream: ``OffloadPoliciesImpl.mergeConfiguration`` and ``TieredStorageConfiguration.getKeys``, Pulsar 4.0.7; the rule
 about retention is PIP-17's.
 """
@@ -103,6 +103,14 @@ class OffloadPolicy:
         """Whether copies in BookKeeper stay beside the offloaded ones: no deletion lag is set."""
         return self.deletion_lag_ms is None or self.deletion_lag_ms < 0
 
+    @property
+    def brokers_release(self) -> bool:
+        """Whether brokers may give up copies of loaded topics by themselves; they prove nothing first.
+
+        Where nobody says their lag, they may.
+        """
+        return self.deletion_lag_ms is None or self.deletion_lag_ms >= 0
+
 
 def in_force(
     topic: Mapping[str, Any] | None, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]
@@ -197,6 +205,17 @@ def refusal(policy: OffloadPolicy, retention: Retention) -> str:
             "the threshold must be below the retention, or ledgers are deleted before they are offloaded"
         )
     return ""
+
+
+def competing(policy: OffloadPolicy) -> str:
+    """Why we release nothing by this policy: brokers would beside us, and without a proof. Empty if they do not."""
+    if not policy.brokers_release:
+        return ""
+    said = "nobody says" if policy.deletion_lag_ms is None else f"is {policy.deletion_lag_ms}"
+    return (
+        f"brokers give up copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with offload.release "
+        '= "ours" it must be -1, and offload.deletion_lag counts'
+    )
 
 
 def warning(policy: OffloadPolicy, retention: Retention) -> str:

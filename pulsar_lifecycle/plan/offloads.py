@@ -3,9 +3,9 @@
 # pyarrow has no types.
 """Which offload attempts the metadata of a whole cluster names, small enough for ten million ledgers.
 
-Belongs here: the set of UUIDs and its bytes. Not here: where it is kept (``io/lake.py``), and what follows from it. A
-UUID is kept as 64 bits, its halves XORed: 8 bytes per attempt. Two that share them are taken for each other, which only
-ever keeps an object.
+Belongs here: the set of UUIDs and its bytes. Not here: where it is kept (``io/lake/artefacts.py``), and what follows
+from it. A UUID is kept as 64 bits, its halves XORed: 8 bytes per attempt. Two that share them are taken for each other,
+which only ever keeps an object.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Topic, cursor_name
 from pulsar_lifecycle.plan.outcomes import KEPT, RETRYING
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.snapshots import KEPT_BECAUSE, NOT_ASKED, Memory
 from pulsar_lifecycle.plan.tables import CORRUPT, EMPTY, FINDINGS, GONE
 
 
@@ -41,6 +42,10 @@ class Finding(StrEnum):
     """Nothing refers to it, past the grace period, and never closed: reported, not deleted."""
     DANGLING = "dangling_reference"
     """Metadata refers to it and BookKeeper does not have it."""
+    DAMAGED = "damaged_entry"
+    """One of its entries held references and cannot be read any more: everything of their owner is kept."""
+    UNANSWERED = "unanswered_memory"
+    """Its broker fails at saying what it has in memory of a topic: everything of the topic is kept. Has no ledger."""
     EMPTY_ZNODE = "empty_znode"
     """A ledger z-node without data."""
     UNDECODABLE = "undecodable"
@@ -90,7 +95,10 @@ class Context:
     system_topics: bool = False
     under_replicated: BitMap64 = field(default_factory=_empty)
     kept_topics: frozenset[str] = frozenset()
-    """Topics (schemas: the partitioned parent) that hold references in a ledger which is gone."""
+    """Topics with references in an entry that is lost, or that their broker does not tell.
+
+    Of schemas the partitioned parent, with all its partitions.
+    """
     open_topics: frozenset[str] = frozenset()
     """Topics of which an unreferenced ledger is open: some broker, perhaps of another cluster, may be writing them.
 
@@ -193,11 +201,19 @@ OWNER_FACTS = pa.schema(
         pa.field("topic_exists", pa.bool_()),
         pa.field("load_state", pa.string()),
         pa.field("compaction", pa.string()),
-        pa.field("first_ledger_id", pa.int64()),
-        pa.field("cursor_exists", pa.bool_()),
+        pa.field("memory", pa.string()),
     ]
 )
-"""Pending findings joined with what is known of their topic and cursor; nulls where there is no such topic."""
+"""Pending findings joined with what is known of their topic; nulls where there is no such topic. ``memory``: what its
+broker can hold of a delayed-index snapshot (``snapshots.Memory``), null for other components and where it rests."""
+
+RESTING = ("unloaded", "never_loaded")
+"""Load states in which no broker has anything of a topic in memory."""
+
+
+def rests(topic_exists: bool | None, load_state: str | None) -> bool:
+    """Whether no broker has anything of a topic in memory: it is gone, or at rest."""
+    return not topic_exists or load_state in RESTING
 
 
 def settle(pending: pa.Table) -> pa.Table:
@@ -205,17 +221,14 @@ def settle(pending: pa.Table) -> pa.Table:
     component = _texts(pending.column("component"))
     state = _texts(pending.column("load_state"))
     compaction = _texts(pending.column("compaction"))
+    memory = _texts(pending.column("memory"))
     exists: Any = pending.column("topic_exists").fill_null(False).to_numpy()
-    cursor: Any = pending.column("cursor_exists").fill_null(False).to_numpy()
-    first = _numbers(pending.column("first_ledger_id"), -1)
-    ends = np.array([bucket_range_end(key) for key in _texts(pending.column("bucket_key"))], dtype=np.int64)
-    resting = ~exists | (state == "unloaded") | (state == "never_loaded")
+    resting = ~exists | _in(state, RESTING)
     bucket = component == "delayed-index-bucket"
-    trimmed = (first >= 0) & (ends >= 0) & (ends < first)
-    free = np.where(bucket, resting | ~cursor | trimmed, resting | _in(compaction, ("NOT_RUN", "SUCCESS")))
+    free = resting | np.where(bucket, memory == Memory.NOTHING, _in(compaction, ("NOT_RUN", "SUCCESS")))
     why_kept = np.where(
         bucket,
-        "its cursor exists on a loaded topic: the broker may hold this snapshot without having stored its key",
+        np.array([KEPT_BECAUSE.get(code, NOT_ASKED) for code in memory], dtype=object),
         "its topic is loaded and a compaction may be running: its output is referenced nowhere yet",
     )
     finding = np.where(free, Finding.ORPHAN.value, Finding.KEPT.value)
@@ -223,12 +236,6 @@ def settle(pending: pa.Table) -> pa.Table:
         free, "closed, older than the grace period, nothing refers to it, and no broker can hold it", why_kept
     )
     return _found({name: pending.column(name) for name in FINDINGS.names}, finding, reason)
-
-
-def bucket_range_end(key: str) -> int:
-    """Last topic ledger id of ``#pulsar.internal.delayed.bucket_<start>_<end>``; -1 if the key has another form."""
-    parts = key.split("_")
-    return int(parts[2]) if len(parts) == 3 and parts[2].isdecimal() else -1
 
 
 NEVER = (
@@ -257,8 +264,11 @@ def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] 
         return Finding.KEPT, f"namespace {namespace} is another cluster's too: only its own brokers know what they hold"
     if namespace in context.kept_namespaces:
         return Finding.KEPT, f"namespace {namespace} could not be read whole"
-    if topic in context.kept_topics:
-        return Finding.KEPT, "references of its topic are in a ledger that is gone"
+    if context.kept_topics and not context.kept_topics.isdisjoint((topic, schema_owner(topic))):
+        return Finding.KEPT, (
+            "references of its topic, or of its schemas, are in an entry that is gone or damaged, or in the memory of "
+            "a broker that fails at saying so"
+        )
     if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
         return Finding.KEPT, "legal hold"
     if context.holds and topic in context.held_parents:
@@ -303,18 +313,34 @@ def topic_of(kind: str, owner: str) -> Topic | None:
         return None
 
 
-def owners_to_keep(gone: Iterable[tuple[str, str]]) -> tuple[frozenset[str], frozenset[str]]:
-    """``Context.kept_topics``, and namespaces to keep, where references of (kind, owner) are in ledgers that are gone.
+def owners_to_keep(lost: Iterable[tuple[str, str]]) -> tuple[frozenset[str], frozenset[str]]:
+    """``Context.kept_topics``, and namespaces to keep, where references of (kind, owner) cannot be known.
 
     What a strangely named owner referred to may be anything in its namespace.
     """
-    topics = {(kind, owner): topic_of(kind, owner) for kind, owner in gone}
-    strange = {
-        owner.rpartition("/")[0] if kind == "R5" else owner.partition("/persistent/")[0]
-        for (kind, owner), topic in topics.items()
-        if not topic
-    }
+    topics = {(kind, owner): topic_of(kind, owner) for kind, owner in lost}
+    strange = {_namespace_in(kind, owner) for (kind, owner), topic in topics.items() if not topic}
     return frozenset(str(topic) for topic in topics.values() if topic), frozenset(strange)
+
+
+def has_a_name(kind: str, owner: str) -> bool:
+    """Whether :func:`owners_to_keep` can keep whatever a reference's owner refers to."""
+    if topic_of(kind, owner):
+        return True
+    try:
+        return bool(Namespace.parse(_namespace_in(kind, owner)))
+    except CorruptFormat:
+        return False
+
+
+def _namespace_in(kind: str, owner: str) -> str:
+    return owner.rpartition("/")[0] if kind == "R5" else owner.partition("/persistent/")[0]
+
+
+def names_in_tags(ledgers: pa.RecordBatch | pa.Table) -> set[str]:
+    """Every topic that the tags of ledgers (:data:`OWNER_TAGS`) name."""
+    tags = set(zip(*(ledgers.column(tag).to_pylist() for tag in OWNER_TAGS), strict=True))
+    return {owner_of(*owned)[1] for owned in tags} - {""}
 
 
 def schema_owner(name: str) -> str:
@@ -408,8 +434,7 @@ OWNER_TAGS = ("component", "managed_ledger", "schema_id", "compacted_topic", "bu
 
 def written_topics(ledgers: pa.RecordBatch | pa.Table) -> set[str]:
     """``Context.open_topics`` of unreferenced ledgers that are not closed: their owners, and as whose schemas go."""
-    tags = set(zip(*(ledgers.column(tag).to_pylist() for tag in OWNER_TAGS), strict=True))
-    owners = {owner_of(*owned)[1] for owned in tags} - {""}
+    owners = names_in_tags(ledgers)
     return owners | set(map(schema_owner, owners))
 
 

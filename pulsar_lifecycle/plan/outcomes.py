@@ -5,6 +5,8 @@ Belongs here: names that are written into the journal and read back from it. Not
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 
 DELETE_LEDGER = "delete-ledger"
@@ -29,9 +31,46 @@ RETRYING = "retrying"
 DEAD_LETTERED = "dead-lettered"
 WAITING = "waiting"
 """Outcomes of phase ``delete``. ``deleted``, ``gone``, ``kept`` and ``refused`` are final. ``retrying``: sent to the
-retry topic, or to the dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it stays
-in the queue uncounted.
+retry topic, or to the dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it goes
+back behind the others, uncounted.
 """
+
+
+class Waiting(StrEnum):
+    """What a message waits for: ``waiting`` in its journal row's detail, and on its copy in the retry topic.
+
+    With ``STOPPED`` (its run stopped itself) and ``NOT_SENT`` (its copy could not be sent) it stays where it is.
+    """
+
+    NO_SCAN = "no-scan"
+    NO_OBJECT_STORE = "no-object-store"
+    OBJECT_STORE_DENIES = "object-store-denies"
+    UNDECODED_TOPICS = "undecoded-topics"
+    UNREAD_SCAN = "unread-scan"
+    UNREAD_ATTEMPT = "unread-attempt"
+    UNREAD_LOCATION = "unread-location"
+    TURN = "turn"
+    OTHER = "other"
+    STOPPED = "stopped"
+    NOT_SENT = "not-sent"
+
+
+WAITS_FOR = {
+    Waiting.NO_SCAN: "a covered scan that began after it was sent and after its ledger left its topic: run job scan",
+    Waiting.NO_OBJECT_STORE: "object_store: it is not set",
+    Waiting.OBJECT_STORE_DENIES: "the object store, which does not let us look at its objects: mend object_store's "
+    "credentials, permissions or buckets",
+    Waiting.UNDECODED_TOPICS: "topic z-nodes that a scan could not decode: mend them, then run the job scan",
+    Waiting.UNREAD_SCAN: "a scan's list of offload UUIDs, which cannot be read: run the job scan",
+    Waiting.UNREAD_ATTEMPT: "a z-node of an offload attempt of ours, which cannot be read: its journal row names it",
+    Waiting.UNREAD_LOCATION: "a broker that can read offloaded ledgers of their location: mend the brokers' offloader, "
+    "then have an offload run read one there",
+    Waiting.TURN: "its turn: of copies that are compared whole a batch reads some, the others follow by themselves",
+    Waiting.OTHER: "what its journal row says",
+    Waiting.STOPPED: "a run that is not stopped",
+    Waiting.NOT_SENT: "the retry topic, which takes no copies",
+}
+"""The same in words, with what an operator does."""
 
 NOT_DELETED = "not-deleted"
 """What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan again."""
@@ -76,4 +115,23 @@ ABORTED = "aborted"
 """Outcomes of action ``abort-upload``, beside ``kept`` and ``retrying``: it is about to be dropped; it is gone."""
 
 RELEASED = "released"
-"""Outcome of action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up."""
+UNPROVEN = "unproven"
+"""Outcomes of action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up;
+the offloaded copy that its topic reads is damaged, missing or another one, which stands until the same ledger and UUID
+are ``verified`` or ``rolled-back``."""
+
+FOREIGN_ATTEMPT = "foreign-attempt"
+"""Outcome of both: its topic has an open offload attempt of its broker's, so nothing of it is written."""
+
+LEFT_TO_BROKER = "left-to-broker"
+"""Outcome: its topic is loaded, and the policy does not let us write its z-node."""
+
+OPERATOR_WORD = "operator-word"
+"""Action, and phase: a run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
+
+IN_FORCE = "in-force"
+WITHDRAWN = "withdrawn"
+EXPIRED = "expired"
+"""Outcomes of action ``operator-word``: it holds, as it is or changed; it is no longer in the settings file; its
+``until`` has passed.
+"""

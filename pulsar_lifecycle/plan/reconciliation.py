@@ -38,18 +38,19 @@ _OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED
 
 
 def standing(rows: pa.Table) -> pa.Table:
-    """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at``.
+    """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at sent_at``.
 
     ``rows`` (:data:`STANDING`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
-    final outcome.
+    final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
     """
     sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
     sent = pc.and_(sends, pc.equal(rows.column("outcome"), SENT))
     decided = pc.and_(pc.equal(rows.column("phase"), "delete"), pc.greater_equal(rows.column("ledger_id"), 0))
     decided = pc.and_(decided, pc.not_equal(rows.column("outcome"), NOT_DELETED))  # of a plan: it has no message
+    rows = rows.append_column("sent_at", pc.if_else(sent, rows.column("at"), pa.scalar(None, pa.int64())))
     known = rows.filter(pc.or_(sent, decided)).sort_by("at")
     last = known.group_by(["ledger_id", "action"], use_threads=False).aggregate(
-        [("topic", "last"), ("outcome", "last"), ("at", "last")]
+        [("topic", "last"), ("outcome", "last"), ("at", "last"), ("sent_at", "max")]
     )
     states = [_OPEN.get(outcome, outcome) for outcome in last.column("outcome_last").to_pylist()]
     return pa.table(
@@ -59,6 +60,7 @@ def standing(rows: pa.Table) -> pa.Table:
             "topic": last.column("topic_last"),
             "state": pa.array(states, pa.string()),
             "at": last.column("at_last"),
+            "sent_at": last.column("sent_at_max"),
         }
     )
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.plan.tables import REFERENCES
+from pulsar_lifecycle.plan.tables import DAMAGED, GONE, REFERENCES, UNANSWERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ KINDS: Mapping[str, Kind] = {
             "R4",
             "delayed-bucket",
             "cursor properties #pulsar.internal.delayed.bucket_*",
-            "read; an unreferenced snapshot is kept until its cursor is gone, its range trimmed or its topic unloaded",
+            "read; of a loaded topic an unreferenced one is kept unless its broker started later without that cursor",
         ),
         Kind("R5", "schema", "/schemas/**: SchemaLocator, and SchemaEntry.index in the ledgers", "read, both"),
         Kind("R6", "transaction", "__transaction_log_*, __transaction_pending_ack: managed ledgers", "read as R1, R2"),
@@ -56,7 +56,10 @@ KINDS: Mapping[str, Kind] = {
         Kind("R9", "functions", "DistributedLog below /pulsar/functions: untagged ledgers", "untagged is kept"),
         Kind("R10", "table service", "DistributedLog below /stream/storage: untagged ledgers", "untagged is kept"),
         Kind(
-            "R11", "other clusters", "another metadata root on the same BookKeeper", "declared: bookkeeper.shared_with"
+            "R11",
+            "other clusters",
+            "another metadata root on the same BookKeeper",
+            "declared: bookkeeper.shared_with; one on our ZooKeeper that is not is found, and blocks",
         ),
         Kind("R12", "broker memory", "a ledger created and not yet stored in metadata", "grace period, second scan"),
         Kind("R13", "busy", "OPEN or IN_RECOVERY state, under-replication entry", "kept"),
@@ -66,6 +69,10 @@ KINDS: Mapping[str, Kind] = {
     )
 }
 """Every kind of reference, by code."""
+
+
+KEEPS_OWNER = (GONE, DAMAGED, UNANSWERED)
+"""How the errors of references begin whose owner is kept."""
 
 
 def _empty() -> BitMap64:
@@ -82,6 +89,9 @@ class Referenced:
 
     needed: BitMap64 = field(default_factory=_empty)
     offloaded: BitMap64 = field(default_factory=_empty)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self.needed or ledger_id in self.offloaded
 
     def merge(self, other: Referenced) -> Referenced:
         """The union of both."""
@@ -153,13 +163,23 @@ def from_schemas(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One reference found outside the z-nodes' own tables, or (with ``error``) one that could not be read."""
+    """One reference found outside the z-nodes' own tables, or (with ``error``) one that could not be read.
+
+    The latter is in entry ``entry_id`` of ledger ``held_in``, if it is in any.
+    """
 
     ledger_id: int | None
     kind: str
     owner: str
     referrer: str
     error: str | None = None
+    held_in: int | None = None
+    entry_id: int | None = None
+
+    @property
+    def keeps_owner(self) -> bool:
+        """Whether nobody can tell what it named, which is its owner's: so the owner is kept."""
+        return (self.error or "").startswith(KEEPS_OWNER)
 
 
 def from_words(words: Iterable[Word]) -> pa.Table:
@@ -175,6 +195,8 @@ def from_words(words: Iterable[Word]) -> pa.Table:
             "referrer": [word.referrer for word in kept],
             "keeps_bookkeeper_copy": [True] * len(kept),
             "error": [word.error for word in kept],
+            "held_in": [word.held_in for word in kept],
+            "entry_id": [word.entry_id for word in kept],
         },
         schema=REFERENCES,
     )
@@ -204,7 +226,8 @@ def _list_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
 def _table(ids: Any, kind: str, owners: Any, referrers: Any, keeps: Any) -> pa.Table:
     count = len(ids)
     keeps = pa.repeat(_KEEPS, count) if keeps is None else keeps
-    columns = [ids, pa.repeat(kind, count), owners, referrers, keeps, pa.nulls(count, pa.string())]
+    nothing = pa.nulls(count, pa.int64())
+    columns = [ids, pa.repeat(kind, count), owners, referrers, keeps, pa.nulls(count, pa.string()), nothing, nothing]
     return pa.Table.from_arrays(columns, schema=REFERENCES)
 
 

@@ -33,6 +33,8 @@ CENSUS = [
 GONE = "gone"
 EMPTY = "empty"
 CORRUPT = "corrupt: "
+DAMAGED = "damaged: "
+UNANSWERED = "unanswered: "
 UNREAD = "unread: "
 
 BOOKKEEPER_LEDGERS = pa.schema(
@@ -149,6 +151,7 @@ TOPICS = pa.schema(
         pa.field("load_state", pa.string()),
         pa.field("load_reason", pa.string()),
         pa.field("broker", pa.string()),
+        pa.field("broker_started", pa.int64()),
         pa.field("first_ledger_id", pa.int64()),
         pa.field("last_ledger_id", pa.int64()),
         pa.field("last_ledger_state", pa.string()),
@@ -163,8 +166,8 @@ TOPICS = pa.schema(
     ]
 )
 """One row per topic z-node with what decides whether we may touch it. ``load_state``: ``unloaded``, ``loaded`` or
-``never_loaded``; ``compaction``: what the owner broker says of a loaded topic that has a ``__compaction`` cursor.
-Namespace policies: -1 is unlimited, null is unset."""
+``never_loaded``; ``broker_started``: when its broker did (ms; null: it does not say); ``compaction``: what the owner
+broker says of a loaded topic that has a ``__compaction`` cursor. Namespace policies: -1 is unlimited, null is unset."""
 
 REFERENCES = pa.schema(
     [
@@ -174,11 +177,16 @@ REFERENCES = pa.schema(
         pa.field("referrer", pa.string()),
         pa.field("keeps_bookkeeper_copy", pa.bool_()),
         pa.field("error", pa.string()),
+        pa.field("held_in", pa.int64()),
+        pa.field("entry_id", pa.int64()),
     ]
 )
 """Who refers to a ledger: ``kind`` is one of ``references.KINDS``, ``referrer`` a z-node path or a broker's word.
 ``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is marked deleted. A row with an
-``error`` stands for references that could not be read: ``gone: ...`` keeps its owner, ``unread: ...`` blocks."""
+``error`` stands for references that could not be read: ``gone: ...`` (the ledger that held them) and ``damaged: ...``
+(every replica answered, and the entry is lost or no such entry) and ``unanswered: ...`` (the topic's broker fails at
+saying what it has in memory of this topic, and says so of another one) keep their owner, ``unread: ...`` blocks.
+``held_in`` and ``entry_id`` are then the entry that holds them, if one does, -1 for the last one of an open ledger."""
 
 FINDINGS = pa.schema(
     [

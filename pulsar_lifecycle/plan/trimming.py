@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import UUID
 
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -101,6 +102,25 @@ def topic_rule(topic: Topic, shadow_source: str, context: orphans.Context) -> st
     return found[1] if found else ""
 
 
+def open_attempt(info: ManagedLedgerInfo, ours: Collection[UUID] = ()) -> str:
+    """The offload attempt that a broker has open on a ledger of a topic; empty if there is none.
+
+    Nothing of such a topic is written: its broker may be at it, and the next write of its own, fenced by ours, would
+    end the attempt and leave what it uploaded. ``ours`` are the UUIDs of our own open attempts.
+    """
+    for item in sorted(info.ledgers, key=lambda one: one.ledger_id):
+        offload = item.offload
+        if offload and offload.uuid and not offload.complete and offload.uuid not in ours:
+            return f"offload attempt {offload.uuid} of ledger {item.ledger_id} is not complete: {THEIRS}"
+    return ""
+
+
+THEIRS = (
+    "its broker may be at it, so the topic is left alone whole until that is done (if it has failed, have the broker "
+    "offload once more: `pulsar-admin topics offload`)"
+)
+
+
 def intent_rule(topic: Topic, context: orphans.Context) -> str:
     """Why a deletion run would delete no ledger that leaves the metadata of a topic; empty if there is no reason."""
     if str(topic) in context.open_topics:
@@ -132,6 +152,7 @@ def judge(
     that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and everything below
     the ledger of every mark-delete position.
     """
+    topic_reason = topic_reason or open_attempt(info)
     listed = {item.ledger_id: item for item in info.ledgers}
     verdicts = {i: Verdict(i, False, "its topic does not list it") for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
@@ -157,8 +178,6 @@ def _own_reason(item: LedgerInfo, copy: Copy | None, context: orphans.Context) -
     offload = item.offload
     if offload and offload.segments:
         return "streaming offload: which of its objects are whole is not known"
-    if offload and offload.uuid and not offload.complete:
-        return f"offload attempt {offload.uuid} is not complete: it may be running"
     if offload and (offload.complete or offload.bookkeeper_deleted):
         if not (offload.complete and offload.uuid and offload.driver_name):
             return "its offload context is not whole: where the copy is cannot be said"

@@ -8,8 +8,7 @@ batch by batch before it ends.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,16 +17,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pulsar_lifecycle.engine.decision import Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.engine.withheld import withheld
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue, create_missing
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import taken_messages
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.plan.deletion import intents
+from pulsar_lifecycle.plan.outcomes import WAITING, Waiting
 from pulsar_lifecycle.plan.tables import FINDINGS
 from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.settings import Settings
@@ -44,6 +42,22 @@ OUTCOMES = pa.schema(
 """Counts per task; ``stopped`` rows carry why a task ended early."""
 
 STOPPED = "stopped"
+LIMITED = "limited"
+NOT_SENT_BACK = "not-sent-back"
+WITHHELD = "withheld"
+NOT_COMPARED = "not-compared"
+"""Words on a run, beside the outcomes of its messages. ``limited``: a task took its share of ``deletion.max_messages``
+and left the rest to the next run. ``not-sent-back``: what must wait stayed at the head of the queue. ``withheld``: due
+messages that the broker did not hand out. ``not-compared``: whether there are such could not be seen.
+"""
+
+FAILURES = {
+    STOPPED: "the run stopped itself",
+    NOT_SENT_BACK: "messages that must wait, or failed, stay at the head of the queue",
+    WITHHELD: "due messages were not handed out",
+    NOT_COMPARED: "whether all due messages were handed out is not known",
+}
+"""Those with which a run did not do what it was to do."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +75,35 @@ def delete_from_queue(spark: SparkSession, settings: Settings, run: Run) -> list
 
     Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
     """
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        create_missing(admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
-    tasks = concurrency(spark)
+    with Connections(settings) as ports:
+        create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
+    tasks = min(concurrency(spark), settings.deletion.max_messages)  # each takes one at least
     slots = spark.range(0, tasks, 1, tasks)
-    return _collect(slots.mapInArrow(_Worker(settings, run, tasks, None), from_arrow_schema(OUTCOMES)))
+    outcomes = _collect(slots.mapInArrow(_Worker(settings, run, tasks, None), from_arrow_schema(OUTCOMES)))
+    if any(o.outcome in (STOPPED, LIMITED) for o in outcomes):  # then something is left, and why is said
+        return outcomes
+    return outcomes + not_handed_out(settings, run, outcomes)
+
+
+def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What of the queue was due when the run began and was not handed out to it, as its own outcome; see WITHHELD."""
+    try:
+        with Connections(settings) as ports:
+            parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(ports.admin, topic)]
+            found = withheld(
+                ports.queue_reader, parts, run.run_id, run.now, lambda: taken_messages(settings.lake.path, run.run_id)
+            )
+    except LifecycleError as error:
+        return [Outcome(NOT_COMPARED, str(error), 1, 0)]
+    if not found:
+        return []
+    where = ", ".join(f"{part}: {count}" for part, count in found.items())
+    waits = "; ".join(f"{o.ledgers} wait: {o.reason}" for o in outcomes if o.outcome == WAITING)
+    why = (
+        "another consumer of subscription ledger-deletion holds them, or the broker gives no more: "
+        "maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription, dispatch rates, deletion.idle_timeout"
+    )
+    return [Outcome(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
 
 
 def delete_directly(
@@ -100,32 +138,21 @@ class _Worker:
             return
         counts: dict[tuple[str, str], list[int]] = {}
         settings = self.settings
-        with ExitStack() as opened:
-            store = opened.enter_context(
-                KazooStore(settings.zookeeper, reads_per_second=settings.zookeeper.reads_per_second // self.tasks)
+        with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
+            queue = PlanQueue(pa.Table.from_batches(given), *self.direct) if self.direct else ports.queue
+            tools = Tools(
+                ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set
             )
-            reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper)))
-            admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
-            queue: DeletionQueue
-            if self.direct is None:
-                queue = opened.enter_context(
-                    closing(
-                        PulsarDeletionQueue(
-                            settings.pulsar, admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-                        )
-                    )
-                )
-            else:
-                queue = PlanQueue(pa.Table.from_batches(given), *self.direct)
-            objects = (
-                opened.enter_context(closing(S3ObjectStore(settings.object_store))) if settings.object_store else None
-            )
-            tools = Tools(store, reader, admin, queue, FileJournal(settings.lake.path), SystemClock(), objects)
+            tools.pace = RateBudget(settings.offload.read_bytes_per_second / self.tasks, tools.clock).take
+            limit, taken = self.limit(queue), 0
             try:
-                for decision in work_off(
-                    self.run, tools, self.limit(queue), int(settings.deletion.idle_timeout * 1000)
-                ):
+                for decision in work_off(self.run, tools, limit, int(settings.deletion.idle_timeout * 1000)):
+                    taken += 1
                     _count(counts, decision.outcome, decision.reason, 1, decision.length)
+                    if decision.outcome == WAITING and decision.waiting is Waiting.NOT_SENT:
+                        _count(counts, NOT_SENT_BACK, decision.reason, 1, 0)
+                if taken >= limit and self.direct is None:
+                    counts[LIMITED, "deletion.max_messages: the rest is the next run's"] = [1, 0]
             except LifecycleError as error:
                 counts[STOPPED, str(error)] = [1, 0]
         yield pa.RecordBatch.from_pylist(
@@ -171,6 +198,12 @@ class PlanQueue:
     def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
         """There is no retry topic to a plan."""
         return [Postponed(message, 0, False, "apply the plan again") for message in messages]
+
+    def send_back(
+        self, messages: Sequence[Received], notes: Sequence[Mapping[str, str]], delay_ms: int
+    ) -> list[Postponed]:
+        """As :meth:`reconsume_later`."""
+        return self.reconsume_later(messages, delay_ms, 0)
 
     def release(self, messages: Sequence[Received]) -> None:
         """Applying the plan again meets it again."""

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 
 from pulsar_lifecycle.engine import closed_ledgers
 from pulsar_lifecycle.engine.closed_ledgers import ClosedLedgers
-from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.formats.ledger_metadata import TAG_MANAGED_LEDGER, LedgerMetadata
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, MetadataStore
 from pulsar_lifecycle.settings import Settings
@@ -52,27 +50,41 @@ def pieces(ledgers: ClosedLedgers, size: int) -> list[list[Piece]]:
     return groups
 
 
+WHOLE = 1 << 62
+"""Bytes that no group has: all in one."""
+
+
+def by_topic(ledgers: ClosedLedgers) -> list[ClosedLedgers]:
+    """Those of each topic or partition, by their own tags, in its order; without empty ones."""
+    topics: dict[bytes | int, list[tuple[int, LedgerMetadata]]] = {}
+    for ledger_id, metadata in sorted(ledgers.ledgers, key=lambda one: one[0]):
+        if metadata.last_entry_id >= 0:
+            topics.setdefault(metadata.custom_metadata.get(TAG_MANAGED_LEDGER, ledger_id), []).append(
+                (ledger_id, metadata)
+            )
+    return [ClosedLedgers(tuple(some), {}) for some in topics.values()]
+
+
 class BookKeeperEntriesReader(EntryReader[Piece]):
     """Ranges of entries, from the bookies."""
 
     def plan(self, settings: Settings, size: int) -> list[list[Piece]]:
         """Groups of ranges of entries."""
-        with KazooStore(settings.zookeeper, read_only=True) as store:
-            store.sync("/")
-            chosen = self._chosen(store, settings.bookkeeper.ledgers_root)
+        with Connections(settings, read_only=True) as ports:
+            ports.store.sync("/")
+            chosen = self._chosen(ports.store, settings.bookkeeper.ledgers_root)
         if chosen.left_out:
             some = "; ".join(f"{i}: {why}" for i, why in list(chosen.left_out.items())[:20])
             _log.warning("bookkeeper_entries: %d ledgers are left out: %s", len(chosen.left_out), some)
+        if self.options.assembled:
+            return [pieces(one, WHOLE)[0] for one in by_topic(chosen) if one.ledgers]
         return pieces(chosen, size)
 
     def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
         """Verified entries."""
-        with (
-            KazooStore(settings.zookeeper, read_only=True) as store,
-            closing(BookieReader(store, settings.bookkeeper, pace)) as reader,
-        ):
+        with Connections(settings, read_only=True, pace=pace) as ports:
             for ledger_id, metadata, first, last in pieces:
-                for batch in reader.stream(ledger_id, metadata, first, last):
+                for batch in ports.reader.stream(ledger_id, metadata, first, last):
                     yield ledger_id, batch
 
     def _chosen(self, store: MetadataStore, root: str) -> ClosedLedgers:

@@ -6,6 +6,10 @@ here: which entries there are and how they are read (:mod:`entries`, :mod:`offlo
 Options of all of them: ``settings`` and ``columns`` as for the metastore (:mod:`sources`). ``as``: ``entries``
 (default: ``ledger_id``, ``entry_id``, ``payload``) or ``messages`` (:data:`messages.MESSAGES`). ``mode``: ``strict``
 (default: an entry that is no message ends the query with its name) or ``permissive`` (it is a row with a ``problem``).
+``chunks``: ``parts`` (default: each part of a chunked message is a row, as it is stored) or ``assembled`` (with ``as``
+= ``messages``, and ``topic`` or ``namespace``): a chunked message is one row, and parts of which none comes are rows
+with a ``problem``. One task then reads all of a topic, or of a partition, as parts may lie anywhere in it; unfinished
+messages take up to 256 MiB of its memory, and no longer message is put together.
 ``partition_bytes`` (64 MiB): what one task reads. ``bytes_per_second``: what all tasks together read at most, shared by
 ``concurrency`` tasks at once (default: all of them).
 """
@@ -24,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
-from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.ports import EntryBatch
@@ -63,6 +67,14 @@ class EntryOptions:
     def permissive(self) -> bool:
         """Whether an entry that is no message becomes a row."""
         return self._one_of("mode", "strict", "permissive") == "permissive"
+
+    @property
+    def assembled(self) -> bool:
+        """Whether chunked messages are put together; only of whole topics, in their order."""
+        wanted = self._one_of("chunks", "parts", "assembled") == "assembled"
+        if wanted and not (self.messages and (self.given.get("topic") or self.given.get("namespace"))):
+            raise UsageError(f"{self.source}: option chunks: assembled needs as=messages, and a topic or a namespace")
+        return wanted
 
     @property
     def columns(self) -> pa.Schema:
@@ -137,7 +149,7 @@ class EntryReader(DataSourceReader, Generic[Piece]):
         assert isinstance(partition, Share)
         rows = self._rows(partition)
         if self.options.messages:
-            yield from Messages(self.options.permissive, self.wanted)(rows)
+            yield from Messages(self.options.permissive, self.wanted, self.options.assembled)(rows)
             return
         for batch in rows:
             yield batch.select(self.wanted.names)
@@ -145,7 +157,7 @@ class EntryReader(DataSourceReader, Generic[Piece]):
     def _rows(self, share: Share[Piece]) -> Iterator[pa.RecordBatch]:
         if not share.pieces:
             return
-        pace = RateBudget(share.bytes_per_second, SystemClock()).take
+        pace = RateBudget(share.bytes_per_second, system_clock()).take
         for ledger_id, batch in self.entries(share.settings, share.pieces, pace):
             count = len(batch.payloads)
             yield pa.RecordBatch.from_arrays(
@@ -179,5 +191,9 @@ class EntrySource(DataSource):
 
     def _options(self) -> EntryOptions:
         options = EntryOptions(self.table, dict(self.options))
-        _ = options.permissive, options.messages  # what is wrong with them is said before anything is asked
+        _ = (
+            options.permissive,
+            options.messages,
+            options.assembled,
+        )  # what is wrong with them is said before anything is asked
         return options

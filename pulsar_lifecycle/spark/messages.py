@@ -1,7 +1,8 @@
 """Entries of topics as a table of messages, whatever store the entries come from.
 
 Belongs here: the columns of a message and turning entries into them, batch by batch. Not here: an entry's bytes
-(``formats/message.py``), reading entries (``spark/entries.py``).
+(``formats/message.py``), putting parts of messages together (``formats/chunks.py``), reading entries
+(``spark/entries.py``).
 
 For any table with ``ledger_id``, ``entry_id`` and ``payload``::
 
@@ -11,14 +12,16 @@ For any table with ``ledger_id``, ``entry_id`` and ``payload``::
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.formats.chunks import Assembler, LoosePart, Part, WholeMessage
 from pulsar_lifecycle.formats.message import Message, MessageEntry
+from pulsar_lifecycle.model import Position
 
 MESSAGES = pa.schema(
     [
@@ -36,6 +39,7 @@ MESSAGES = pa.schema(
         pa.field("replicated_from", pa.string()),
         pa.field("schema_version", pa.binary()),
         pa.field("compression", pa.string()),
+        pa.field("uncompressed_size", pa.int64()),
         pa.field("encrypted", pa.bool_()),
         pa.field("chunk_id", pa.int32()),
         pa.field("chunks", pa.int32()),
@@ -49,8 +53,9 @@ MESSAGES = pa.schema(
 )
 """One row per message. Times are milliseconds since the epoch. ``batch_index`` and ``batch_size`` are null outside
 batches. An encrypted entry, and one that is part ``chunk_id`` of ``chunks`` of a message, is one row with its bytes as
-they are stored; every other payload is decompressed, and null for a null value. ``problem``: why an entry is no message
-(then its payload is the entry's), null for all others."""
+they are stored; every other payload is decompressed, and null for a null value. ``uncompressed_size``: bytes that the
+stored payload, of a chunked message all of its parts together, comes to. ``problem``: why an entry is no message (then
+its payload is the entry's), or why a part of a message could not be put together; null for all others."""
 
 BATCH_ROWS = 20_000
 BATCH_BYTES = 8 << 20
@@ -62,35 +67,52 @@ class Messages:
     """Kernel for ``mapInArrow``: batches with ``ledger_id``, ``entry_id`` and ``payload`` to those of ``wanted``.
 
     Raises CorruptFormat naming the entry that is no message; ``permissive`` makes it a row with a ``problem``.
+    ``assembled``: the entries are those of one topic, in order, and a message of several parts is one row, at the
+    position of its last part and without ``chunk_id``. Parts of which no message comes are rows with a ``problem``.
     """
 
     permissive: bool = False
     wanted: pa.Schema = MESSAGES
+    assembled: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The messages of entries, in their order."""
         rows: list[tuple[Any, ...]] = []
         size = 0
-        for batch in batches:
-            columns = (batch.column(name).to_pylist() for name in ("ledger_id", "entry_id", "payload"))
-            for ledger_id, entry_id, data in zip(*columns, strict=True):
-                for row in self._rows(ledger_id, entry_id, data):
-                    rows.append(row)
-                    size += len(row[_PAYLOAD] or b"")
-                    if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
-                        yield _batch(rows, self.wanted)
-                        rows, size = [], 0
+        for row in self._all_rows(batches):
+            rows.append(row)
+            size += len(row[_PAYLOAD] or b"")
+            if len(rows) >= BATCH_ROWS or size >= BATCH_BYTES:
+                yield _batch(rows, self.wanted)
+                rows, size = [], 0
         if rows:
             yield _batch(rows, self.wanted)
 
-    def _rows(self, ledger_id: int, entry_id: int, data: bytes) -> Iterable[tuple[Any, ...]]:
+    def _all_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
+        assembler = Assembler() if self.assembled else None
+        for batch in batches:
+            columns = (batch.column(name).to_pylist() for name in ("ledger_id", "entry_id", "payload"))
+            for ledger_id, entry_id, data in zip(*columns, strict=True):
+                yield from self._rows(Position(ledger_id, entry_id), data, assembler)
+        if assembler:
+            for loose in assembler.finish():
+                yield from _of_loose(loose)
+
+    def _rows(self, position: Position, data: bytes, assembler: Assembler | None) -> list[tuple[Any, ...]]:
         try:
-            return _of_entry(ledger_id, entry_id, data, message.decode(data))
+            found = message.decode(data)
+            if assembler is None or found.chunk is None:
+                return _of_entry(position, data, found)
+            made: list[tuple[Any, ...]] = []
+            for one in assembler.add(Part(position, found)):
+                made += _of_loose(one) if isinstance(one, LoosePart) else _of_whole(one)
+            return made
         except CorruptFormat as error:
             if not self.permissive:
-                what = f"entry {ledger_id}:{entry_id}: {error.what}"
+                what = f"entry {position}: {error.what}"
                 raise type(error)(what, error.offset, error.expected) from error
-            return [(ledger_id, entry_id, *[None] * (_PAYLOAD - 2), data, str(error))]
+            nothing = [None] * (_PAYLOAD - 2)
+            return [(position.ledger_id, position.entry_id, *nothing, data, str(error))]
 
 
 _PAYLOAD = MESSAGES.names.index("payload")
@@ -101,40 +123,64 @@ def _batch(rows: list[tuple[Any, ...]], wanted: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(columns[f.name], f.type) for f in wanted], schema=wanted)
 
 
-def _of_entry(ledger_id: int, entry_id: int, data: bytes, found: MessageEntry) -> list[tuple[Any, ...]]:
-    as_stored = found.encrypted or found.chunk is not None
-    messages = (Message(found.payload, sequence_id=found.sequence_id),) if as_stored else found.messages
+def _of_entry(position: Position, data: bytes, found: MessageEntry) -> list[tuple[Any, ...]]:
+    messages = found.messages or ((found.stored,) if found.stored and _is_as_stored(found) else ())
     if not messages:
         raise CorruptFormat(message.WHAT, len(data), "a message")
-    chunk_id, chunks = found.chunk or (None, None)
-    return [
-        (
-            ledger_id,
-            entry_id,
-            one.batch_index,
-            found.batch_size,
-            one.key,
-            list(one.properties.items()),
-            _long(found.publish_time),
-            _long(one.event_time),
-            found.deliver_at_time,
-            _long(found.sequence_id if one.sequence_id is None else one.sequence_id),
-            found.producer_name,
-            found.replicated_from,
-            found.schema_version,
-            found.compression.name,
-            found.encrypted,
-            chunk_id,
-            chunks,
-            found.uuid,
-            found.marker_type,
-            one.compacted_out,
-            one.payload is None,
-            one.payload,
-            None,
-        )
-        for one in messages
-    ]
+    return [_row(position, found, one, found.chunk) for one in messages]
+
+
+def _is_as_stored(found: MessageEntry) -> bool:
+    return found.encrypted or found.chunk is not None
+
+
+def _of_whole(one: WholeMessage) -> list[tuple[Any, ...]]:
+    found = one.last.entry
+    assert found.stored
+    assert found.chunk
+    return [_row(one.last.position, found, replace(found.stored, payload=one.payload), (None, found.chunk[1]))]
+
+
+def _of_loose(one: LoosePart) -> list[tuple[Any, ...]]:
+    found = one.part.entry
+    assert found.stored
+    return [_row(one.part.position, found, found.stored, found.chunk, one.why.value)]
+
+
+def _row(
+    position: Position,
+    found: MessageEntry,
+    one: Message,
+    chunk: tuple[int | None, int] | None,
+    problem: str | None = None,
+) -> tuple[Any, ...]:
+    chunk_id, chunks = chunk or (None, None)
+    return (
+        position.ledger_id,
+        position.entry_id,
+        one.batch_index,
+        found.batch_size,
+        one.key,
+        list(one.properties.items()),
+        _long(found.publish_time),
+        _long(one.event_time),
+        found.deliver_at_time,
+        _long(found.sequence_id if one.sequence_id is None else one.sequence_id),
+        found.producer_name,
+        found.replicated_from,
+        found.schema_version,
+        found.compression.name,
+        found.uncompressed_size,
+        found.encrypted,
+        chunk_id,
+        chunks,
+        found.uuid,
+        found.marker_type,
+        one.compacted_out,
+        one.payload is None,
+        one.payload,
+        problem,
+    )
 
 
 def _long(value: int | None) -> int | None:

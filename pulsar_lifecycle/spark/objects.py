@@ -11,8 +11,7 @@ cluster or bucket.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -26,25 +25,22 @@ from pulsar_lifecycle.engine.apply import Applied, Order, send_intents
 from pulsar_lifecycle.engine.decision import NamedByAny
 from pulsar_lifecycle.engine.objects import Dropped, Inventory, Sweep, abort_uploads
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, begun_attempts, sent_copies
-from pulsar_lifecycle.io.lake import Lake, OffloadUuidsOf
-from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake, OffloadUuidsOf
+from pulsar_lifecycle.io.lake.journal import begun_attempts, sent_copies, unproven_copies
 from pulsar_lifecycle.io.prometheus import published
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.zk import KazooStore
 from pulsar_lifecycle.plan import artefact
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import objects as plan_objects
+from pulsar_lifecycle.plan.caps import Caps
+from pulsar_lifecycle.plan.confirmation import in_use_at_any
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.objects import ABORT, DELETE, NAMINGS, OBJECTS, Gap, Rules
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.session import concurrency, share_of
 
 TABLE = "objects"
 NAMED = "offload_namings"
@@ -64,9 +60,9 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     """
     settings = cluster.settings
     declared = _declared(settings)
-    with KazooStore(settings.zookeeper, read_only=True) as store:
-        open_ones = attempts.open_attempts(store)
-    now = SystemClock().now_ms()
+    with Connections(settings, read_only=True) as ports:
+        open_ones = attempts.open_attempts(ports.store)
+    now = cluster.clock.now_ms()
     gaps = runs.gaps_of(cluster, epoch)
     gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
     older = runs.earlier_epochs(cluster, epoch)
@@ -80,6 +76,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         now=OffloadUuidsOf(lake.location, epoch.epoch_id),
         earlier=NamedByAny(tuple(OffloadUuidsOf(lake.location, e.epoch_id) for e in asked)),
         referenced=lake.referenced(epoch.epoch_id),
+        listed_earlier=in_use_at_any(lake.referenced(e.epoch_id) for e in asked),
         ledgers_root=settings.bookkeeper.ledgers_root,
     )
     topics = [
@@ -91,7 +88,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     parts = [_Part(prefix=prefix) for prefix in prefixes]
     for bucket in declared.buckets:
         parts += [_Part(bucket=bucket, gaps=tuple(plan_objects.gaps(prefixes))), _Part(bucket=bucket)]
-    task = _Looking(settings, lake, inventory, lake.parts(epoch.epoch_id, NAMED))
+    task = _Looking(share_of(cluster.spark, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
     cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
     return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, gaps)
 
@@ -116,7 +113,7 @@ def _rules(
             runs.context_of(cluster, epoch),
             now=now,
             grace=int(settings.orphans.grace_period * 1000),
-            holds=frozenset(settings.orphans.legal_holds),
+            holds=settings.orphans.holds(now),
             gone_namespaces=frozenset(),
             system_topics=settings.orphans.system_topics,
         ),
@@ -125,6 +122,10 @@ def _rules(
         scanned_from=epoch.started_at,
         confirmed_from=earlier.started_at if earlier else None,
         open_attempts=frozenset(one.uuid for one in attempts.whole(open_ones)),
+        unproven={
+            (uuid, ledger_id): f"a proof of run {row.run_id} found it damaged: {row.reason}"
+            for (ledger_id, uuid), row in unproven_copies(settings.lake.path, settings.cluster).items()
+        },
     )
 
 
@@ -204,19 +205,18 @@ class _Looking:
         yield pa.RecordBatch.from_pylist(some, OBJECTS)
 
     def _found(self, part: _Part) -> Iterator[looking.Row]:
-        with ExitStack() as opened:
-            objects = opened.enter_context(closing(S3ObjectStore(_declared(self.settings))))
+        with Connections(self.settings, read_only=True) as ports:
             if part.prefix:
-                store = opened.enter_context(KazooStore(self.settings.zookeeper, read_only=True))
-                reader = opened.enter_context(closing(BookieReader(store, self.settings.bookkeeper)))
                 named = self._named(part.prefix)
-                yield from looking.look_below(self.inventory, store, reader, objects, part.prefix, named)
+                yield from looking.look_below(
+                    self.inventory, ports.store, ports.reader, ports.objects, part.prefix, named
+                )
             elif part.gaps:
                 for gap in part.gaps:
-                    yield from looking.look_between(objects, part.bucket, gap)
+                    yield from looking.look_between(ports.objects, part.bucket, gap)
             else:
                 began = _began(self.settings)
-                yield from looking.look_at_uploads(self.inventory, objects, part.bucket, began)
+                yield from looking.look_at_uploads(self.inventory, ports.objects, part.bucket, began)
 
     def _named(self, prefix: str) -> dict[UUID, list[plan_objects.Naming]]:
         uuid = pc.field("uuid")
@@ -242,8 +242,9 @@ class Swept:
 
 def rows_to_sweep(cluster: Cluster, order: Order) -> pa.Table:
     """What :func:`sweep` would do now; writes nothing. Raises Refused, NotFound."""
-    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
-        return _chosen(cluster, order, runs.check_store(cluster, store))[1]
+    caps = runs.caps_of(cluster.settings, order)
+    with Connections(cluster.settings, read_only=True) as ports:
+        return _chosen(cluster, order, caps, runs.check_store(cluster, ports.store))[1]
 
 
 def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Swept:
@@ -251,16 +252,12 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
 
     Repeated, it sends what was not sent and drops what is still there.
     """
-    settings, clock = cluster.settings, SystemClock()
-    with ExitStack() as opened:
-        opened.enter_context(published(settings))
-        store = opened.enter_context(KazooStore(settings.zookeeper))
-        summary, rows = _chosen(cluster, order, runs.check_may_act(cluster, store))
-        journal = FileJournal(settings.lake.path)
-        admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
-        parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-        queue = opened.enter_context(closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)))
-        objects = opened.enter_context(closing(S3ObjectStore(_declared(settings))))
+    settings = cluster.settings
+    caps = runs.caps_of(settings, order)
+    with published(settings), Connections(settings) as ports:
+        store, journal, clock, objects = ports.store, ports.journal, ports.clock, ports.objects
+        summary, rows = _chosen(cluster, order, caps, runs.check_may_act(cluster, store))
+        runs.note_words(cluster, run_id)
         copies = rows.filter(pc.equal(rows.column("action"), DELETE))
         sent = pa.array([str(uuid) for uuid in sent_copies(settings.lake.path, summary.plan_id)], pa.string())
         todo = copies.filter(pc.invert(pc.is_in(copies.column("uuid"), sent)))
@@ -270,7 +267,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
             todo.append_column("logical_bytes", todo.column("bytes")),
             frozenset(),
             store=store,
-            queue=queue,
+            queue=ports.queue,
             journal=journal,
             clock=clock,
             deliver_after_ms=runs.deliver_after_ms_of(settings, control.is_sandbox(store)),
@@ -291,22 +288,22 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
     return Swept(replace(applied, already=copies.num_rows - todo.num_rows), tuple(done))
 
 
-def _chosen(cluster: Cluster, order: Order, fingerprint: str) -> tuple[PlanSummary, pa.Table]:
+def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tuple[PlanSummary, pa.Table]:
     """The rows to apply, lowest ledgers first. Raises Refused by the rules of every plan."""
     _declared(cluster.settings)
     summary, rows = cluster.lake.object_plan(order.plan_id)
-    now, valid = SystemClock().now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
+    now, valid = cluster.clock.now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
     found = plan_objects.digest(rows, summary.to_json())
     artefact.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
     )
-    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid)
+    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid, cluster.settings.words_in_force(now))
     some = rows.slice(0, order.limit or rows.num_rows)
-    plan_deletion.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), order.caps)
+    plan_deletion.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
     return summary, some
 
 
-def run_config(summary: PlanSummary, caps: Mapping[str, Any]) -> dict[str, Any]:
-    """The run configuration with which Dagster's job ``sweep_objects`` applies a plan under ``caps``."""
-    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": False, **caps}
+def run_config(summary: PlanSummary) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``sweep_objects`` applies a plan under the settings' caps."""
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": False}
     return {"ops": {"sweep": {"config": config}}}

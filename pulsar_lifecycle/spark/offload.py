@@ -14,8 +14,10 @@ import random
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from operator import itemgetter
+from typing import TypeVar
 from uuid import UUID, uuid4
 
 import pyarrow as pa
@@ -23,17 +25,17 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine import attempts, control, offloading, release
 from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.canary import READ_FIRST, Canary
+from pulsar_lifecycle.engine.canary import ASKED, READ_FIRST, Canary, Unheld
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.cut_off import Ownership, drop_uploads, settle_attempts
-from pulsar_lifecycle.engine.decision import Place, Tools
+from pulsar_lifecycle.engine.decision import Site, Tools
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offload_proof import Origin, Verified, find_copy, verify
-from pulsar_lifecycle.engine.offload_words import Offloaded, journal_row, record, said_of
+from pulsar_lifecycle.engine.offload_proof import Origin, OriginalUnread, Verified, disproves, find_copy, verify
+from pulsar_lifecycle.engine.offload_words import Offloaded, journal_row, record, record_topics, said_of
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.offloading import CanaryFailed, Proven, Wanted
 from pulsar_lifecycle.engine.throttle import RateBudget
-from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun
+from pulsar_lifecycle.engine.topic_write import FAILED, STOPPING, TopicRun, judges
 from pulsar_lifecycle.engine.unloads import Permit, settle_unloads
 from pulsar_lifecycle.errors import (
     Conflict,
@@ -41,29 +43,37 @@ from pulsar_lifecycle.errors import (
     LifecycleError,
     NotFound,
     Refused,
-    UsageError,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, seen_places, unseen_places, verified_copies
-from pulsar_lifecycle.io.lake import OffloadUuidsOf
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.artefacts import OffloadUuidsOf
+from pulsar_lifecycle.io.lake.journal import seen_places, unseen_sites, verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import artefact, offload
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.outcomes import REFUSED, UNANSWERED, UNSEEN, VERIFIED
+from pulsar_lifecycle.plan.outcomes import FOREIGN_ATTEMPT, REFUSED, UNANSWERED, UNPROVEN, UNSEEN, VERIFIED
+from pulsar_lifecycle.plan.outcomes import OFFLOAD as OFFLOAD_ACTION
 from pulsar_lifecycle.plan.outcomes import RELEASE as RELEASE_ACTION
-from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectStore
+from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.offload_choice import Row, Waiting, chosen, driver_metadata, in_agreement, waves
+from pulsar_lifecycle.spark.offload_choice import (
+    Row,
+    Waiting,
+    chosen,
+    driver_metadata,
+    held_back,
+    in_agreement,
+    site_of,
+    waves,
+)
 from pulsar_lifecycle.spark.offload_plan import policies_now
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
 from pulsar_lifecycle.spark.topic_runs import owners_rules, topic_run, topic_tools
+
+T = TypeVar("T")
 
 TASK_BYTES = 128 << 20
 """Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
@@ -100,11 +110,17 @@ class _Item:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a task says of one ledger; ``verified`` is None where it failed, for ``reason``."""
+    """What a task says of one ledger; ``verified`` is None where it failed, for ``reason``.
+
+    ``disproved``: because of the objects, and not because they or BookKeeper's copy could not be read. ``refused``:
+    doing the same once more fails, too.
+    """
 
     item: _Item
     verified: Verified | None
     reason: str
+    disproved: bool = False
+    refused: bool = False
 
 
 def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]) -> list[Offloaded]:
@@ -116,14 +132,23 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
     with _begun(cluster, run_id, order) as (work, rows, planned):
         try:
             work.settle(planned, progress)
-            leaving = list(waves([row for row in rows if row["action"] == RELEASE]))
-            for wave in random.sample(leaving, len(leaving)):
+            leaving = [row for row in rows if row["action"] == RELEASE]
+            work.read_first(leaving, progress)
+            some = list(waves(leaving))
+            for wave in random.sample(some, len(some)):
                 work.release(wave, progress)
             for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
                 work.offload(wave, progress)
         except CanaryFailed as failed:
             work.outcomes[:0] = [Offloaded(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
-        work.finish()
+        except Unheld as unheld:
+            work.outcomes[:0] = [Offloaded("", -1, FAILED, str(unheld))]
+        try:
+            work.finish()
+        except LifecycleError as error:
+            if not work.untold:
+                raise
+            work.outcomes.append(Offloaded("", -1, FAILED, str(error)))  # what could not be told must be read
     return work.outcomes
 
 
@@ -134,14 +159,13 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
     Gives what this run works on, and all that is planned.
     """
     settings = cluster.settings
-    if order.limit < 0:
-        raise UsageError(f"limit: expected 0 (all) or a number of ledgers, found {order.limit}")
+    runs.check_limit(order.limit)
     if settings.object_store is None:
         raise Refused("object_store is not set: there is nowhere to offload to")
-    with KazooStore(settings.zookeeper) as store:
-        control.check_not_paused(store)
-        fingerprint = runs.check_store(cluster, store)
-        now = SystemClock().now_ms()
+    with topic_tools(cluster, buckets=True) as tools:
+        control.check_not_paused(tools.store)
+        fingerprint = runs.check_store(cluster, tools.store)
+        now = tools.clock.now_ms()
         plan, rows = cluster.lake.offload_plan(order.plan_id)
         if plan.cluster != settings.cluster:
             raise Refused(f"plan {plan.plan_id} is for cluster {plan.cluster}, the settings say {settings.cluster}")
@@ -152,13 +176,13 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         )
         epoch = runs.newest_epoch(cluster, fingerprint)
         runs.refuse_old_evidence(epoch, now, valid)
-        with _acting(cluster, run_id, store, epoch) as (run, tools, permit, lease):
+        with _acting(cluster, run_id, epoch, tools) as (run, permit, lease):
             caps = settings.offload
             tools.store.sync("/")
-            now_in_force = policies_now(cluster, epoch, rows.column("topic").unique().to_pylist())
-            agreed, against = in_agreement(rows, now_in_force, release=caps.release == "ours")
+            now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
+            agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
             waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            unread = unseen_places(
+            unread = unseen_sites(
                 cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (UNSEEN, UNANSWERED)
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
@@ -170,27 +194,38 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 seen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
                 fingerprint,
             )
-            lags = {name: policy.deletion_lag_ms for name, (policy, _) in now_in_force.items()}
-            work = _Work(cluster, run, tools, permit, lease, canary, ownership, lags, unread)
-            work.outcomes += against + waiting.outcomes()
+            competing = {name for name, (policy, _) in now_in_force.items() if policy.brokers_release}
+            work = _Work(cluster, run, tools, permit, lease, canary, ownership, competing, unread)
+            work.outcomes += against
+            for action, name in ((OFFLOAD, OFFLOAD_ACTION), (RELEASE, RELEASE_ACTION)):
+                left = waiting.outcomes(action)
+                if action == RELEASE:
+                    left += held_back(agreed, some, waiting.rows, unread)
+                record_topics(run, tools, left, name)
+                work.outcomes += left
             yield work, some, rows
 
 
+def releases(settings: Settings) -> bool:
+    """Whether a run gives up copies in BookKeeper: they are ours to give up, and deletion is not switched off."""
+    return settings.offload.release == "ours" and settings.deletion.topicTwoPhaseDeletionEnabled
+
+
 @contextmanager
-def _acting(
-    cluster: Cluster, run_id: str, store: KazooStore, epoch: Epoch
-) -> Iterator[tuple[TopicRun, Tools, Permit, Lease]]:
-    """The offload lease and the ports, for as long as the work lasts. Raises Refused."""
+def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Tools) -> Iterator[tuple[TopicRun, Permit, Lease]]:
+    """The offload lease, for as long as the work lasts. Raises Refused.
+
+    ``tools`` must be what all leases of the run were taken with: a session that expires takes its leases along, and
+    only its own writes fail by that.
+    """
     settings = cluster.settings
-    if settings.offload.waive_canary and not control.is_sandbox(store):
+    if settings.offload.waive_canary and not control.is_sandbox(tools.store):
         raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
-    with (
-        runs.held_lease(settings, store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease,
-        topic_tools(cluster, store, settings.object_store) as tools,
-    ):
+    with runs.held_lease(settings, tools.store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease:
         now = min(lease.taken_at, tools.clock.now_ms())
-        run = topic_run(cluster, run_id, tools, owners_rules(cluster, epoch), now, settings.offload.loaded_topics)
-        yield run, tools, Permit(lease.guard, runs.unloads_of(settings)), lease
+        runs.note_words(cluster, run_id)
+        run = topic_run(cluster, run_id, tools, owners_rules(cluster, epoch, now), now, settings.offload.loaded_topics)
+        yield run, Permit(lease.guard, runs.unloads_of(settings)), lease
 
 
 def take_back(
@@ -202,17 +237,18 @@ def take_back(
     """
     settings = cluster.settings
     if dry_run:
-        with KazooStore(settings.zookeeper, read_only=True) as store, topic_tools(cluster, store) as tools:
-            context = owners_rules(cluster, runs.newest_epoch(cluster, runs.check_store(cluster, store)))
+        with topic_tools(cluster, read_only=True) as tools:
             now = tools.clock.now_ms()
+            context = owners_rules(cluster, runs.newest_epoch(cluster, runs.check_store(cluster, tools.store)), now)
             run = topic_run(cluster, run_id, tools, context, now, settings.offload.loaded_topics)
             return offloading.plan_take_back(run, tools, topic, ledger_ids)
-    with KazooStore(settings.zookeeper) as store:
+    with topic_tools(cluster, buckets=settings.object_store is not None) as tools:
+        store = tools.store
         control.check_not_paused(store)
         epoch = runs.newest_epoch(cluster, runs.check_store(cluster, store))
         with (
             runs.held_lease(settings, store, f"taking offloads back in run {run_id}"),
-            _acting(cluster, run_id, store, epoch) as (run, tools, permit, _),
+            _acting(cluster, run_id, epoch, tools) as (run, permit, _),
         ):
             settle_unloads(store, tools.admin, tools.clock, permit, wait=False)
             outcomes = offloading.take_back_topic(run, tools, permit, topic, ledger_ids)
@@ -223,7 +259,8 @@ def take_back(
 class _Work:
     """The driver's side of a run; ``outcomes`` has what became of every ledger so far.
 
-    ``unread``: places whose brokers could not read them before it began.
+    ``competing``: topics whose brokers may give copies up by themselves. ``unread``: locations that brokers could not
+    read before it began.
     """
 
     def __init__(
@@ -235,14 +272,16 @@ class _Work:
         lease: Lease,
         canary: Canary,
         ownership: Ownership,
-        lags: Mapping[str, int | None],
-        unread: Collection[Place],
+        competing: Collection[str],
+        unread: Collection[Site],
     ) -> None:
         self.outcomes: list[Offloaded] = []
         self.unread = unread
         self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
-        self._lease, self._canary, self._ownership, self._lags = lease, canary, ownership, lags
+        self._lease, self._canary, self._ownership, self._competing = lease, canary, ownership, competing
         self._resumed: dict[int, Attempt] = {}
+        self._unproven: set[int] = set()
+        """Ledgers whose offloaded copies could not be proven in this run."""
 
     def settle(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
         """What earlier runs owe: unloads, and attempts that were cut off; those that wait or come later are wanted."""
@@ -255,6 +294,8 @@ class _Work:
         )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
+        if self._canary.unheld:
+            raise Unheld(self._canary.unheld)
 
     def offload(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Open attempts, copy and prove, commit topic by topic."""
@@ -269,7 +310,8 @@ class _Work:
         for answer in answers:
             attempt, verified = answer.item.attempt, answer.verified
             if verified is None:
-                reason = f"{answer.reason}; nothing says that it is offloaded: run again, which goes on with it"
+                reason = f"{answer.reason}; nothing says that it is offloaded"
+                reason += "" if answer.refused else ": run again, which goes on with it"
                 failed = said_of(attempt, FAILED, reason)
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
@@ -304,37 +346,116 @@ class _Work:
         self._guarded(topic, begin)
         return [_Item(attempt, False, False) for attempt in begun]
 
+    def read_first(self, rows: Sequence[Row], progress: Callable[[str], None]) -> None:
+        """Have every broker that owns topics of these read at each location, before any copy in BookKeeper goes.
+
+        Through ledgers that are proven just before. Where one cannot, nothing is released at its location.
+        """
+        if self._canary.waived:
+            return
+        scouts: dict[tuple[Site, str], list[list[Row]]] = {}
+        for name, some in _grouped_by(rows, itemgetter("topic")).items():
+            owner = self._canary.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
+            for where, there in _grouped_by(some, site_of).items():
+                scouts.setdefault((where, owner), []).append(sorted(there, key=lambda row: row["bytes"] or 0))
+        chosen_ones = {key: random.sample(topics, min(ASKED, len(topics))) for key, topics in scouts.items()}
+        asked = [row for topics in chosen_ones.values() for some in topics for row in some[:ASKED]]
+        whole = self._proven(list({row["ledger_id"]: row for row in asked}.values()), progress)
+        # Of bundles that no broker has last: a location that another has read needs no broker to take one.
+        for (where, owner), topics in sorted(chosen_ones.items(), key=lambda one: not one[0][1]):
+            for some in topics:
+                if self._canary.reads(where, owner) or where in self._canary.blocked:
+                    break
+                topic = Topic.parse(some[0]["topic"])
+                due = [one for one in whole.get(str(topic), []) if one.ledger_id in {row["ledger_id"] for row in some}]
+                if due:
+                    self._guarded(topic, lambda topic=topic, due=due: self._read(topic, due))
+
+    def _read(self, topic: Topic, due: Sequence[release.Due]) -> list[Offloaded]:
+        release.read_first(self._run, self._tools, self._permit, topic, due, self._lag_ms(topic), self._canary)
+        return []
+
+    def _lag_ms(self, topic: Topic) -> int | None:
+        """Our own deletion lag; None where brokers have one, too: they prove nothing."""
+        return None if str(topic) in self._competing else int(self._cluster.settings.offload.deletion_lag * 1000)
+
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Read the offloaded copies back whole once more; then give up those in BookKeeper, in any order.
 
         Else a few topics that cannot be read would be the ones asked for their place in every run.
         """
-        known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in wave])
-        whole: dict[str, list[release.Due]] = {}
-        again = [_as_attempt(row, self._cluster.settings) for row in wave]
-        items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
-        for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress):
-            attempt = answer.item.attempt
-            if answer.verified is None:
-                why = f"its copy in BookKeeper stays: its offloaded copy is not proven: {answer.reason}"
-                stays = said_of(attempt, FAILED, why)
-                record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=release.PHASE)
-                self.outcomes.append(stays)
-            else:
-                declared = self._cluster.settings.object_store
-                assert declared is not None
-                due = release.Due(
-                    attempt.ledger_id, answer.item.location, answer.verified, declared.endpoint, declared.region
-                )
-                whole.setdefault(attempt.topic, []).append(due)
+        whole = self._proven([row for row in wave if row["ledger_id"] not in self._unproven], progress)
         for name in random.sample(list(whole), len(whole)):
             topic = Topic.parse(name)
             self._guarded(
                 topic,
                 lambda topic=topic, some=whole[name]: release.release_topic(
-                    self._run, self._tools, self._permit, topic, some, self._lags[str(topic)], self._canary
+                    self._run, self._tools, self._permit, topic, some, self._lag_ms(topic), self._canary
                 ),
             )
+
+    def _proven(self, rows: Sequence[Row], progress: Callable[[str], None]) -> dict[str, list[release.Due]]:
+        """Topic -> its ledgers whose offloaded copies were read back whole just now; of the others it is told."""
+        declared = self._cluster.settings.object_store
+        assert declared is not None
+        where = declared.endpoint, declared.region
+        known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in rows])
+        whole: dict[str, list[release.Due]] = {}
+        wrong: dict[str, list[release.Disproved]] = {}
+        again = [_as_attempt(row, self._cluster.settings) for row in rows]
+        items = [_Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
+        for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in rows}, progress):
+            attempt, location = answer.item.attempt, answer.item.location
+            if not answer.verified:
+                self._unproven.add(attempt.ledger_id)
+            if answer.verified:
+                due = release.Due(attempt.ledger_id, location, answer.verified, *where)
+                whole.setdefault(attempt.topic, []).append(due)
+            elif answer.disproved:
+                disproved = release.Disproved(attempt.ledger_id, location, answer.reason, *where)
+                wrong.setdefault(attempt.topic, []).append(disproved)
+            else:
+                why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.reason}"
+                stays = said_of(attempt, FAILED, why)
+                record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=release.PHASE)
+                self.outcomes.append(stays)
+        for name, some in wrong.items():
+            self._guarded(Topic.parse(name), lambda name=name, some=some: self._tell_unproven(Topic.parse(name), some))
+        return whole
+
+    def _tell_unproven(self, topic: Topic, some: Sequence[release.Disproved]) -> list[Offloaded]:
+        told = release.tell_unproven(self._tools, self._run, topic, some)
+        unproven = [one.ledger_id for one in told if one.outcome == UNPROVEN]
+        if unproven and self._cluster.settings.offload.revert_unproven:
+            self.outcomes += told
+            return self._revert(topic, unproven)
+        return told
+
+    def _revert(self, topic: Topic, ledgers: Sequence[int]) -> list[Offloaded]:
+        """Let a topic read these from BookKeeper again, where it has them whole.
+
+        What the topic has given up there already, a deletion run may be deleting: for those its lease is taken.
+        """
+        run, tools, permit = self._run, self._tools, self._permit
+        foreign, gone = release.before_revert(tools, topic, ledgers)
+        if foreign:
+            left = [Offloaded(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
+            record(run, tools, left)
+            return left
+        policy = release.policy_for(tools, topic, self._canary)
+        outcomes: list[Offloaded] = []
+        if there := [one for one in ledgers if one not in gone]:
+            outcomes += offloading.take_back_topic(run, tools, permit, topic, there, given_up=False, policy=policy)
+        if gone:
+            what = f"taking offloads back in run {run.run_id}"
+            with runs.held_lease(self._cluster.settings, tools.store, what):
+                outcomes += offloading.take_back_topic(run, tools, permit, topic, gone, policy=policy)
+        return outcomes
+
+    @property
+    def untold(self) -> bool:
+        """Whether a read failed of which deletion runs that are under way could not be told."""
+        return bool(self._canary.unheld)
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
@@ -342,10 +463,13 @@ class _Work:
         self.outcomes += [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
 
     def _guarded(self, topic: Topic, work: Callable[[], Sequence[Offloaded]]) -> None:
-        """``work`` about one topic; an error that concerns it alone becomes its outcome. A failed canary stops all."""
+        """``work`` about one topic; an error that concerns it alone becomes its outcome.
+
+        A failed canary stops all, and so does a failed read of which deletion runs could not be told.
+        """
         try:
             self.outcomes += work()
-        except (*STOPPING, CanaryFailed):
+        except (*STOPPING, CanaryFailed, Unheld):
             raise
         except Refused as refusal:
             self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))
@@ -436,27 +560,21 @@ class _Task:
         """Copy and prove each ledger; its journal row is durable before its answer."""
         settings = self.settings
         assert settings.object_store is not None
-        with ExitStack() as opened:
-            store = opened.enter_context(KazooStore(settings.zookeeper, read_only=True))
-            reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper)))
-            objects = opened.enter_context(closing(S3ObjectStore(settings.object_store)))
-            pace = _Pace(store, self.guard, settings.offload.read_bytes_per_second // self.tasks)
+        reads = settings.zookeeper.reads_per_second / self.tasks
+        with Connections(settings, read_only=True, reads_per_second=reads) as ports:
+            pace = _Pace(ports.store, self.guard, max(1, settings.offload.read_bytes_per_second // self.tasks))
             for item in bundle:
                 try:
-                    yield _Answer(item, self._one(item, store, reader, objects, pace), "")
+                    yield _Answer(item, self._one(item, ports, pace), "")
                 except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
-                    yield _Answer(item, None, str(error))
+                    disproved = item.release and disproves(error)
+                    yield _Answer(item, None, str(error), disproved=disproved, refused=judges(error))
 
-    def _one(
-        self, item: _Item, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, pace: Callable[[int], None]
-    ) -> Verified:
+    def _one(self, item: _Item, ports: Connections, pace: Callable[[int], None]) -> Verified:
         attempt, declared = item.attempt, self.settings.object_store
+        store, reader, objects = ports.store, ports.reader, ports.objects
         assert declared is not None
-        path = ledger_path.ledger_path(attempt.ledger_id, self.settings.bookkeeper.ledgers_root)
-        node = store.read([path])[0]
-        if not isinstance(node, Node):
-            raise NotFound(f"{path}: BookKeeper does not have it any more, or it cannot be read")
-        source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
+        source = _source(store, attempt.ledger_id, self.settings.bookkeeper.ledgers_root)
         name = Topic.parse(attempt.topic).managed_ledger
         cluster = declared.pulsar_cluster or self.settings.cluster
         target = Target(item.location, cluster, name, attempt.block_size)
@@ -473,10 +591,21 @@ class _Task:
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
         said = replace(said_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
-        now = SystemClock().now_ms()
-        row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), now)
-        FileJournal(self.settings.lake.path).record([row])
+        row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())
+        ports.journal.record([row])
         return verified
+
+
+def _source(store: MetadataStore, ledger_id: int, root: str) -> Source:
+    """The ledger as BookKeeper describes it. Raises OriginalUnread: that says nothing of its offloaded copy."""
+    path = ledger_path.ledger_path(ledger_id, root)
+    node = store.read([path])[0]
+    if not isinstance(node, Node):
+        raise OriginalUnread(f"{path}: BookKeeper does not have it any more, or it cannot be read")
+    try:
+        return Source(ledger_metadata.decode(node.data), node.stat.ctime)
+    except CorruptFormat as error:
+        raise OriginalUnread(f"{path}: {error}") from error
 
 
 class _Pace:
@@ -484,7 +613,7 @@ class _Pace:
 
     def __init__(self, store: MetadataStore, guard: tuple[str, int], bytes_per_second: int) -> None:
         self._store, self._guard = store, guard
-        self._budget = RateBudget(max(1, bytes_per_second), SystemClock())
+        self._budget = RateBudget(max(1, bytes_per_second), system_clock())
         self._looked = 0.0
 
     def __call__(self, size: int) -> None:
@@ -519,8 +648,12 @@ def _as_attempt(row: Row, settings: Settings) -> Attempt:
     )
 
 
-def _by_topic(rows: Sequence[Row]) -> list[tuple[Topic, list[Row]]]:
-    topics: dict[str, list[Row]] = {}
+def _grouped_by(rows: Iterable[Row], key: Callable[[Row], T]) -> dict[T, list[Row]]:
+    groups: dict[T, list[Row]] = {}
     for row in rows:
-        topics.setdefault(row["topic"], []).append(row)
-    return [(Topic.parse(name), some) for name, some in topics.items()]
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _by_topic(rows: Sequence[Row]) -> list[tuple[Topic, list[Row]]]:
+    return [(Topic.parse(name), some) for name, some in _grouped_by(rows, itemgetter("topic")).items()]

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from pulsar_lifecycle.engine import inventory
-from pulsar_lifecycle.engine.canary import ASKED
-from pulsar_lifecycle.engine.decision import Place
+from pulsar_lifecycle.engine.canary import ASKED, site
+from pulsar_lifecycle.engine.decision import Site
 from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.engine.offload_words import POLICY, Offloaded
 from pulsar_lifecycle.engine.topic_write import LEFT_TO_BROKER, TopicRun
@@ -24,8 +24,8 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.offload import BOOKKEEPER_FIRST, OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS, OffloadPolicy
-from pulsar_lifecycle.plan.outcomes import REFUSED
+from pulsar_lifecycle.plan.offload_policy import ACTING_DRIVERS, OffloadPolicy, competing
+from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.ports import MetadataStore, Node
 
 WAVE_BYTES = 64 << 30
@@ -58,11 +58,22 @@ class Waiting:
             (self.rows if why and row["ledger_id"] not in given_up else going).append(row)
         return going
 
-    def outcomes(self) -> list[Offloaded]:
-        """One for each topic with rows that wait."""
-        counts = Counter(row["topic"] for row in self.rows)
+    def outcomes(self, action: str) -> list[Offloaded]:
+        """One for each topic with rows of this action that wait."""
+        mine = {row["ledger_id"]: row for row in self.rows if row["action"] == action}.values()
+        counts = Counter(row["topic"] for row in mine)
+        sizes: Counter[str] = Counter()
+        for row in mine:
+            sizes[row["topic"]] += row["bytes"] or 0
         return [
-            Offloaded(name, -1, LEFT_TO_BROKER, f"{count} of its ledgers wait: {self._seen[name][0]}")
+            Offloaded(
+                name,
+                -1,
+                LEFT_TO_BROKER,
+                f"{count} of its ledgers wait: {self._seen[name][0]}",
+                sizes[name],
+                ledgers=count,
+            )
             for name, count in counts.items()
         ]
 
@@ -108,7 +119,7 @@ def in_agreement(
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
     counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
     outcomes = [
-        Offloaded(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}")
+        Offloaded(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}", ledgers=count)
         for (name, why), count in counts.items()
         if why
     ]
@@ -131,7 +142,12 @@ def _against(
     ):
         return "its offload policy names another place than when the plan was made: plan again"
     if action == RELEASE and not release:
-        return "copies in BookKeeper are the brokers' to give up (offload.release)"
+        return (
+            "copies in BookKeeper are the brokers' to give up (offload.release), or deletion is switched off "
+            "(deletion.topicTwoPhaseDeletionEnabled)"
+        )
+    if action == RELEASE and (why := competing(policy)):
+        return why
     if action == RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
         return "its brokers read another place by now than when the plan was made: plan again"
     if action == RELEASE and not policy.tiered_first:
@@ -149,21 +165,22 @@ def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _place(row: Row) -> Place:
-    return str(Topic.parse(row["topic"]).namespace), row["driver"].lower(), tuple(sorted(driver_metadata(row)))
+def site_of(row: Row) -> Site:
+    """The location of an offload that a plan names."""
+    return site(row["driver"], {"bucket": row["bucket"], "region": row["region"], "serviceEndpoint": row["endpoint"]})
 
 
 def _is_late(row: Row) -> bool:
-    """Whether a copy in BookKeeper is of a place that brokers could not read."""
+    """Whether a copy in BookKeeper is of a location that brokers could not read."""
     return bool(row.get("unread")) and row["action"] == RELEASE
 
 
 def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
-    """A ledger to be given up of each of a few topics of each place, others in each run: some may be in trouble."""
-    places: dict[Place, dict[str, list[Row]]] = {}
+    """A ledger to be given up of each of a few topics of each location, others in each run: some may be in trouble."""
+    places: dict[Site, dict[str, list[Row]]] = {}
     for row in rows:
         if row["action"] == RELEASE:
-            places.setdefault(_place(row), {}).setdefault(row["topic"], []).append(row)
+            places.setdefault(site_of(row), {}).setdefault(row["topic"], []).append(row)
     found: list[int] = []
     for topics in places.values():
         some = [random.sample(topics[name], 1)[0] for name in random.sample(list(topics), min(LOOKED_AT, len(topics)))]
@@ -177,11 +194,11 @@ def chosen(
     max_ledgers: int,
     max_bytes: int,
     without: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
-    unread: Collection[Place] = (),
+    unread: Collection[Site] = (),
 ) -> list[Row]:
     """The rows of one run, the oldest ledgers first: at least one, and as many as the caps allow of each action.
 
-    ``limit`` (0: none) is over all of them; ``without`` takes out what does not count. Those of places that brokers
+    ``limit`` (0: none) is over all of them; ``without`` takes out what does not count. Those of locations that brokers
     could not read (``unread``) come last; of their copies in BookKeeper a few go, which asks them once more.
     """
     found: list[Row] = []
@@ -190,7 +207,7 @@ def chosen(
     order = ["ledger_id"]
     if unread:
         named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
-        last = pa.array([row["action"] in room and _place(row) in unread for row in named], pa.bool_())
+        last = pa.array([row["action"] in room and site_of(row) in unread for row in named], pa.bool_())
         asking = _few((row for row, late in zip(named, last.to_pylist(), strict=True) if late), without)
         rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]
     for batch in rows.sort_by([(name, "ascending") for name in order]).to_batches(LOOKED_AT):
@@ -213,8 +230,37 @@ def chosen(
     return found
 
 
-def waves(rows: Sequence[Row], unread: Collection[Place] = ()) -> Iterator[list[Row]]:
-    """The rows in waves of whole topics, topics with the most bytes first; those that name ``unread`` places last.
+def held_back(
+    rows: pa.Table, taken: Sequence[Row], waiting: Sequence[Row], unread: Collection[Site]
+) -> list[Offloaded]:
+    """One for each topic with copies in BookKeeper that stay in this run as their location is ``unread``.
+
+    Those that are ``taken``, as :func:`chosen` gives them, ask for all; what waits is told as ``waiting``.
+    """
+    if not unread:
+        return []
+    told = {row["ledger_id"] for row in (*taken, *waiting)}
+    named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]).to_pylist()
+    held: dict[str, list[Row]] = {}
+    for row in named:
+        if row["action"] == RELEASE and row["ledger_id"] not in told and site_of(row) in unread:
+            held.setdefault(row["topic"], []).append(row)
+    return [
+        Offloaded(
+            name,
+            -1,
+            LEFT,
+            f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, so a "
+            "few ledgers are given up first; launch again once those are",
+            sum(row["bytes"] or 0 for row in some),
+            ledgers=len(some),
+        )
+        for name, some in held.items()
+    ]
+
+
+def waves(rows: Sequence[Row], unread: Collection[Site] = ()) -> Iterator[list[Row]]:
+    """The rows in waves of whole topics, topics with the most bytes first; those that name ``unread`` locations last.
 
     The first that fails there stops the run.
     """
@@ -225,7 +271,7 @@ def waves(rows: Sequence[Row], unread: Collection[Place] = ()) -> Iterator[list[
     size = 0
     for some in sorted(
         topics.values(),
-        key=lambda group: (bool(unread) and _place(group[0]) in unread, -sum(row["bytes"] or 0 for row in group)),
+        key=lambda group: (bool(unread) and site_of(group[0]) in unread, -sum(row["bytes"] or 0 for row in group)),
     ):
         wave += some
         size += sum(row["bytes"] or 0 for row in some)

@@ -9,9 +9,8 @@ Belongs here: gathering what the rule needs, spreading it, storing candidates an
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
@@ -20,39 +19,38 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, control, history, inventory
-from pulsar_lifecycle.errors import AccessDenied, NotFound, Refused, UsageError
+from pulsar_lifecycle.engine.throttle import RateBudget
+from pulsar_lifecycle.engine.topic_policies import NamespacePolicies, Unknown, read_namespace
+from pulsar_lifecycle.engine.topic_write import writes_loaded
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import intents_standing, released_ledgers
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import pending
-from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import intents_standing, released_ledgers, waiting_ledgers
+from pulsar_lifecycle.io.pulsar.queue import pending
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.plan import offload, trimming
 from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE, OffloadPlan, TopicState
+from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan, TopicState
 from pulsar_lifecycle.plan.offload_policy import (
     BROKER_READ_PRIORITY,
     DRIVER,
     OffloadPolicy,
     Retention,
+    competing,
     in_force,
     retention_in_force,
 )
 from pulsar_lifecycle.plan.orphans import Context, Finding
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
 from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
-from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Unread
+from pulsar_lifecycle.ports import BrokerAdmin
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
 from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.sources import configuration_settings
 
 TABLE = "offload_candidates"
-CHANGE_EVENTS = "__change_events"
-"""The topic in which a namespace keeps the policies of its topics; without it no topic has any."""
-
-_TOPIC_POLICIES = ("offloadPolicies", "retention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class Policies:
     """What decides which ledgers go: by namespace, and by topic where a topic has policies of its own.
 
     ``left_out``: namespace or topic -> why nothing of it is touched. ``problems`` are what the plan cannot be applied
-    with, ``warnings`` what the operator should know.
+    with, ``warnings`` what the operator should know. ``unknown``: namespaces whose topics' policies could not be read.
     """
 
     by_namespace: Mapping[str, tuple[OffloadPolicy, Retention]]
@@ -68,6 +66,7 @@ class Policies:
     left_out: Mapping[str, str]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    unknown: Mapping[str, Unknown] = field(default_factory=dict[str, Unknown])
 
     def of(self, topic: Topic) -> tuple[OffloadPolicy, Retention, str]:
         """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
@@ -86,24 +85,25 @@ def make_offload_plan(
     ``everything`` offloads whatever is eligible, whatever the thresholds. Raises NotFound, and what the cluster's
     servers raise.
     """
-    settings, now = cluster.settings, SystemClock().now_ms()
+    settings, now = cluster.settings, cluster.clock.now_ms()
     root = settings.bookkeeper.ledgers_root
     gaps = list(epoch.gaps)
-    with KazooStore(settings.zookeeper, read_only=True) as store:
+    with Connections(settings, read_only=True) as ports:
+        store = ports.store
         open_ones = attempts.open_attempts(store)
         sandbox = control.is_sandbox(store)
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root)
     gaps += [broken] if broken and broken not in gaps else []
     gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
-    policies = _policies(cluster, epoch, namespaces, sandbox)
+    policies = _policies(cluster, namespaces, sandbox)
     gaps += policies.problems
     judging = _Judging(
         cluster.lake,
         policies,
         replace(
             cluster.lake.context(epoch.epoch_id),
-            holds=frozenset(settings.orphans.legal_holds),
+            holds=settings.orphans.holds(now),
             gone_namespaces=frozenset(),
             system_topics=settings.trimming.system_topics,
         ),
@@ -112,8 +112,9 @@ def make_offload_plan(
         _leftovers(cluster, epoch, now),
         now,
         everything,
-        settings.offload.release == "ours",
+        int(settings.offload.deletion_lag * 1000) if settings.offload.release == "ours" else None,
         settings.object_store.buckets if settings.object_store else (),
+        settings.offload.loaded_topics,
     )
     cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
     todo = pc.field("action").isin([OFFLOAD, RELEASE])
@@ -121,8 +122,10 @@ def make_offload_plan(
     rows = pa.Table.from_batches(batches, CANDIDATES).sort_by("ledger_id")
     named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
     warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
-    going = rows.filter(pc.equal(rows.column("action"), OFFLOAD))
-    leaving = rows.filter(pc.equal(rows.column("action"), RELEASE))
+    kept = cluster.lake.batches(
+        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == WITHHELD
+    )
+    withheld = pa.Table.from_batches(list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")]))
     plan = OffloadPlan(
         plan_id=f"offload-{epoch.epoch_id}-{secrets.token_hex(2)}",
         cluster=epoch.cluster,
@@ -132,15 +135,25 @@ def make_offload_plan(
         actionable=not gaps,
         gaps=tuple(gaps),
         warnings=(*policies.warnings, *warned),
-        ledgers=going.num_rows,
-        bytes=int(pc.sum(going.column("bytes")).as_py() or 0),
-        released=leaving.num_rows,
-        released_bytes=int(pc.sum(leaving.column("bytes")).as_py() or 0),
         digest="",
+        **totals(rows, withheld),
     )
     plan = replace(plan, digest=offload.digest(rows, plan.to_json()))
     cluster.lake.store_offload_plan(plan, rows)
     return plan, rows
+
+
+def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
+    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that are withheld."""
+    going = rows.filter(pc.equal(rows.column("action"), OFFLOAD))
+    leaving = rows.filter(pc.equal(rows.column("action"), RELEASE))
+    waiting = rows.filter(pc.equal(rows.column("outlook"), LEFT_TO_BROKER))
+    counted = {"": going, "released": leaving, "left_to_broker": waiting, "withheld": withheld}
+    found: dict[str, int] = {}
+    for name, some in counted.items():
+        found[name or "ledgers"] = some.num_rows
+        found[f"{name}_bytes" if name else "bytes"] = int(pc.sum(some.column("bytes")).as_py() or 0)
+    return found
 
 
 def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
@@ -156,25 +169,27 @@ def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
     found = BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
     settings = cluster.settings
-    sent = in_flight(settings.lake.path, settings.cluster, found, now - int(settings.orphans.grace_period * 1000))
+    sent = in_flight(settings.lake.path, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now)
     if sent:
-        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            found -= sent if queued(admin) else BitMap64()
+        with Connections(settings) as ports:
+            found -= sent if queued(ports.admin) else BitMap64()
     return found
 
 
-def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int) -> BitMap64:
+def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
     """Ledgers that we released, and whose message was sent at ``since`` (ms) or later and not decided, by the journal.
 
-    An older one may be lost: sending another is harmless.
+    An older one may be lost: sending another is harmless. Without those that wait for a read at their location: an
+    offload run makes that read through a ledger of its plan, and there may be no other.
     """
     if not ledger_ids:
         return ledger_ids
     intents = intents_standing(lake, cluster)
     waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
-    waits = pc.and_(waits, pc.greater_equal(intents.column("at"), since))
-    sent = BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
-    return ledger_ids & sent & BitMap64(released_ledgers(lake, cluster))
+    waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
+    sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
+    unread = waiting_ledgers(lake, cluster, sent, Waiting.UNREAD_LOCATION, now)
+    return (sent & BitMap64(released_ledgers(lake, cluster))) - BitMap64(unread)
 
 
 def queued(admin: BrokerAdmin) -> bool:
@@ -197,8 +212,9 @@ class _Judging:
     leftovers: BitMap64
     now: int
     everything: bool
-    release: bool
+    our_lag_ms: int | None
     buckets: tuple[str, ...]
+    loaded_topics: bool | tuple[str, ...]
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`CANDIDATES`."""
@@ -215,8 +231,8 @@ class _Judging:
             row["topic"],
             row["namespace"],
             row["ledgers"] or [],
-            row["topic"] in self.loaded,
             trimming.topic_rule(topic, row["shadow_source"] or "", self.context) or left_out,
+            row["topic"] in self.loaded and not writes_loaded(self.loaded_topics, topic),
         )
         return offload.judge(
             state,
@@ -226,7 +242,7 @@ class _Judging:
             self.ours,
             everything=self.everything,
             leftovers=self.leftovers,
-            release=self.release,
+            our_lag_ms=self.our_lag_ms,
             buckets=self.buckets,
         )
 
@@ -234,43 +250,31 @@ class _Judging:
 # ------------------------------------------------------------------------------------------------------- the policies
 
 
-def policies_now(cluster: Cluster, epoch: Epoch, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, str]]:
+def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, str]]:
     """The policies of a plan's topics as they are now, and why one is not to be touched; without what is gone.
 
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
     """
     parsed = [Topic.parse(name) for name in topics]
-    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
-        existing = inventory.namespace_policies(configuration).keys()
-    namespaces = {str(topic.namespace) for topic in parsed} & existing
-    if not namespaces:
-        return {}
-    with KazooStore(cluster.settings.zookeeper, read_only=True) as store:
-        sandbox = control.is_sandbox(store)
-        telling = _with_change_events(store, namespaces)
-    asked: dict[str, list[Topic]] = {}
-    for topic in dict.fromkeys(topic.partitioned_parent for topic in parsed if str(topic.namespace) in telling):
-        asked.setdefault(str(topic.namespace), []).append(topic)
-    policies = _policies(cluster, epoch, namespaces, sandbox, asked)
+    with Connections(cluster.settings, read_only=True) as ports:
+        existing = inventory.namespace_policies(ports.configuration).keys()
+        namespaces = {str(topic.namespace) for topic in parsed} & existing
+        if not namespaces:
+            return {}
+        sandbox = control.is_sandbox(ports.store)
+    policies = _policies(cluster, namespaces, sandbox)
     if policies.problems:
         raise Refused("; ".join(policies.problems))
     found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
     return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
 
 
-def _policies(
-    cluster: Cluster,
-    epoch: Epoch,
-    namespaces: Collection[str],
-    sandbox: bool,
-    topics: Mapping[str, Sequence[Topic]] | None = None,
-) -> Policies:
-    """Policy and retention of every candidate namespace, and of its topics (or of ``topics``) that have their own."""
+def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> Policies:
+    """Policy and retention of every candidate namespace, and of its topics that have their own."""
     settings = cluster.settings
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        broker, problems = broker_layer(admin.configurations(), settings.offload, sandbox=sandbox)
-        with KazooStore(configuration_settings(settings), read_only=True) as configuration:
-            documents = inventory.namespace_policies(configuration)
+    with Connections(settings) as ports:
+        broker, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
+        documents = inventory.namespace_policies(ports.configuration)
         if strange := sorted(set(namespaces) - documents.keys()):
             raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
         found = {
@@ -279,17 +283,23 @@ def _policies(
         }
         asked = {*namespaces, *settings.offload.namespaces}
         found = {name: one for name, one in found.items() if name in asked or (one[0].driver and one[0].automatic)}
-        by_topic, unknown = dict[str, tuple[OffloadPolicy, Retention]](), list[str]()
-        if broker.get("topicLevelPoliciesEnabled") != "false":
-            some = _topics_with_policies(cluster, epoch, found) if topics is None else topics
-            by_topic, unknown = _of_topics(admin, some, documents, broker)
+    own = _of_topics(cluster, found) if broker.get("topicLevelPoliciesEnabled") != "false" else {}
+    by_topic = {
+        str(topic): policies
+        for name, one in own.items()
+        for topic, said in one.topics.items()
+        if (policies := of_topic(said, documents[name], broker))
+    }
+    unknown = {name: one.unknown for name, one in own.items() if one.unknown}
     in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
     if len(left_out) == len(in_use):
         problems, said = [*problems, *said], []
-    left_out |= dict.fromkeys(unknown, "the brokers say that it does not exist: its own policies are unknown")
-    return Policies(found, by_topic, left_out, tuple(problems), (*said, *unproven(in_use)))
+    left_out |= {name: str(why) for name, why in unknown.items()}
+    said += [f"{name} is left out: {why}" for name, why in unknown.items()]
+    said += unproven(in_use) + (beside_brokers(in_use) if settings.offload.release == "ours" else [])
+    return Policies(found, by_topic, left_out, tuple(problems), tuple(said), unknown)
 
 
 def broker_layer(
@@ -316,62 +326,35 @@ def broker_layer(
     return broker, problems
 
 
-def _with_change_events(store: MetadataStore, namespaces: Collection[str]) -> list[str]:
-    """The namespaces in which a topic can have policies of its own, now. Raises AccessDenied if that is not seen."""
-    paths = {name: f"{inventory.MANAGED_LEDGERS_ROOT}/{name}/persistent" for name in namespaces}
-    found: list[str] = []
-    for (name, path), listing in zip(paths.items(), store.children(list(paths.values())), strict=True):
-        if isinstance(listing, Unread):
-            raise AccessDenied(f"{path}: {listing.reason}")
-        if listing and any(child.startswith(CHANGE_EVENTS) for child in listing.names):
-            found.append(name)
-    return found
+def _of_topics(cluster: Cluster, namespaces: Collection[str]) -> dict[str, NamespacePolicies]:
+    """What topics of some namespaces have of their own, from the ledgers of ``__change_events``: loads no topic."""
+    settings = cluster.settings
+    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
+    with Connections(settings, read_only=True, pace=pace) as ports:
+        return {
+            name: read_namespace(ports.store, ports.reader, Namespace.parse(name), settings.bookkeeper.ledgers_root)
+            for name in namespaces
+        }
 
 
-def _topics_with_policies(cluster: Cluster, epoch: Epoch, candidates: Mapping[str, Any]) -> dict[str, list[Topic]]:
-    """The topics of candidate namespaces in which any topic can have policies of its own; partitions as one."""
-    wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(candidates))
-    rows = cluster.lake.batches(
-        cluster.parts(epoch.epoch_id, "managed_ledgers"), ["topic", "namespace", "error"], wanted
-    )
-    topics: dict[str, dict[Topic, None]] = {}
-    for batch in rows:
-        for name, namespace in zip(*(batch.column(c).to_pylist() for c in ("topic", "namespace")), strict=True):
-            topics.setdefault(namespace, {})[Topic.parse(name).partitioned_parent] = None
-    return {
-        namespace: [topic for topic in found if not topic.local.startswith("__")]
-        for namespace, found in topics.items()
-        if any(topic.local == CHANGE_EVENTS for topic in found)
-    }
-
-
-def _of_topics(
-    admin: BrokerAdmin,
-    topics: Mapping[str, Sequence[Topic]],
-    documents: Mapping[str, Mapping[str, Any]],
-    broker: Mapping[str, str],
-) -> tuple[dict[str, tuple[OffloadPolicy, Retention]], list[str]]:
-    """Those that have policies of their own, and of which that is not known."""
-    found: dict[str, tuple[OffloadPolicy, Retention]] = {}
-    unknown: list[str] = []
-    for namespace, some in topics.items():
-        for topic in some:
-            try:
-                own = admin.topic_policies(topic, _TOPIC_POLICIES)
-            except NotFound:  # deleted meanwhile, or a broker that does not know it yet
-                unknown.append(str(topic))
-                continue
-            if own:
-                found[str(topic)] = (
-                    in_force(own.get("offloadPolicies"), documents[namespace], broker),
-                    retention_in_force(own.get("retention"), documents[namespace], broker),
-                )
-    return found, unknown
+def of_topic(
+    own: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
+) -> tuple[OffloadPolicy, Retention] | None:
+    """Policy and retention of a topic that has one of them of its own; its local word counts before its global one."""
+    offloading, retention = own.first("offloadPolicies"), own.first("retentionPolicies")
+    if offloading is None and retention is None:
+        return None
+    return in_force(offloading, namespace, broker), retention_in_force(retention, namespace, broker)
 
 
 def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
     """Where no read through a broker can show that it has access to the bucket; ``policies`` by namespace or topic."""
     return [f"{name}: {offload.BOOKKEEPER_FIRST}" for name, policy in policies.items() if not policy.tiered_first]
+
+
+def beside_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
+    """Where brokers give copies up beside us, so that we release none; ``policies`` by namespace or topic."""
+    return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
 
 
 def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, str]:

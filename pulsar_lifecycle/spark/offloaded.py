@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 
 from pulsar_lifecycle.engine import offload_listing
 from pulsar_lifecycle.engine.offload_listing import OffloadedData, Offloads
 from pulsar_lifecycle.engine.offloaded_ledger import open_offloaded
-from pulsar_lifecycle.errors import ConfigError, Conflict, UsageError
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.ports import EntryBatch, ObjectStore
-from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
+from pulsar_lifecycle.errors import Conflict, UsageError
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import EntryBatch
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.entry_tables import EntryReader, EntrySource, Pace
 
 _log = logging.getLogger(__name__)
@@ -49,23 +47,33 @@ def pieces(offloads: Iterable[OffloadedData], size: int) -> list[list[Piece]]:
     return groups
 
 
+def by_topic(offloads: Iterable[OffloadedData]) -> list[list[Piece]]:
+    """The objects of each topic or partition, whole and in its order."""
+    topics: dict[str, list[Piece]] = {}
+    for one in sorted(offloads, key=lambda one: one.location.ledger_id):
+        topics.setdefault(one.owner, []).append((one, 0, one.size))
+    return list(topics.values())
+
+
 class OffloadedReader(EntryReader[Piece]):
     """Ranges of blocks, from the bucket."""
 
     def plan(self, settings: Settings, size: int) -> list[list[Piece]]:
         """Groups of ranges of bytes."""
-        with closing(S3ObjectStore(_bucket_settings(settings))) as objects:
-            chosen = self._chosen(settings, objects)
+        with Connections(settings, read_only=True) as ports:
+            chosen = self._chosen(ports)
         if chosen.left_out:
             some = "; ".join(f"{name}: {why}" for name, why in list(chosen.left_out.items())[:20])
             _log.warning("pulsar_offload: %d offloads are left out: %s", len(chosen.left_out), some)
+        if self.options.assembled:
+            return by_topic(chosen.found)
         return pieces(chosen.found, size)
 
     def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
         """The entries of the blocks that begin in each range."""
-        with closing(S3ObjectStore(_bucket_settings(settings))) as objects:
+        with Connections(settings) as ports:
             for one, begin, end in pieces:
-                ledger = open_offloaded(objects, one.location)
+                ledger = open_offloaded(ports.objects, one.location)
                 if ledger.data_head.etag != one.etag:
                     raise Conflict(f"{one.location.data_url}: it was replaced since the query was planned")
                 blocks = [block for block in ledger.index.blocks if begin <= block.offset < end]
@@ -75,18 +83,18 @@ class OffloadedReader(EntryReader[Piece]):
                     pace(sum(map(len, batch.payloads)))
                     yield one.location.ledger_id, batch
 
-    def _chosen(self, settings: Settings, objects: ObjectStore) -> Offloads:
-        given = self.options.given
+    def _chosen(self, ports: Connections) -> Offloads:
+        given, objects = self.options.given, ports.objects
         names = [name for name in ("ledgers", "topic", "namespace", "prefix") if given.get(name)]
         if len(names) > 1:
             raise UsageError(f"pulsar_offload: give at most one of the options {' and '.join(names)}")
         if names and names[0] in ("topic", "namespace"):
             if given.get("bucket"):
                 raise UsageError(f"pulsar_offload: leave out the option bucket: the {names[0]} says it")
-            with KazooStore(settings.zookeeper, read_only=True) as store:
-                store.sync("/")
-                return offload_listing.of_owner(store, objects, self.options.owner(names[0]))
-        bucket = given.get("bucket") or _only(_bucket_settings(settings).buckets)
+            ports.store.sync("/")
+            return offload_listing.of_owner(ports.store, objects, self.options.owner(names[0]))
+        declared = ports.settings.object_store
+        bucket = given.get("bucket") or _only(declared.buckets if declared else ())
         if names == ["ledgers"]:
             return offload_listing.by_key(objects, bucket, given["ledgers"])
         return offload_listing.below(objects, bucket, given.get("prefix", ""))
@@ -97,12 +105,6 @@ class PulsarOffload(EntrySource):
 
     table = "pulsar_offload"
     reads = OffloadedReader
-
-
-def _bucket_settings(settings: Settings) -> ObjectStoreSettings:
-    if settings.object_store is None:
-        raise ConfigError("object_store: it is not set, so there are no buckets to read")
-    return settings.object_store
 
 
 def _only(buckets: tuple[str, ...]) -> str:

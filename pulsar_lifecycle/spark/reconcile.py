@@ -9,7 +9,6 @@ Belongs here: choosing rows for a plan like any other, and applying it. Not here
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,11 +16,10 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.engine.apply import Applied, Order
 from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.journal import intents_standing
-from pulsar_lifecycle.io.queue import pending_where_subscribed
-from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import intents_standing
+from pulsar_lifecycle.io.pulsar.queue import pending_where_subscribed
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.reconciliation import Standing, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
@@ -61,11 +59,10 @@ def reconcile(
     a report-only plan or one that exceeds the settings' caps.
     """
     settings = cluster.settings
-    with KazooStore(settings.zookeeper, read_only=True) as store:
+    with Connections(settings, read_only=True) as ports:
         may = runs.check_may_act if apply else runs.check_store
-        epoch = runs.newest_epoch(cluster, may(cluster, store))
-    with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        backlog, unsubscribed = pending_where_subscribed(admin)
+        epoch = runs.newest_epoch(cluster, may(cluster, ports.store))
+        backlog, unsubscribed = pending_where_subscribed(ports.admin)
     intents = intents_standing(settings.lake.path, settings.cluster)
     confirmed = list[pa.Table]()
 
@@ -85,6 +82,5 @@ def reconcile(
     if apply and not summary.actionable:
         raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
     if apply and summary.ledgers:
-        order = Order(summary.plan_id, summary.digest, Caps(**settings.apply.model_dump()))
-        applied = runs.apply_plan(cluster, run_id, order, progress)
+        applied = runs.apply_plan(cluster, run_id, Order(summary.plan_id, summary.digest), progress)
     return Reconciled(standings, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,34 +21,33 @@ from pulsar_lifecycle.engine.apply import Applied, Order, chosen, send_intents
 from pulsar_lifecycle.engine.control import Lease
 from pulsar_lifecycle.engine.decision import Evidence, NamedByAny, OffloadEvidence, OffloadPolicy, Run
 from pulsar_lifecycle.engine.unloads import Permit, Unloads, settle_unloads
-from pulsar_lifecycle.errors import NotFound, Refused
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import (
-    FileJournal,
+from pulsar_lifecycle.engine.words import journal_row
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.artefacts import OffloadUuidsOf
+from pulsar_lifecycle.io.lake.journal import (
     marked_ledgers,
     marked_offloads,
     released_ledgers,
     sent_ledgers,
-    unseen_places,
+    unseen_sites,
     unsettled_nodes,
 )
-from pulsar_lifecycle.io.lake import OffloadUuidsOf
 from pulsar_lifecycle.io.prometheus import published
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.plan import confirmation
 from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.caps import Caps, effective_caps
 from pulsar_lifecycle.plan.confirmation import confirmed_by_all, in_use_at_any
-from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.coverage import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.plan.deletion import FLOOR_SECONDS, SWITCHED_OFF, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
+from pulsar_lifecycle.plan.words import meet
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.deletion import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.spark.scan import Cluster
 from pulsar_lifecycle.spark.session import concurrency
-from pulsar_lifecycle.spark.sources import configuration_settings, root_settings
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ def make_plan(
 
     ``only`` may leave rows out; ``kind`` begins the plan's id.
     """
-    now = SystemClock().now_ms()
+    now = cluster.clock.now_ms()
     gaps = gaps_of(cluster, epoch)
     found = _findings(cluster, epoch)
     earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
@@ -98,11 +97,12 @@ def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
     gaps = list(epoch.gaps)
     if epoch.covered and not epoch.covers(_roots(cluster)):
         gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
+    gaps += [why for why in [_rests_on_withdrawn(cluster, epoch)] if why]
     root = settings.bookkeeper.ledgers_root
-    with KazooStore(settings.zookeeper, read_only=True) as store:
-        gaps += _below_floor(settings, control.is_sandbox(store))
+    with Connections(settings, read_only=True) as ports:
+        gaps += _below_floor(settings, control.is_sandbox(ports.store))
         scans = cluster.lake.epochs(cluster=settings.cluster)
-        broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root)
+        broken = history.broken_since(ports.store, scans, cluster_fingerprint(ports.store, root), root)
     return gaps + ([broken] if broken and broken not in gaps else [])
 
 
@@ -142,7 +142,10 @@ def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
     return [
         e
         for e in cluster.lake.epochs(epoch.fingerprint)
-        if e.covers(_roots(cluster)) and e.started_at <= limit and e.epoch_id != epoch.epoch_id
+        if e.covers(_roots(cluster))
+        and e.started_at <= limit
+        and e.epoch_id != epoch.epoch_id
+        and not _rests_on_withdrawn(cluster, e)
     ]
 
 
@@ -169,9 +172,25 @@ def _shadow_sources_at_any(cluster: Cluster, epochs: Iterable[Epoch]) -> frozens
     return frozenset[str]().union(*(cluster.lake.context(e.epoch_id).shadow_sources for e in epochs))
 
 
+def _rests_on_withdrawn(cluster: Cluster, epoch: Epoch) -> str:
+    """``coverage.rests_on_withdrawn`` as the settings are now."""
+    if not (epoch.acknowledged or epoch.relied_on):
+        return ""
+    return rests_on_withdrawn(epoch, cluster.settings.words_in_force(cluster.clock.now_ms()))
+
+
 def _roots(cluster: Cluster) -> tuple[str, ...] | None:
     declared = cluster.settings.bookkeeper.shared_with
     return None if declared is None else tuple(root.name for root in declared)
+
+
+def note_words(cluster: Cluster, run_id: str) -> None:
+    """Journal what is new of the operator's words, before anything is done under them. Raises StoreError."""
+    settings, now = cluster.settings, cluster.clock.now_ms()
+    stand, news = meet(cluster.lake.words(settings.cluster), settings.words(), now)
+    if news:  # the journal first: said twice is better than never
+        cluster.journal.record([journal_row(run_id, settings.cluster, word, now) for word in news])
+        cluster.lake.store_words(settings.cluster, stand)
 
 
 def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
@@ -206,30 +225,30 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
             f"the newest scan {epochs[-1].epoch_id} did not read every root that bookkeeper.shared_with names now: "
             "run the job scan again"
         )
+    if why := _rests_on_withdrawn(cluster, epochs[-1]):
+        raise Refused(why)
     return epochs[-1]
 
 
 def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Applied:
-    """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound."""
-    settings, clock = cluster.settings, SystemClock()
-    with published(settings), KazooStore(settings.zookeeper) as store:
-        rows, summary = _rows_to_apply(cluster, store, order, clock.now_ms())
-        already = sent_ledgers(settings.lake.path, summary.plan_id)
-        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-            with closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)) as queue:
-                return send_intents(
-                    run_id,
-                    summary,
-                    rows,
-                    already,
-                    store=store,
-                    queue=queue,
-                    journal=FileJournal(settings.lake.path),
-                    clock=clock,
-                    deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(store)),
-                    progress=progress,
-                )
+    """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound, UsageError."""
+    settings = cluster.settings
+    with published(settings), Connections(settings) as ports:
+        store = ports.store
+        rows, summary = _rows_to_apply(cluster, store, order, ports.clock.now_ms())
+        note_words(cluster, run_id)
+        return send_intents(
+            run_id,
+            summary,
+            rows,
+            sent_ledgers(settings.lake.path, summary.plan_id),
+            store=store,
+            queue=ports.queue,
+            journal=ports.journal,
+            clock=ports.clock,
+            deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(store)),
+            progress=progress,
+        )
 
 
 MIN_DELIVER_AFTER = 600.0
@@ -242,14 +261,27 @@ def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
     return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
 
 
-def _rows_to_apply(cluster: Cluster, store: KazooStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
+def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
     settings = cluster.settings
+    caps = caps_of(settings, order)
     fingerprint = check_may_act(cluster, store)
     summary, rows = cluster.lake.plan(order.plan_id)
     valid = int(settings.orphans.plan_valid_for * 1000)
-    some = chosen(order, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
-    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid)
+    some = chosen(order, caps, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
+    plan_deletion.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
     return some, summary
+
+
+def check_limit(limit: int) -> None:
+    """Raise UsageError unless ``limit`` is a number of rows, or 0 for all."""
+    if limit < 0:
+        raise UsageError(f"limit: expected 0 (all) or a number of ledgers, found {limit}")
+
+
+def caps_of(settings: Settings, order: Order) -> Caps:
+    """The caps in effect for a launch, asked before anything else. Raises UsageError where it asks for more."""
+    check_limit(order.limit)
+    return effective_caps(settings.apply, order.caps)
 
 
 def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
@@ -276,28 +308,28 @@ def refuse_scans_from_the_future(epoch: Epoch, store_now: int) -> None:
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
     settings = cluster.settings
-    with published(settings), KazooStore(settings.zookeeper) as store, _begun(cluster, run_id, store) as run:
+    with published(settings), Connections(settings) as ports, _begun(cluster, run_id, ports) as run:
         return delete_from_queue(cluster.spark, cluster.settings, run)
 
 
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
-    with published(cluster.settings), KazooStore(cluster.settings.zookeeper) as store:
-        rows, summary = _rows_to_apply(cluster, store, order, SystemClock().now_ms())
-        with _begun(cluster, run_id, store) as run:
+    with published(cluster.settings), Connections(cluster.settings) as ports:
+        rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())
+        with _begun(cluster, run_id, ports) as run:
             return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
 
 
 def unloads_of(settings: Settings) -> Unloads:
     """One run's budget of unloads."""
-    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, SystemClock())
+    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, system_clock())
 
 
 @contextmanager
 def held_lease(settings: Settings, store: MetadataStore, what: str, path: str = control.LEASE) -> Iterator[Lease]:
     """The lease, for as long as ``what`` (the kind of a run, and its id) lasts. Raises Refused when another has it."""
     holder, wait = f"{settings.cluster} {what}", settings.zookeeper.session_timeout + 5
-    lease = control.take_lease(store, holder, SystemClock(), wait, path)
+    lease = control.take_lease(store, holder, system_clock(), wait, path)
     try:
         yield lease
     finally:
@@ -305,11 +337,11 @@ def held_lease(settings: Settings, store: MetadataStore, what: str, path: str = 
 
 
 @contextmanager
-def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
+def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
-    settings = cluster.settings
+    settings, store, clock = cluster.settings, ports.store, ports.clock
     epoch = newest_epoch(cluster, check_may_act(cluster, store))
-    refuse_old_evidence(epoch, SystemClock().now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = _below_floor(settings, control.is_sandbox(store))
     if below:
         raise Refused("; ".join(below))
@@ -321,20 +353,19 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
     context = replace(
         context_of(cluster, epoch),
         grace=int(settings.orphans.grace_period * 1000),
-        holds=frozenset(settings.orphans.legal_holds),
-        gone_namespaces=frozenset(settings.bookkeeper.gone_namespaces),
+        gone_namespaces=settings.bookkeeper.gone(clock.now_ms()),
         system_topics=settings.orphans.system_topics,
     )
-    clock = SystemClock()
     with held_lease(settings, store, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())
-        with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-            # What fails is tried by every run and reported by those that trim; no deletion depends on it.
-            settle_unloads(store, admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
-            brokers = inventory.hear(store, admin)
+        context = replace(context, holds=settings.orphans.holds(now))
+        note_words(cluster, run_id)
+        # What fails is tried by every run and reported by those that trim; no deletion depends on it.
+        settle_unloads(store, ports.admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
+        brokers = inventory.hear(store, ports.admin)
         left = unsettled_nodes(settings.lake.path, settings.cluster, now - unsettled.WITHIN_MS)
-        unsettled.settle(run_id, left, store, FileJournal(settings.lake.path), settings.bookkeeper.ledgers_root)
+        unsettled.settle(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,
             cluster=settings.cluster,
@@ -360,6 +391,7 @@ def _begun(cluster: Cluster, run_id: str, store: KazooStore) -> Iterator[Run]:
             slow_above_ms=settings.zookeeper.slow_above * 1000,
             stop_above_ms=settings.zookeeper.stop_above * 1000,
             offload=_offload_policy(settings),
+            waiting_delay_ms=int(settings.deletion.waiting_delay * 1000),
         )
 
 
@@ -382,16 +414,16 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
         undecoded=sum(c.undecodable for c in topics),
         marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
-        unseen=unseen_places(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
+        unseen=unseen_sites(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
     )
 
 
 def shadow_sources(cluster: Cluster, store: MetadataStore) -> standing.ShadowSources:
     """What shadow topics under any declared root read from now."""
-    with KazooStore(configuration_settings(cluster.settings), read_only=True) as configuration:
-        found = standing.shadow_sources(store, configuration)
-    for root in cluster.roots()[1:]:
-        with KazooStore(root_settings(cluster.settings, root), read_only=True) as other:
+    with Connections(cluster.settings) as ports:
+        found = standing.shadow_sources(store, ports.configuration)
+        for root in cluster.roots()[1:]:
+            other = ports.root(root)
             found |= standing.shadow_sources(other, other)
     return found
 

@@ -7,9 +7,8 @@ read (``engine/inventory.py``). Tables of a shared root are stored beside ours a
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -18,16 +17,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_lifecycle.engine import references as looked_up
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.plan import references, tables
 from pulsar_lifecycle.plan.coverage import COUNTED, Census, take_census
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.ports import Clock, Journal
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.session import concurrency, share_of
 from pulsar_lifecycle.spark.sources import TABLES, MetastoreReader
 
 T = TypeVar("T")
@@ -41,6 +38,16 @@ class Cluster:
     settings: Settings
     settings_file: str
     lake: Lake
+
+    @property
+    def clock(self) -> Clock:
+        """The driver's clock."""
+        return system_clock()
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, to write."""
+        return Connections(self.settings).journal
 
     def roots(self) -> list[str]:
         """Our own root (empty name) and every declared one."""
@@ -117,36 +124,50 @@ def build_references(cluster: Cluster, epoch_id: str) -> None:
         for table in ("managed_ledgers", "managed_cursors", "schemas")
         for part in cluster.parts(epoch_id, table, root)
     ]
-    asked = _compacted_and_loaded(cluster, epoch_id)
+    asked, others = _compacted_and_loaded(cluster, epoch_id)
     share = -(-len(asked) // concurrency(cluster.spark)) or 1
-    pieces += [_Piece("", "", topics=asked[start : start + share]) for start in range(0, len(asked), share)]
-    cluster.store(epoch_id, "references", tables.REFERENCES, _Reading(cluster.settings, cluster.lake).rows, pieces)
+    pieces += [
+        _Piece("", "", topics=asked[start : start + share], others=others) for start in range(0, len(asked), share)
+    ]
+    reading = _Reading(share_of(cluster.spark, cluster.settings), cluster.lake)
+    cluster.store(epoch_id, "references", tables.REFERENCES, reading.rows, pieces)
 
 
-def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> list[str]:
-    """Topics with a ``__compaction`` cursor whose brokers must be asked; asking about any but a loaded one loads it."""
+def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+    """(Topic, broker) with a ``__compaction`` cursor, whose brokers must be asked, and other topics of each broker.
+
+    All of them are loaded: asking about any other loads it.
+    """
     cursors = cluster.lake.batches(
         cluster.parts(epoch_id, "managed_cursors"),
         ["cursor", "managed_ledger"],
         pc.field("cursor") == looked_up.COMPACTION_CURSOR,
     )
     compacted = {owner for batch in cursors for owner in batch.column("managed_ledger").to_pylist()}
-    topics = cluster.lake.batches(
-        cluster.parts(epoch_id, "topics"),
-        ["topic", "managed_ledger"],
-        pc.field("broker").is_valid() & (pc.field("last_ledger_state") == "OPEN"),
-    )
-    return [row["topic"] for batch in topics for row in batch.to_pylist() if row["managed_ledger"] in compacted]
+    asked: list[tuple[str, str]] = []
+    others: dict[str, list[str]] = {}
+    loaded = pc.field("broker").is_valid() & (pc.field("last_ledger_state") == "OPEN")
+    parts = cluster.parts(epoch_id, "topics") if compacted else ()
+    for batch in cluster.lake.batches(parts, ["topic", "managed_ledger", "broker"], loaded):
+        rows = batch.to_pylist()
+        asked += [(row["topic"], row["broker"]) for row in rows if row["managed_ledger"] in compacted]
+        some = [(topic, broker) for broker, topics in others.items() for topic in topics]
+        others = looked_up.witnesses([*some, *((row["topic"], row["broker"]) for row in rows)])
+    return asked, others
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one task makes references of: a file of a table of a root, or ``topics`` to ask the brokers for."""
+    """What one task makes references of: a file of a table of a root, or ``topics`` to ask the brokers for.
+
+    ``topics`` are (topic, broker), ``others`` more topics of each broker.
+    """
 
     table: str
     root: str
     part: str = ""
-    topics: Sequence[str] = ()
+    topics: Sequence[tuple[str, str]] = ()
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
 
 
 @dataclass(frozen=True)
@@ -163,7 +184,7 @@ class _Reading:
 
     def _made(self, piece: _Piece) -> Iterator[pa.Table]:
         if piece.topics:
-            yield self._brokers(piece.topics)
+            yield self._brokers(piece)
             return
         part, readable = [piece.part], pc.field("error").is_null()
         if piece.table == "managed_ledgers":
@@ -184,8 +205,10 @@ class _Reading:
         """R3: the last entry of each ``__compaction`` cursor ledger."""
         columns = (batch.column(c).to_pylist() for c in ("managed_ledger", "path", "cursors_ledger_id"))
         cursors = list(zip(*columns, strict=True))
-        with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
-            words = looked_up.compaction_words(store, reader, cursors, self.settings.bookkeeper.ledgers_root)
+        with self._ports() as ports:
+            words = looked_up.compaction_words(
+                ports.store, ports.reader, cursors, self.settings.bookkeeper.ledgers_root
+            )
         return references.from_words(words)
 
     def _schemas(self, batch: pa.RecordBatch) -> pa.Table:
@@ -196,20 +219,18 @@ class _Reading:
         ]
         if not any(versions for _, _, versions in locators):
             return references.from_words([])
-        with self._store() as store, closing(BookieReader(store, self.settings.bookkeeper)) as reader:
-            words = looked_up.schema_words(store, reader, locators, self.settings.bookkeeper.ledgers_root)
+        with self._ports() as ports:
+            words = looked_up.schema_words(ports.store, ports.reader, locators, self.settings.bookkeeper.ledgers_root)
         return references.from_words(words)
 
-    def _brokers(self, topics: Sequence[str]) -> pa.Table:
+    def _brokers(self, piece: _Piece) -> pa.Table:
         """R3, R12: what the owner brokers hold in memory."""
-        with closing(HttpBrokerAdmin(self.settings.pulsar)) as admin:
-            return references.from_words(
-                looked_up.broker_words(admin, topics, lambda topic: Topic.parse(topic).managed_ledger)
-            )
+        with self._ports() as ports:
+            return references.from_words(looked_up.broker_words(ports.admin, piece.topics, piece.others))
 
-    def _store(self) -> KazooStore:
+    def _ports(self) -> Connections:
         """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""
-        return KazooStore(self.settings.zookeeper, read_only=True)
+        return Connections(self.settings, read_only=True)
 
 
 def referenced_ids(batches: Iterable[pa.RecordBatch]) -> Referenced:

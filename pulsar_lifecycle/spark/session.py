@@ -16,6 +16,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import pulsar_lifecycle
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import sources
 from pulsar_lifecycle.spark.entries import BookKeeperEntries
 from pulsar_lifecycle.spark.offloaded import PulsarOffload
@@ -48,6 +49,13 @@ def prepare(spark: SparkSession) -> SparkSession:
 def concurrency(spark: SparkSession) -> int:
     """How many tasks run at once."""
     return max(1, spark.sparkContext.defaultParallelism)
+
+
+def share_of(spark: SparkSession, settings: Settings) -> Settings:
+    """The settings for one of the tasks that run at once: its share of the reads of z-nodes per second."""
+    reads = max(1, settings.zookeeper.reads_per_second // concurrency(spark))
+    zookeeper = settings.zookeeper.model_copy(update={"reads_per_second": reads})
+    return settings.model_copy(update={"zookeeper": zookeeper})
 
 
 def _zip() -> Path:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,11 +42,10 @@ from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.engine import inventory
 from pulsar_lifecycle.engine.inventory import Brokers, Unit
-from pulsar_lifecycle.errors import ConfigError, CorruptFormat, LifecycleError, UsageError
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
+from pulsar_lifecycle.io.connect import Connections, metadata_store, root_settings
 from pulsar_lifecycle.plan import tables
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.settings import PulsarSettings, Settings, ZooKeeperSettings, load_settings
 
 
@@ -148,13 +148,13 @@ class MetastoreReader(DataSourceReader):
         parts = int(self.options.get("partitions", settings.spark.scan_partitions))
         concurrency = max(1, min(parts, int(self.options.get("concurrency", parts))))
         budget = max(1, zookeeper.reads_per_second // concurrency)
-        key = f"bookkeeper.shared_with.{root}" if root else "zookeeper"
-        with KazooStore(zookeeper, read_only=True, key=key) as store:
+        with Connections(settings) as ports:
+            store = ports.root(root)
             store.sync("/")
             units = _units(self.table, store, settings, self.filters)
             work = [Work(settings, zookeeper, group, budget) for group in inventory.share(units, parts)]
             if self.table == "topics":
-                _hear_brokers(work, store, settings, self.options.get("errors", "fail") == "fail")
+                _hear_brokers(work, store, ports, self.options.get("errors", "fail") == "fail")
         return work or [Work(settings, zookeeper, [], budget)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -165,7 +165,8 @@ class MetastoreReader(DataSourceReader):
         if strict:
             needed = {*schema.names, "path", "error"}
             schema = pa.schema([f for f in TABLES[self.table] if f.name in needed])
-        with KazooStore(partition.zookeeper, read_only=True, reads_per_second=partition.reads_per_second) as store:
+        reads = partition.reads_per_second
+        with closing(metadata_store(partition.zookeeper, read_only=True, reads_per_second=reads)) as store:
             for batch in _batches(self.table, store, partition, schema):
                 yield _checked(batch).select(self.columns.names) if strict else batch
 
@@ -206,26 +207,7 @@ def source_settings(options: Mapping[str, str]) -> Settings:
     )
 
 
-def root_settings(settings: Settings, root: str) -> ZooKeeperSettings:
-    """How to reach the metadata store of our own root (empty name) or of a declared one. Raises ConfigError."""
-    if not root:
-        return settings.zookeeper
-    for shared in settings.bookkeeper.shared_with or ():
-        if shared.name == root:
-            limits = settings.zookeeper.model_dump(
-                include={"session_timeout", "reads_per_second", "slow_above", "stop_above"}
-            )
-            return ZooKeeperSettings(hosts=shared.hosts, tls=shared.tls, digest=shared.digest, **limits)
-    raise ConfigError(f"bookkeeper.shared_with: there is no root named {root!r}")
-
-
-def configuration_settings(settings: Settings) -> ZooKeeperSettings:
-    """How to reach the configuration metadata store, where the namespaces' policies are; often the metadata store."""
-    hosts = settings.configuration_store or settings.zookeeper.hosts
-    return settings.zookeeper.model_copy(update={"hosts": hosts})
-
-
-def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) -> list[Unit]:
+def _units(table: str, store: MetadataStore, settings: Settings, wanted: Wanted) -> list[Unit]:
     if table == "bookkeeper_ledgers":
         units = inventory.ledger_units(store, settings.bookkeeper.ledgers_root)
         return [
@@ -238,26 +220,22 @@ def _units(table: str, store: KazooStore, settings: Settings, wanted: Wanted) ->
     return inventory.topic_units(store, wanted.namespace)
 
 
-def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, strict: bool) -> None:
-    if not settings.pulsar.admin_url:
+def _hear_brokers(work: list[Work], store: MetadataStore, ports: Connections, strict: bool) -> None:
+    if not ports.settings.pulsar.admin_url:
         raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
-    admin = HttpBrokerAdmin(settings.pulsar)
     try:
-        heard = inventory.hear(store, admin)
+        heard = inventory.hear(store, ports.admin)
     except LifecycleError as error:
         if strict:
             raise
         heard = Brokers({}, 0, str(error))
-    finally:
-        admin.close()
     try:
-        with KazooStore(configuration_settings(settings), read_only=True) as configuration:
-            policies = inventory.namespace_policies(configuration)
+        policies = inventory.namespace_policies(ports.configuration)
     except LifecycleError as error:
         if strict:
             raise
         policies, heard = {}, replace(heard, silence=f"policies: {error}")
-    now = SystemClock().now_ms()
+    now = ports.clock.now_ms()
     for part in work:
         namespaces = {unit.parent[len(inventory.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in part.units}
         mine = {t: b for t, b in heard.loaded.items() if _namespace_of("topic", t) in namespaces}
@@ -266,26 +244,23 @@ def _hear_brokers(work: list[Work], store: KazooStore, settings: Settings, stric
         part.now = now
 
 
-def _batches(table: str, store: KazooStore, work: Work, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(table: str, store: MetadataStore, work: Work, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     if table == "topics":
         if not work.units:
             return
         assert work.brokers is not None
         assert work.policies is not None
-        admin = HttpBrokerAdmin(work.settings.pulsar)
-        try:
+        with Connections(work.settings) as ports:
             yield from inventory.read_topics(
                 store,
                 work.units,
                 work.brokers,
                 work.policies,
-                admin.compaction_status,
+                ports.admin.compaction_status,
                 work.now,
                 work.settings.bookkeeper.ledgers_root,
                 schema,
             )
-        finally:
-            admin.close()
         return
     if table == "bookkeeper_ledgers":
         yield from inventory.read_ledgers(store, work.units, schema, work.settings.bookkeeper.ledgers_root)

@@ -7,33 +7,26 @@ Belongs here: from settings and a scan to ``TopicRun`` and ``Tools``. Not here: 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 
 from pulsar_lifecycle.engine import control, inventory, standing
 from pulsar_lifecycle.engine.decision import Tools
 from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.engine.topic_write import TopicRun
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.scan import Cluster
 
 
-def owners_rules(cluster: Cluster, epoch: Epoch) -> Context:
-    """The owners' rules, as the scans found them and the settings say now."""
+def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
+    """The owners' rules, as the scans found them and the settings say at ``now`` (ms)."""
     settings = cluster.settings
     return replace(
         runs.context_of(cluster, epoch),
-        holds=frozenset(settings.orphans.legal_holds),
+        holds=settings.orphans.holds(now),
         gone_namespaces=frozenset(),
         system_topics=settings.trimming.system_topics,
         offload_buckets=frozenset(settings.object_store.buckets if settings.object_store else ()),
@@ -59,15 +52,10 @@ def topic_run(
 
 
 @contextmanager
-def topic_tools(cluster: Cluster, store: KazooStore, objects: ObjectStoreSettings | None = None) -> Iterator[Tools]:
-    """The ports of one run on the driver, with an object store where one is given."""
-    settings = cluster.settings
-    parallelism = settings.deletion.twoPhaseDeletionLedgerDeletionParallelism
-    clock = SystemClock()
-    with ExitStack() as opened:
-        pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
-        reader = opened.enter_context(closing(BookieReader(store, settings.bookkeeper, pace)))
-        admin = opened.enter_context(closing(HttpBrokerAdmin(settings.pulsar)))
-        queue = opened.enter_context(closing(PulsarDeletionQueue(settings.pulsar, admin, parallelism)))
-        buckets = opened.enter_context(closing(S3ObjectStore(objects))) if objects else None
-        yield Tools(store, reader, admin, queue, FileJournal(settings.lake.path), clock, buckets)
+def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Tools]:
+    """The ports of one run on the driver; with ``buckets`` the object store, too."""
+    settings, clock = cluster.settings, cluster.clock
+    pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
+    with Connections(settings, read_only=read_only, pace=pace) as ports:
+        objects = ports.objects if buckets else None
+        yield Tools(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)

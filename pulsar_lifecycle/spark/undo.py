@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
 
 import pyarrow as pa
@@ -21,15 +20,13 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import FileJournal, deleted_copies, last_archived, rows_of_phase
-from pulsar_lifecycle.io.zk import KazooStore
-from pulsar_lifecycle.ports import ReplicaCheck
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import deleted_copies, last_archived, rows_of_phase
+from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark.runs import check_store, held_lease
 from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.session import concurrency
+from pulsar_lifecycle.spark.session import concurrency, share_of
 
 SPREAD_FROM = 1_000
 """Ledgers from which on executors ask the bookies; below, the driver is done before a task has started."""
@@ -67,16 +64,14 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
         raise UsageError("give either the id of the run whose deletions to undo, or ledger ids")
     if wrong := [i for i in request.ledger_ids if not 0 <= i <= MAX_LEDGER_ID]:
         raise UsageError(f"ledger_ids: {wrong[0]} is no ledger id, those are 0 .. 2**63-1")
-    settings, clock = cluster.settings, SystemClock()
+    settings = cluster.settings
     lake = settings.lake.path
     rows = last_archived(lake, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
     lost = tuple(deleted_copies(lake, settings.cluster, request.run_id, request.ledger_ids))
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
-    with (
-        KazooStore(settings.zookeeper, read_only=request.dry_run) as store,
-        closing(BookieReader(store, settings.bookkeeper)) as reader,
-    ):
-        tools = UndoTools(store, _spread(cluster, reader), FileJournal(lake), clock, say)
+    with Connections(settings, read_only=request.dry_run) as ports:
+        store, clock = ports.store, ports.clock
+        tools = UndoTools(store, _spread(cluster, ports.reader), ports.journal, clock, say)
         if request.dry_run:
             run = _run(settings, run_id, request, ("", 0), 0)
             return Result(preview(run, tools, rows, _pending(settings)), missing, lost)
@@ -113,7 +108,7 @@ _ASKED = pa.schema([pa.field("ledger_id", pa.int64()), pa.field("data", pa.binar
 _ANSWERED = pa.schema([pa.field("ledger_id", pa.int64()), pa.field("check", pa.string())])
 
 
-def _spread(cluster: Cluster, reader: BookieReader) -> Check:
+def _spread(cluster: Cluster, reader: LedgerReader) -> Check:
     """Few ledgers are checked here, many on executors."""
 
     def check(ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
@@ -130,7 +125,7 @@ def check_on_executors(
     """``LedgerReader.check_replicas`` by all executor cores, in the order given; ledger ids must differ."""
     rows = [(ledger_id, bytearray(ledger_metadata.encode(metadata))) for ledger_id, metadata in ledgers]
     frame = spark.createDataFrame(rows, from_arrow_schema(_ASKED)).repartition(concurrency(spark))
-    answers = frame.mapInArrow(_Asker(settings), from_arrow_schema(_ANSWERED)).collect()
+    answers = frame.mapInArrow(_Asker(share_of(spark, settings)), from_arrow_schema(_ANSWERED)).collect()
     found = {row["ledger_id"]: ReplicaCheck(**json.loads(row["check"])) for row in answers}
     return [found[ledger_id] for ledger_id, _ in ledgers]
 
@@ -142,15 +137,11 @@ class _Asker:
     settings: Settings
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        settings = self.settings
-        with (
-            KazooStore(settings.zookeeper, read_only=True) as store,
-            closing(BookieReader(store, settings.bookkeeper)) as reader,
-        ):
+        with Connections(self.settings, read_only=True) as ports:
             for batch in batches:
                 for start in range(0, batch.num_rows, CHUNK):
                     rows = batch.slice(start, CHUNK).to_pylist()
-                    checks = reader.check_replicas(
+                    checks = ports.reader.check_replicas(
                         [(row["ledger_id"], ledger_metadata.decode(row["data"])) for row in rows]
                     )
                     answers = [

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import dagster as dg
 import pytest
 
-from orchestration.jobs import deleted
+from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
+from orchestration.objects import SweepConfig, sweep_objects_job
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.plan.caps import AS_SET
 from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, NOT_DELETED
-from pulsar_lifecycle.spark.deletion import STOPPED, Outcome
+from pulsar_lifecycle.spark.deletion import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
+from resources.lifecycle import LifecycleResource
 
 SLOW = Outcome(NOT_DELETED, "ZooKeeper is too slow", 3, 0)
 KEPT_ONE = Outcome(KEPT, "a topic lists it", 1, 0)
 DELETED_ONE = Outcome(DELETED, "", 1, 10)
+LIMIT = Outcome(LIMITED, "deletion.max_messages", 1, 0)
 GONE_ONE = Outcome(GONE, "", 1, 0)
 
 
@@ -21,6 +30,9 @@ GONE_ONE = Outcome(GONE, "", 1, 0)
         ([SLOW], "nothing was deleted, 3 ledgers stay, the first reason: not-deleted: ZooKeeper is too slow"),
         ([GONE_ONE, KEPT_ONE, SLOW], "nothing was deleted, 4 ledgers stay, the first reason: kept: a topic lists it"),
         ([DELETED_ONE, Outcome(STOPPED, "paused", 1, 0)], "the run stopped itself: paused"),
+        ([DELETED_ONE, Outcome(WITHHELD, "a-partition-0: 8", 8, 0)], "were not handed out: 8 at a-partition-0: 8"),
+        ([DELETED_ONE, Outcome(NOT_SENT_BACK, "full", 2, 0)], "stay at the head of the queue: full"),
+        ([DELETED_ONE, Outcome(NOT_COMPARED, "503", 1, 0)], "were handed out is not known: 503"),
     ],
 )
 def test_a_run_that_stopped_or_deleted_nothing_fails_and_shows_its_outcomes(outcomes: list[Outcome], why: str) -> None:
@@ -29,6 +41,53 @@ def test_a_run_that_stopped_or_deleted_nothing_fails_and_shows_its_outcomes(outc
     assert "outcomes" in failure.value.metadata
 
 
-@pytest.mark.parametrize("outcomes", [[], [GONE_ONE], [DELETED_ONE, SLOW]])
+@pytest.mark.parametrize("outcomes", [[], [GONE_ONE], [DELETED_ONE, SLOW], [DELETED_ONE, LIMIT]])
 def test_a_run_that_deleted_some_or_had_nothing_to_do_does_not_fail(outcomes: list[Outcome]) -> None:
     assert deleted(outcomes)["dagster/row_count"] == (DELETED_ONE in outcomes)
+
+
+class Unreachable(LifecycleResource):
+    """A cluster with nobody there: what is refused without asking it is refused before anything is done."""
+
+    def cluster(self) -> Any:
+        return SimpleNamespace(spark=None, settings=self.settings(), lake=Lake(self.settings().lake.path))
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path) -> LifecycleResource:
+    file = tmp_path / "lifecycle.toml"
+    file.write_text(
+        'cluster = "c"\nzookeeper = { hosts = "127.0.0.1:1" }\nlake = { path = "/nowhere/lake" }\n'
+        'pulsar = { admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }\n'
+        'object_store = { buckets = ["b"] }\napply = { max_ledgers = 10, max_share = 0.01, max_bytes = 100 }\n'
+    )
+    return Unreachable(config_file=str(file))
+
+
+def test_a_launch_has_no_caps_of_its_own() -> None:
+    for config in (ApplyConfig(plan_id="p", digest="d"), SweepConfig(plan_id="p", digest="d")):
+        assert config.order().caps == AS_SET
+    assert RedriveConfig().max_messages is None
+
+
+@pytest.mark.parametrize(
+    ("job", "op", "config"),
+    [
+        (apply_plan_job, "send_intents", {"max_ledgers": 11}),
+        (apply_plan_job, "send_intents", {"max_share": 0.05}),
+        (apply_plan_job, "send_intents", {"max_bytes": 101, "direct": True}),
+        (apply_plan_job, "send_intents", {"max_ledgers_per_topic": 100_001}),
+        (sweep_objects_job, "sweep", {"max_ledgers": 11}),
+        (sweep_objects_job, "sweep", {"max_ledgers": 11, "dry_run": False}),
+        (redrive_job, "redrive", {"max_messages": 11}),
+        (redrive_job, "redrive", {"max_messages": 11, "dry_run": False}),
+    ],
+)
+def test_a_launch_that_asks_for_more_than_the_settings_fails_before_anything(
+    unreachable: LifecycleResource, job: dg.JobDefinition, op: str, config: dict[str, Any]
+) -> None:
+    plan = {} if op == "redrive" else {"plan_id": "p", "digest": "d"}
+    with pytest.raises(dg.Failure, match=r": this launch asks for .* in the settings file allows"):
+        job.execute_in_process(
+            run_config={"ops": {op: {"config": plan | config}}}, resources={"lifecycle": unreachable}
+        )

@@ -17,8 +17,8 @@ from orchestration.schedules import PAGE
 from pulsar_lifecycle.engine.redrive import Redriven, Wanted
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, create_missing, topics_of
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from resources.lifecycle import LifecycleResource
@@ -53,7 +53,7 @@ class Scene:
 
         monkeypatch.setattr(dead_letters, "open_reader", open_reader)
         monkeypatch.setattr(schedules, "open_reader", open_reader)
-        monkeypatch.setattr(dead_letters.SystemClock, "now_ms", lambda _: self.topics.now_ms)
+        monkeypatch.setattr("pulsar_lifecycle.io.clock.SystemClock.now_ms", lambda _: self.topics.now_ms)
 
     def bury(self, ledger_id: int, topic: str = BILLS, reason: str = "") -> None:
         self.topics.publish(encode_deletion_message(intent(ledger_id, topic)), {"RECONSUMETIMES": "11"}, 0, DLQ_TOPIC)

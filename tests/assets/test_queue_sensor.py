@@ -19,8 +19,8 @@ from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
@@ -59,7 +59,7 @@ class Bell:
         self.store = FakeZooKeeper().session()
         monkeypatch.setattr(schedules, "open_store", lambda _: nullcontext(self.store))
         monkeypatch.setattr(schedules, "open_reader", open_reader)
-        monkeypatch.setattr(schedules.SystemClock, "now_ms", lambda _: self.topics.now_ms)
+        monkeypatch.setattr("pulsar_lifecycle.io.clock.SystemClock.now_ms", lambda _: self.topics.now_ms)
 
     def wait(self, delay_ms: int | str, topic: Topic | None = None) -> int:
         """Publish a message that says it is delayed; returns its number."""

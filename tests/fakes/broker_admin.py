@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, StoreError
+from pulsar_lifecycle.errors import Conflict, Failed, LifecycleError, NotFound, StoreError
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import TopicInternals
 
@@ -26,7 +25,8 @@ class FakeBrokerAdmin:
     ``failure``, when set, is raised by every call. ``touched`` lists the topics that a call has loaded, for tests that
     prove that looking does not touch; a touched topic then is in ``loaded``. ``connected`` are topics with clients.
     ``on_unload``, ``on_delete`` and ``on_read`` are called before the effect: they may fail, or be a test's own broker.
-    ``configuration`` by broker id and ``policies`` by topic are what they say.
+    ``configuration`` by broker id is what they say. ``silent`` topics are answered with an error by ``internal_stats``.
+    ``failing`` brokers fail at everything about those.
     """
 
     def __init__(
@@ -44,8 +44,9 @@ class FakeBrokerAdmin:
         self.touched: list[Topic] = []
         self.stats_interval = 60_000
         self.configuration: dict[str, Mapping[str, str]] = {}
-        self.policies: dict[Topic, Mapping[str, Mapping[str, Any]]] = {}
         self.failure: LifecycleError | None = None
+        self.silent: dict[Topic, LifecycleError] = {}
+        self.failing: set[str] = set()
         self.connected: set[Topic] = set()
         self.on_unload: Callable[[Topic], None] = lambda topic: None
         self.on_delete: Callable[[Topic], None] = lambda topic: None
@@ -61,7 +62,15 @@ class FakeBrokerAdmin:
 
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self._load(topic)
+        if topic in self.silent:
+            raise self.silent[topic]
         return self.internals.get(topic) or TopicInternals("LedgerOpened", (), {}, {}, None, ())
+
+    def fails_at(self, broker: str, topic: Topic) -> bool:
+        self._load(topic)
+        if broker in self.failing:
+            raise Failed(f"{broker}: 500")
+        return isinstance(self.silent.get(topic), Failed)
 
     def compaction_status(self, topic: Topic) -> str:
         self._load(topic)
@@ -70,11 +79,6 @@ class FakeBrokerAdmin:
     def configurations(self) -> dict[str, Mapping[str, str]]:
         self._answer()
         return {broker: {"clusterName": "fake", **self.configuration.get(broker, {})} for broker in self.broker_ids}
-
-    def topic_policies(self, topic: Topic, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        self._answer()
-        own = self.policies.get(topic.partitioned_parent, {})
-        return {name: own[name] for name in names if name in own}
 
     def read_entry(self, topic: Topic, position: Position) -> None:
         self._load(topic)

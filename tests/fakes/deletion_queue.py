@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
@@ -17,9 +17,10 @@ from pulsar_lifecycle.formats.retry_letter import (
     java_message_id,
     reconsume_times,
     retry_properties,
+    waiting_properties,
     without_retry_properties,
 )
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, NOT_TEXT, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, NOT_TEXT, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Postponed, Received, Resent, Sent
 
@@ -35,7 +36,9 @@ class FakeDeletionTopics:
     ``waiting``, of main and retry topic: by number, when it was published, when it may be delivered, its bytes and
     properties. ``dead_letters`` are the same, of the dead-letter topic. ``retries`` says which of ``waiting`` are on
     the retry topic. ``subscribed`` lists the partitions that have the durable subscription. A property that is bytes
-    stands for one that is no text.
+    stands for one that is no text. ``max_unacked``: a partition of main and retry topic hands out no more
+    while so many of its messages are held and not acknowledged (a broker's ``maxUnackedMessagesPerSubscription``); 0
+    is no limit.
     """
 
     now_ms: int = 0
@@ -44,6 +47,7 @@ class FakeDeletionTopics:
     retries: set[int] = field(default_factory=set)
     subscribed: set[Topic] = field(default_factory=lambda: {MAIN, RETRY, DLQ_TOPIC})
     held: set[int] = field(default_factory=set)
+    max_unacked: int = 0
     last: int = 0
 
     @property
@@ -82,9 +86,18 @@ class FakeDeletionTopics:
         return Received(number.to_bytes(8, "big"), where, raw, properties, published, info, problem)
 
     def take(self, where: dict[int, tuple[int, int, bytes, dict[str, str]]], limit: int) -> list[int]:
-        ready = [n for n, (_, at, _, _) in where.items() if at <= self.now_ms and n not in self.held][:limit]
-        self.held.update(ready)
-        return ready
+        ready = [n for n, (_, at, _, _) in where.items() if at <= self.now_ms and n not in self.held]
+        room = dict.fromkeys(map(self.partition_of, where), self.max_unacked)
+        for number in self.held & where.keys():
+            room[self.partition_of(number)] -= 1
+        taken: list[int] = []
+        for number in ready:
+            part = self.partition_of(number)
+            if len(taken) < limit and (room[part] > 0 or not self.max_unacked or part == DLQ_TOPIC):
+                room[part] -= 1
+                taken.append(number)
+        self.held.update(taken)
+        return taken
 
 
 def number_of(message: Received) -> int:
@@ -152,6 +165,26 @@ class FakeDeletionQueue:
         )
         self.topics.publish(message.raw, properties, 0 if dead else delay_ms, DLQ_TOPIC if dead else RETRY_TOPIC)
         return Postponed(message, times, dead, "")
+
+    def send_back(
+        self, messages: Sequence[Received], notes: Sequence[Mapping[str, str]], delay_ms: int
+    ) -> list[Postponed]:
+        return [self._send_back(message, note, delay_ms) for message, note in zip(messages, notes, strict=True)]
+
+    def _send_back(self, message: Received, notes: Mapping[str, str], delay_ms: int) -> Postponed:
+        times = reconsume_times(message.properties)
+        if message.info and message.info.ledger_id in self.refused:
+            return Postponed(message, times, False, "refused by the test")
+        properties = waiting_properties(
+            message.properties,
+            topic=Topic.parse(message.topic),
+            subscription=SUBSCRIPTION,
+            message_id=java_message_id(0, number_of(message), 0, -1),
+            delay_ms=delay_ms,
+            notes=notes,
+        )
+        self.topics.publish(message.raw, properties, delay_ms, RETRY_TOPIC)
+        return Postponed(message, times, False, "")
 
     def release(self, messages: Sequence[Received]) -> None:
         self.released.extend(messages)

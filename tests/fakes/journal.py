@@ -11,8 +11,8 @@ from pulsar_lifecycle.engine.decision import Released
 from pulsar_lifecycle.engine.release import released_of
 from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA, open_marks
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE
+from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA, open_marks
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE, UNPROVEN
 from pulsar_lifecycle.ports import Archived, JournalRow
 
 ENDED = pa.schema([JOURNAL_SCHEMA.field("ledger_id"), JOURNAL_SCHEMA.field("at")])
@@ -34,7 +34,7 @@ class FakeJournal:
         return self._store(self.nodes, nodes)
 
     def unsettled_nodes(self, cluster: str, since: int) -> list[Archived]:
-        """As ``io.journal.unsettled_nodes``."""
+        """As ``io.lake.journal.unsettled_nodes``."""
         nodes = [n for n in self.nodes if n.cluster == cluster and n.at >= since]
         if not nodes:
             return []
@@ -44,10 +44,11 @@ class FakeJournal:
         return [n for n in nodes if (n.run_id, n.ledger_id, n.at) in found]
 
     def released(self, cluster: str) -> dict[int, Released]:
-        """As ``io.journal.released_ledgers``."""
+        """As ``io.lake.journal.released_ledgers``."""
         mine = [r for r in self.rows if r.cluster == cluster]
         marked = [r for r in mine if (r.action, r.outcome) == (RELEASE, MARKED)]
         ended = [r for r in mine if r.phase == "delete" and r.action == DELETE_LEDGER and r.outcome in (DELETED, GONE)]
+        ended += [r for r in mine if (r.action, r.outcome) == (RELEASE, UNPROVEN)]
         stand = open_marks(_table(marked, JOURNAL_SCHEMA), _table(ended, ENDED)).to_pylist()
         found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in stand}
         return {ledger_id: one for ledger_id, one in found.items() if one}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound, OutcomeUnknown, Refused, StoreError, Unavailable
-from pulsar_lifecycle.io.objects import PIECE_SIZE
+from pulsar_lifecycle.io.s3.objects import PIECE_SIZE
 from pulsar_lifecycle.ports import (
     OCTET_STREAM,
     Clock,

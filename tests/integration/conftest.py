@@ -35,6 +35,20 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
+def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A sandbox of its own whose brokers have an offloader."""
+    reused = os.environ.get("PULSAR_LIFECYCLE_TEST_SANDBOX")
+    folder = Path(f"{reused}-offloader") if reused else tmp_path_factory.mktemp("offloading") / "sandbox"
+    cluster = Cluster(folder)
+    try:
+        cluster.start(offloader=True)
+        yield cluster
+    finally:
+        if not reused:
+            cluster.stop(purge=True)
+
+
+@pytest.fixture(scope="session")
 def spark() -> Iterator[None]:
     """Whoever uses a pipeline needs it: its executors run this Python, and its JVM ends with the tests."""
     os.environ["PYSPARK_PYTHON"] = sys.executable

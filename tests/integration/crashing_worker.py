@@ -16,16 +16,19 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from pulsar_lifecycle.engine.decision import Run
-from pulsar_lifecycle.io.lake import Lake
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.spark import deletion, runs
 from pulsar_lifecycle.spark.deletion import Outcome
 from pulsar_lifecycle.spark.scan import Cluster
 
 PORTS = {
-    "delete": (deletion.KazooStore, "delete_many"),
-    "journal": (deletion.FileJournal, "record"),
-    "acknowledge": (deletion.PulsarDeletionQueue, "acknowledge"),
+    "delete": (KazooStore, "delete_many"),
+    "journal": (FileJournal, "record"),
+    "acknowledge": (PulsarDeletionQueue, "acknowledge"),
 }
 
 

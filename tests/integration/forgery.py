@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pulsar_lifecycle.engine.inventory import ledger_rows
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import decode_name
 from pulsar_lifecycle.plan.deletion import component_of
 from pulsar_lifecycle.plan.orphans import COMPONENTS, owner_of

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.marking import TrimOrder
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.queue import PulsarDeletionQueue
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.spark import deletion, offload, phase_one
 from tests.integration.pipeline import NO_CAPS, Pipeline

@@ -21,9 +21,9 @@ from pulsar_lifecycle.engine.offload_proof import verify
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger, offload_object
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.ports import Node
@@ -38,7 +38,7 @@ BROKERS = {
     "managedLedgerOffloadDriver": "aws-s3",
     "s3ManagedLedgerOffloadBucket": BUCKET,
     "s3ManagedLedgerOffloadRegion": "us-east-1",
-    "managedLedgerOffloadDeletionLagMs": "0",
+    "managedLedgerOffloadDeletionLagMs": "-1",
 }
 """What brokers with an offloader would say of themselves."""
 
@@ -55,7 +55,7 @@ def with_bucket(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
             "sign_payload": False,
             "exclusive": True,
         },
-        "offload": {"brokers": BROKERS, "release": "ours", "waive_canary": True, **offload},
+        "offload": {"brokers": BROKERS, "release": "ours", "deletion_lag": 0, "waive_canary": True, **offload},
     }
 
 

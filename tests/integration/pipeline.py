@@ -19,10 +19,10 @@ from kazoo.client import KazooClient
 
 from pulsar_lifecycle.engine.apply import Applied, Order
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.journal import archived_nodes, journal_rows
-from pulsar_lifecycle.io.queue import (
+from pulsar_lifecycle.io.lake.journal import archived_nodes, journal_rows
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
@@ -30,8 +30,9 @@ from pulsar_lifecycle.io.queue import (
     PulsarDeletionQueue,
     topics_of,
 )
+from pulsar_lifecycle.plan.caps import AS_SET, Lowered
 from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.settings import PulsarSettings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import Outcome
@@ -44,7 +45,8 @@ from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
-NO_CAPS = Caps(1_000_000, 1.0, 1 << 60, 1_000_000)
+NO_CAPS = AS_SET
+"""What a launch asks for; the settings file has caps that a small cluster is below."""
 STATS_INTERVAL = 5.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
 
@@ -58,7 +60,8 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
         "lake": {"path": str(folder / "lake")},
         "spark": {"master": "local[2]", "scan_partitions": 2, "conf": {"spark.sql.shuffle.partitions": "2"}},
         "orphans": {"grace_period": 0, "confirm_after": "0s"},
-        "deletion": {"deliver_after": 0, "idle_timeout": "2s"},
+        "apply": {"max_share": 1.0},  # a share of a small cluster says nothing
+        "deletion": {"deliver_after": 0, "idle_timeout": "2s", "waiting_delay": "1s"},
     }
     for section, values in (overrides or {}).items():
         document.setdefault(section, {}).update(values)
@@ -134,17 +137,17 @@ class Pipeline:
         self.scan()
         return self.plan(self.scan())
 
-    def order(self, planned: Planned, caps: Caps = NO_CAPS, limit: int = 0) -> Order:
+    def order(self, planned: Planned, caps: Lowered = NO_CAPS, limit: int = 0) -> Order:
         return Order(planned.summary.plan_id, planned.summary.digest, caps, limit)
 
     def apply(self, order: Order, run_id: str = "apply") -> Applied:
         return runs.apply_plan(self.where, run_id, order, lambda _: None)
 
-    def delete_pending(self, run_id: str = "delete") -> list[Outcome]:
-        """Work the queue off with the newest scan as it is."""
-        return runs.delete_pending(self.where, run_id)
+    def delete_pending(self, run_id: str = "") -> list[Outcome]:
+        """Work the queue off with the newest scan as it is; each run has an id of its own, as Dagster's have."""
+        return runs.delete_pending(self.where, run_id or f"delete-{uuid4().hex[:8]}")
 
-    def scan_and_delete(self, run_id: str = "delete") -> list[Outcome]:
+    def scan_and_delete(self, run_id: str = "") -> list[Outcome]:
         """What job ``delete_pending`` does: a scan younger than every intent, then the queue."""
         self.scan()
         return self.delete_pending(run_id)
@@ -223,7 +226,8 @@ def wait_until_unloaded_counts(since: float) -> None:
 def wait_listed(sandbox: Cluster, topic: str) -> None:
     """Until a broker lists a topic that is loaded."""
     with _admin(sandbox) as admin:
-        wait_for(f"a broker to list {topic}", lambda: topic in admin.loaded_topics())
+        # a broker that has just started lists nothing for 60 s (statsUpdateInitialDelayInSecs)
+        wait_for(f"a broker to list {topic}", lambda: topic in admin.loaded_topics(), timeout=90)
 
 
 def wait_unlisted(sandbox: Cluster, topics: Iterable[str]) -> None:

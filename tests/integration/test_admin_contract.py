@@ -3,7 +3,7 @@ import uuid
 
 import pytest
 
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import Namespace, Topic, encode_name
 from pulsar_lifecycle.settings import PulsarSettings
 from tests.unit.io.test_admin import BrokerAdminContract, partition

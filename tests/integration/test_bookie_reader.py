@@ -14,8 +14,8 @@ from pulsar_lifecycle.errors import NotFound, StoreError, UsageError
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings, ZooKeeperSettings

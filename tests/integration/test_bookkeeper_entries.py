@@ -20,8 +20,8 @@ from pulsar_lifecycle.engine import closed_ledgers
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import Tls, load_settings
 from sandbox import servers
@@ -222,8 +222,8 @@ def test_ledgers_are_read_over_tls_from_the_bookie_that_offers_it(
     subprocess.run([*request, *names], check=True, capture_output=True)
     usual = servers.write_configuration
 
-    def with_tls(server: servers.Server, conf: Path, data: Path, values: dict[str, str]) -> None:
-        usual(server, conf, data, values)
+    def with_tls(server: servers.Server, conf: Path, data: Path, *values: dict[str, str]) -> None:
+        usual(server, conf, data, *values)
         options = {
             "ProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
             "Provider": "JDK",

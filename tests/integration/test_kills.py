@@ -183,7 +183,7 @@ class Scene:
     def finish(self) -> None:
         """Rerun until the queue is empty, and look at what became of every intent."""
         for _ in range(4):
-            self.pipeline.scan_and_delete("rerun")
+            self.pipeline.scan_and_delete()
             if not waiting(self.cluster):
                 break
         assert waiting(self.cluster) == 0
@@ -253,12 +253,12 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
     with cluster.metadata() as zk:
         assert not set(asked) & set(znodes.listed_ledgers(zk, topic)), "it was killed before its write"
 
-    pipeline.scan_and_delete("rerun")  # settles the owed unload first
+    pipeline.scan_and_delete()  # settles the owed unload first
     traffic.check()
     for _ in range(8):
         if not existing(cluster, set(asked)):
             break
-        pipeline.scan_and_delete("rerun")
+        pipeline.scan_and_delete()
     assert not existing(cluster, set(asked))
     assert {pipeline.journal(ledger)[-1]["outcome"] for ledger in asked} == {"deleted"}
 

@@ -21,10 +21,10 @@ from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.io.journal import FileJournal, journal_rows
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.deletion import Caps
+from pulsar_lifecycle.plan.caps import Lowered
 from pulsar_lifecycle.plan.objects import Kind
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.spark.objects import TABLE, rows_to_sweep, sweep, take_inventory
@@ -212,7 +212,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
     order = Order(summary.plan_id, summary.digest, NO_CAPS)
     before = {one["Key"] for one in s3.list_objects_v2(Bucket=BUCKET)["Contents"]}
     with pytest.raises(Refused, match="max_share"):
-        rows_to_sweep(pipeline.where, replace(order, caps=Caps(100, 0.0001, 1 << 40, 100)))
+        rows_to_sweep(pipeline.where, replace(order, caps=Lowered(max_share=0.0001)))
     assert rows_to_sweep(pipeline.where, order).num_rows == rows.num_rows
     assert journal_rows(pipeline.lake, plan_id=summary.plan_id).num_rows == 0
     done = sweep(pipeline.where, "sweep", order, lambda _: None)

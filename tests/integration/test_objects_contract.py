@@ -8,7 +8,7 @@ import pytest
 from botocore.config import Config
 
 from pulsar_lifecycle.errors import AccessDenied
-from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from tests.golden.files import GOLDEN
 from tests.unit.io.test_objects import BUCKET, GONE_BUCKET, ObjectStoreContract

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, StoreError, Unavailable
-from pulsar_lifecycle.io.objects import PIECE_SIZE, READ_SIZE, S3ObjectStore
+from pulsar_lifecycle.io.s3.objects import PIECE_SIZE, READ_SIZE, S3ObjectStore
 from tests.fakes.http_proxy import Answer, CutAnswer, CutRequest, FaultyHttpProxy, Hang, Replace
 from tests.integration.test_objects_contract import open_store, s3, service  # noqa: F401 - fixtures
 from tests.unit.io.test_objects import ASKED, BUCKET, PART

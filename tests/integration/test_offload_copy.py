@@ -26,10 +26,10 @@ from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Pau
 from pulsar_lifecycle.formats import managed_ledger, offload_data
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.ledger_stream import READ_AHEAD
-from pulsar_lifecycle.io.objects import S3ObjectStore
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.bookkeeper.stream import READ_AHEAD
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from sandbox.cluster import BUCKET, Cluster

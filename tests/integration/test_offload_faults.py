@@ -15,8 +15,12 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.engine.topic_write import FAILED
+from pulsar_lifecycle.plan.objects import Kind
 from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
+from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.spark.objects import take_inventory
+from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
+from pulsar_lifecycle.spark.unproven import unproven_now
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -109,10 +113,12 @@ Operator = Callable[..., Pipeline]
 def operator(cluster: Cluster, spark: None, lake: str, tmp_path: Path) -> Operator:
     """A pipeline, all with the same lake, with some settings of the object store changed."""
 
-    def make(**object_store: Any) -> Pipeline:
-        sections = offloads.with_bucket(cluster, loaded_topics=True, block_size=BLOCK)
+    def make(*, revert_unproven: bool = False, **object_store: Any) -> Pipeline:
+        own = {"block_size": BLOCK, "revert_unproven": revert_unproven}
+        sections = offloads.with_bucket(cluster, loaded_topics=True, **own)
         sections["object_store"] |= object_store
-        return Pipeline(settings_file(cluster, tmp_path / str(len(object_store)), {"lake": {"path": lake}} | sections))
+        where = tmp_path / f"{len(object_store)}{revert_unproven}"
+        return Pipeline(settings_file(cluster, where, {"lake": {"path": lake}} | sections))
 
     return make
 
@@ -292,15 +298,28 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
     said = offloads.offload(pipeline, plan, "release")
-    assert said[bad][0] == FAILED
-    assert "its copy in BookKeeper stays" in said[bad][1]
+    assert said[bad][0] == UNPROVEN
+    assert "take_back_offloads" in said[bad][1]
     assert keys(s3, bad)[0] in said[bad][1]
     assert said[good][0] == RELEASED
     made = contexts(cluster, scene.topic)
     assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
-    pipeline.scan()
+    epoch = pipeline.scan()
+    take_inventory(pipeline.where, epoch)
+    kinds = {row["ledger_id"]: row["kind"] for row in pipeline.where.table(epoch.epoch_id, "objects").collect()}
+    assert (kinds[bad], kinds[good]) == (Kind.BROKEN, Kind.COMPLETE)
+    (alarm,) = [row for row in unproven_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
+    assert (alarm.ledger_id, alarm.outcome) == (bad, UNPROVEN)
     pipeline.scan_and_delete()
     assert existing(cluster, scene.ledgers) == {bad}
+    # where the settings say so, the next run lets the topic read it from BookKeeper again
+    drain(cluster)
+    reverting = operator(revert_unproven=True)
+    plan, _ = planned(reverting, scene.topic.removeprefix("persistent://").rpartition("/")[0])
+    outcomes = offload_now(reverting.where, "revert", OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
+    assert [one.outcome for one in outcomes if one.ledger_id == bad] == [UNPROVEN, ROLLED_BACK]
+    assert contexts(cluster, scene.topic)[bad] is None
+    assert unproven_now(pipeline.where, pipeline.scan().epoch_id) == []
 
 
 def entry_logs(cluster: Cluster, bookie: str) -> list[Path]:

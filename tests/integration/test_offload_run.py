@@ -17,10 +17,10 @@ import pytest
 from pulsar_lifecycle.engine import attempts, control
 from pulsar_lifecycle.engine.canary import Copy, entries_to_ask
 from pulsar_lifecycle.errors import Failed
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.bookie import BookieReader
-from pulsar_lifecycle.io.journal import journal_rows
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.lake.journal import journal_rows
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
 from pulsar_lifecycle.spark.offload import take_back

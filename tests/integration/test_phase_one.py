@@ -15,8 +15,8 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
 from pulsar_lifecycle.engine.topic_write import FAILED
-from pulsar_lifecycle.io.journal import journal_rows
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.lake.journal import journal_rows
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import REFUSED
 from pulsar_lifecycle.spark import phase_one

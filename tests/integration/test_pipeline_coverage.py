@@ -6,16 +6,25 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
-from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl, make_digest_acl
 
+from pulsar_lifecycle._pb import pulsar_schema_pb2
 from pulsar_lifecycle.errors import ConfigError, Refused
+from pulsar_lifecycle.formats import ledger_metadata
+from pulsar_lifecycle.formats.ledger_metadata import DigestType
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.gaps import GapCode
 from pulsar_lifecycle.plan.orphans import Finding
+from pulsar_lifecycle.spark.findings import _other_roots
 from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -49,11 +58,14 @@ def admin_api(sandbox: Cluster, answer: Callable[[str], int | None]) -> Iterator
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status = answer(self.path)
+            content = self.rfile.read(int(self.headers.get("content-length", 0)))
             if status == 0:
                 ended.wait(60)
                 return
             if status is None:
-                real = httpx.get(f"{sandbox.admin_url}{self.path}", timeout=60)
+                sent = {"Content-Type": "application/json"} if content else {}
+                url = f"{sandbox.admin_url}{self.path}"
+                real = httpx.request(self.command, url, content=content, headers=sent, timeout=60)
                 status, body, kind = real.status_code, real.content, real.headers.get("content-type", "")
             else:
                 body, kind = b'{"reason": "the test says no"}', "application/json"
@@ -62,6 +74,8 @@ def admin_api(sandbox: Cluster, answer: Callable[[str], int | None]) -> Iterator
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the names that http.server asks for
 
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the server writes to stderr otherwise."""
@@ -87,7 +101,7 @@ def test_brokers_that_do_not_answer(
         assert_report_only(pipeline, pipeline.scan(), "broker not heard", word)
 
 
-def test_a_broker_that_does_not_say_what_it_holds_in_memory(
+def test_a_broker_that_says_of_no_topic_what_it_holds_in_memory(
     sandbox: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic = f"persistent://{new_namespace(sandbox, 'silent')}/compacted"
@@ -98,6 +112,71 @@ def test_a_broker_that_does_not_say_what_it_holds_in_memory(
     with admin_api(sandbox, lambda path: 500 if path.endswith("/internalStats") else None) as url:
         pipeline = pipelines({"pulsar": {"admin_url": url}})
         assert_report_only(pipeline, pipeline.scan(), "reference not read", f"broker memory of {topic}")
+
+
+def test_a_broker_that_does_not_say_of_one_topic_what_it_holds_in_memory(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    namespace = new_namespace(sandbox, "mute")
+    mute, other = f"persistent://{namespace}/mute-partition-0", f"persistent://{namespace}/other"
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        admin.topic("PUT", f"persistent://{namespace}/mute", "/partitions", 1)
+        for topic in (mute, other):
+            topics.publish(client, topic, topics.payloads(10), keys=["key"] * 10)
+        admin.compact(mute)
+    wait_listed(sandbox, mute)
+    wait_listed(sandbox, other)
+    theirs = [plant.young(sandbox, name)[0].ledger_id for name in (mute, f"persistent://{namespace}/mute-partition-7")]
+    leaked = plant.young(sandbox, other)[0].ledger_id
+    path = f"/admin/v2/persistent/{namespace}/mute-partition-0/internalStats"
+    with admin_api(sandbox, lambda asked: 500 if asked == path else None) as url:
+        pipeline = pipelines({"pulsar": {"admin_url": url}})
+        send(sandbox, forgery.forged(sandbox, theirs))
+        planned = pipeline.confirmed_plan()
+        assert planned.summary.actionable, planned.summary.gaps
+        assert leaked in planned.ids
+        assert not set(theirs) & planned.ids
+        rows = pipeline.where.lake.read_epoch_table(planned.summary.epoch_id, "findings").to_pylist()
+        (found,) = [row for row in rows if row["finding"] == Finding.UNANSWERED]
+        assert (found["topic"], found["path"]) == (mute, znodes.topic_znode(mute))
+        assert "500" in found["reason"]
+        assert "the test says no" in found["reason"]
+        pipeline.delete_pending()
+    assert existing(sandbox, theirs) == set(theirs)
+    assert {row["outcome"] for ledger in theirs for row in pipeline.journal(ledger)} == {"kept"}
+    assert waiting(sandbox) == 0
+
+
+def test_a_schema_locator_that_its_broker_cannot_decode(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    """Its topic's internal stats fail for as long as it is there: once it is acknowledged, plans act again."""
+    namespace = new_namespace(sandbox, "locator")
+    topic, other = f"persistent://{namespace}/broken", f"persistent://{new_namespace(sandbox, 'beside')}/other"
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        admin.post_schema(topic, 1)
+        for name in (topic, other):
+            topics.publish(client, name, topics.payloads(10), keys=["key"] * 10)
+        admin.compact(topic)
+    wait_listed(sandbox, topic)
+    wait_listed(sandbox, other)
+    locator = znodes.schema_znode(topic)
+    kept, leaked = (plant.young(sandbox, name)[0].ledger_id for name in (topic, other))
+    pipeline = pipelines({"orphans": {"acknowledged_znodes": [{"path": locator, "by": "it", "why": "looked at it"}]}})
+    with sandbox.metadata() as zk:
+        data, _ = zk.get(locator)
+        zk.set(locator, b"\xff\xff\xff")
+        try:
+            assert httpx.get(f"{sandbox.admin_url}/admin/v2/persistent/{namespace}/broken/internalStats").is_error
+            with Connections(pipeline.where.settings) as ports:
+                (broker,) = ports.admin.brokers()
+                assert [ports.admin.fails_at(broker, Topic.parse(name)) for name in (topic, other)] == [True, False]
+            planned = pipeline.confirmed_plan()
+        finally:
+            zk.set(locator, data)
+    assert planned.summary.actionable, planned.summary.gaps
+    assert leaked in planned.ids
+    assert kept not in planned.ids
+    rows = pipeline.where.lake.read_epoch_table(planned.summary.epoch_id, "findings").to_pylist()
+    assert [row["topic"] for row in rows if row["finding"] == Finding.UNANSWERED] == [topic]
 
 
 def test_what_zookeeper_does_not_show(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
@@ -132,7 +211,9 @@ def test_what_zookeeper_does_not_show(sandbox: Cluster, pipelines: Callable[...,
 
 def _acknowledged(sandbox: Cluster, pipelines: Callable[..., Pipeline], undecodable: str, neighbour: int) -> None:
     """An operator who has looked at an undecodable z-node unblocks the plan; the z-node's namespace is kept."""
-    pipeline = pipelines({"orphans": {"acknowledged_znodes": [undecodable]}})
+    pipeline = pipelines(
+        {"orphans": {"acknowledged_znodes": [{"path": undecodable, "by": "it", "why": "looked at it"}]}}
+    )
     send(sandbox, forgery.forged(sandbox, [neighbour]))
     planned = pipeline.confirmed_plan()
     assert planned.summary.actionable, planned.summary.gaps
@@ -143,12 +224,149 @@ def _acknowledged(sandbox: Cluster, pipelines: Callable[..., Pipeline], undecoda
     assert waiting(sandbox) == 0
 
 
+@contextmanager
+def damaged(sandbox: Cluster, ledger: int) -> Iterator[None]:
+    """Every bookie answers for the ledger's entries, and no digest agrees."""
+    path = znodes.ledger_znode(ledger)
+    with sandbox.metadata() as zk:
+        data, _ = zk.get(path)
+        metadata = ledger_metadata.decode(data)
+        assert metadata.digest_type is DigestType.CRC32C
+        zk.set(path, ledger_metadata.encode(replace(metadata, digest_type=DigestType.CRC32, origin=b"")))
+        try:
+            yield
+        finally:
+            zk.set(path, data)
+
+
+def test_damaged_entries_keep_their_owners_and_hinder_nobody_else(
+    sandbox: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    """What only the damaged schema entry names is live; the topic of the damaged compaction cursor is loaded."""
+    namespace = new_namespace(sandbox, "damage")
+    schema, compacted, other = (f"persistent://{namespace}/{name}" for name in ("schema", "compacted", "other"))
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        for version in (1, 2):
+            admin.post_schema(schema, version)
+        hidden, newest = admin.schema_ledgers(schema)
+        topics.publish(client, compacted, topics.payloads(10), keys=["key"] * 10)
+        admin.compact(compacted)
+        cursor = znodes.read_cursor(zk, compacted, "__compaction").cursorsLedgerId
+        data, stat = zk.get(znodes.schema_znode(schema))
+        locator = pulsar_schema_pb2.SchemaLocator.FromString(data)
+        left = [entry for entry in locator.index if entry.position.ledgerId == newest]
+        del locator.index[:]
+        locator.index.extend(left)
+        zk.set(znodes.schema_znode(schema), locator.SerializeToString(), stat.version)
+    wait_listed(sandbox, compacted)
+    theirs = [plant.young(sandbox, name)[0].ledger_id for name in (schema, f"{schema}-partition-3", compacted)]
+    leaked = plant.young(sandbox, other)[0].ledger_id
+    pipeline = pipelines()
+    with damaged(sandbox, newest), damaged(sandbox, cursor):
+        send(sandbox, forgery.forged(sandbox, [hidden, *theirs]))
+        planned = pipeline.confirmed_plan()
+        assert planned.summary.actionable, planned.summary.gaps
+        assert leaked in planned.ids
+        assert not {hidden, *theirs} & planned.ids
+        rows = pipeline.where.lake.read_epoch_table(planned.summary.epoch_id, "findings").to_pylist()
+        found = {row["path"]: row["ledger_id"] for row in rows if row["finding"] == Finding.DAMAGED}
+        cursor_path = znodes.cursor_znode(compacted, "__compaction")
+        assert found == {znodes.schema_znode(schema): newest, cursor_path: cursor}
+        pipeline.delete_pending()
+    assert existing(sandbox, [hidden, *theirs]) == {hidden, *theirs}
+    assert {row["outcome"] for ledger in (hidden, *theirs) for row in pipeline.journal(ledger)} == {"kept"}
+    assert waiting(sandbox) == 0
+
+
+def test_topics_that_vanish_while_their_ledgers_stay(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    namespace = new_namespace(sandbox, "vanish")
+    deleted, removed = (f"persistent://{namespace}/{name}" for name in ("deleted", "removed"))
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin, sandbox.metadata() as zk:
+        ledgers = {topic: set(topics.publish(client, topic, topics.payloads(120))) for topic in (deleted, removed)}
+        admin.unload(removed)
+        first = pipelines()
+        listed = sum(row["ledgers"] or 0 for row in _topics(first, first.scan()))
+        least = min(map(len, ledgers.values()))
+        small = {"orphans": {"max_shrinkage": least / 2 / listed}}  # as if the cluster had little else
+        admin.topic("DELETE", deleted, "?force=true")
+        assert not existing(sandbox, ledgers[deleted])
+        strict = pipelines(small, lake=first.lake)
+        epoch = strict.scan()
+        assert epoch.covered, epoch.gaps
+        zk.delete(znodes.topic_znode(removed), recursive=True)
+    epoch = strict.scan()
+    assert [(gap.code, gap.where) for gap in epoch.coded_gaps] == [(GapCode.LOST_REFERENCES, "managed_ledgers")]
+    assert_report_only(strict, epoch, znodes.topic_znode(removed), "orphans.max_shrinkage")
+    assert {strict.findings(epoch)[ledger]["finding"] for ledger in ledgers[removed]} == {Finding.ORPHAN}
+    raised = {"max_shrinkage": 1, "max_shrinkage_raised": {"by": "it", "why": "looked at it"}, "max_lost_ledgers": 1}
+    bound = pipelines({"orphans": raised}, lake=first.lake).scan()
+    assert any("raise orphans.max_lost_ledgers" in gap for gap in bound.gaps)
+
+
+def _topics(pipeline: Pipeline, epoch: Epoch) -> list[dict[str, Any]]:
+    return pipeline.where.lake.read_epoch_table(epoch.epoch_id, "topics").to_pylist()
+
+
 def test_sharing_that_nobody_spoke_about(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
     young = plant.young(sandbox, f"persistent://{new_namespace(sandbox, 'shared')}/leaked")[0].ledger_id
     pipeline = pipelines({"bookkeeper": {"shared_with": None}, "orphans": {"grace_period": "1h"}})
     epoch = pipeline.scan()
     assert_report_only(pipeline, epoch, "bookkeeper.shared_with is not set")
     assert pipeline.findings(epoch)[young]["finding"] == Finding.TOO_YOUNG
+
+
+@contextmanager
+def second_cluster(sandbox: Cluster) -> Iterator[tuple[str, str, set[int]]]:
+    """A cluster on the same ZooKeeper and BookKeeper: (its chroot, a leak of ours, its ledgers).
+
+    Its chroot is of two levels, and both clusters have the namespace.
+    """
+    root, namespace = f"/clusters-{uuid4().hex[:6]}/two", new_namespace(sandbox, "twice")
+    with sandbox.metadata() as zk:
+        for path in ("/managed-ledgers", "/schemas", "/admin/policies"):
+            zk.create(f"{root}{path}", makepath=True)
+    theirs = plant.neighbour(sandbox, f"persistent://{namespace}/theirs", root)
+    leaked = plant.young(sandbox, f"persistent://{namespace}/leaked")[0].ledger_id
+    try:
+        yield root, leaked, {one.ledger_id for one in theirs}
+    finally:
+        with sandbox.metadata() as zk:
+            zk.delete(root.rpartition("/")[0], recursive=True)
+
+
+def test_a_second_cluster_on_the_same_zookeeper(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    with second_cluster(sandbox) as (root, leaked, theirs):
+        unaware = pipelines()
+        epoch = unaware.scan()
+        assert [(gap.code, gap.where) for gap in epoch.coded_gaps] == [(GapCode.OTHER_ROOT, root)]
+        assert {unaware.findings(epoch)[ledger]["finding"] for ledger in theirs} == {Finding.ORPHAN}
+        assert_report_only(unaware, epoch, root, "bookkeeper.shared_with", f"{root}/managed-ledgers")
+        declared = pipelines({"bookkeeper": {"shared_with": [{"name": "two", "hosts": f"{sandbox.zookeeper}{root}"}]}})
+        epoch = declared.scan()
+        assert epoch.covered, epoch.gaps
+        assert not theirs & declared.findings(epoch).keys()
+        inside = pipelines({"zookeeper": {"hosts": f"{sandbox.zookeeper}{root}"}})
+        gaps, _ = _other_roots(inside.where.settings, [], 0)
+        assert [gap.where for gap in gaps] == ["/"]
+        told = pipelines({"bookkeeper": {"not_sharing": [{"path": root, "by": "it", "why": "has its own bookies"}]}})
+        epoch = told.scan()
+        assert epoch.covered, epoch.gaps
+        assert told.findings(epoch)[leaked]["finding"] == Finding.ORPHAN
+
+
+def test_a_zookeeper_whose_top_may_not_be_listed(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
+    pipeline = pipelines()
+    with sandbox.metadata() as zk:
+        before, _ = zk.get_acls("/")
+        zk.set_acls("/", [make_acl("world", "anyone", create=True, delete=True, write=True, admin=True)])
+        try:
+            epoch = pipeline.scan()
+            told = pipelines({"bookkeeper": {"not_sharing": [{"path": "/", "by": "it", "why": "looked at it"}]}}).scan()
+        finally:
+            zk.set_acls("/", before)
+    assert [(gap.code, gap.where) for gap in epoch.coded_gaps] == [(GapCode.OTHER_ROOT_UNSEEN, "/")]
+    assert_report_only(pipeline, epoch, "not known", "permission", "bookkeeper.not_sharing")
+    assert told.covered, told.gaps
 
 
 def test_a_declared_cluster_that_is_not_there_ends_the_scan(

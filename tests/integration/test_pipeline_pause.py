@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from pulsar_lifecycle.spark import runs
 from pulsar_lifecycle.spark.deletion import STOPPED

@@ -13,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from kazoo.client import KazooClient
 
+from orchestration.jobs import ApplyConfig
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.errors import LifecycleError, Paused, Refused
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary, digest
+from pulsar_lifecycle.errors import LifecycleError, Paused, Refused, UsageError
+from pulsar_lifecycle.plan.caps import Lowered
+from pulsar_lifecycle.plan.deletion import PlanSummary, digest
 from pulsar_lifecycle.spark import runs
 from sandbox import plant
 from sandbox.cluster import Cluster
@@ -126,8 +128,15 @@ def test_a_summary_that_was_made_actionable(ready: Ready) -> None:
         (replace(NO_CAPS, max_ledgers_per_topic=2), "max_ledgers_per_topic"),
     ],
 )
-def test_a_plan_over_a_cap(ready: Ready, caps: Caps, cap: str) -> None:
+def test_a_plan_over_a_cap(ready: Ready, pipelines: Callable[..., Pipeline], caps: Lowered, cap: str) -> None:
+    """Whether a launch lowered it or the settings file, which no launch can raise again."""
     refuses(ready.pipeline, ready.pipeline.order(ready.planned, caps), cap)
+    value = getattr(caps, cap)
+    stricter = pipelines({"apply": {"max_share": 1.0, cap: value}}, lake=ready.pipeline.lake)
+    launched = ApplyConfig(plan_id=ready.planned.summary.plan_id, digest=ready.planned.summary.digest)
+    refuses(stricter, launched.order(), cap)
+    more = ApplyConfig(**{**launched.model_dump(), cap: 1.0 if cap == "max_share" else 1_000})
+    refuses(stricter, more.order(), rf"^{cap}: .*apply\.{cap} in the settings file allows", UsageError)
 
 
 def test_a_switched_off_deletion(ready: Ready, pipelines: Callable[..., Pipeline]) -> None:

@@ -2,8 +2,8 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.queue import (
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,

@@ -15,8 +15,8 @@ import pytest
 
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import java_message_id
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.queue import (
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
@@ -218,6 +218,27 @@ def test_ours_and_javas_retry_letters_are_the_same(sandbox, open_queue, publish)
     third = receive_new(queue, {"data": content, **FROM_JAVA}, *(expected(content, origin, n) for n in (1, 2)))
     queue.acknowledge([third])
     assert shown(third) == expected(content, origin, 3)
+
+
+def test_java_counts_on_from_what_we_sent_back_uncounted(sandbox, open_queue, open_letters, publish) -> None:
+    (content,) = map(encode_deletion_message, intents(1))
+    origin = publish(content, **FROM_JAVA)
+    notes = {"LIFECYCLE_WAITING_SINCE": "1", "LIFECYCLE_WAITING_FOR": "no-scan", "LIFECYCLE_WAITING_RUN": "a run"}
+    reconsume_in_java(sandbox, 1, 2)
+    queue = open_queue()
+    once = receive_new(queue, {"data": content, **FROM_JAVA})
+    for _ in range(4):  # more often than anything is retried
+        (sent,) = queue.send_back([once], [notes], DELAY)
+        assert (sent.times, sent.dead, sent.error) == (1, False, "")
+        queue.acknowledge([once])
+        (once,) = queue.receive(1, 20_000)
+    waiting_copy = expected(content, origin, 1)
+    waiting_copy["properties"] |= notes
+    assert shown(once) == waiting_copy
+    queue.close()
+    assert reconsume_in_java(sandbox, 2, 2)[0] == waiting_copy
+    (letter,) = open_letters().take(1, 20_000)
+    assert letter.properties["RECONSUMETIMES"] == "3"
 
 
 def test_what_java_reconsumed_first_is_the_same_too(sandbox, open_queue, publish) -> None:

@@ -15,7 +15,7 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.engine.redrive import Wanted
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.journal import intents_standing
+from pulsar_lifecycle.io.lake.journal import intents_standing
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
 from pulsar_lifecycle.spark import phase_one

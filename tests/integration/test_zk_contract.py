@@ -18,7 +18,7 @@ from pulsar_lifecycle.errors import (
     OutcomeUnknown,
     Refused,
 )
-from pulsar_lifecycle.io.zk import KazooStore
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Children, Deletion, MetadataStore, Node, Unread
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from tests.fakes.cutting_proxy import CuttingProxy

@@ -101,7 +101,7 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         before.epoch.started_at,
         frozenset(open_ones.values()),
     )
-    look = Inventory(BUCKETS, rules, now.offload_uuids, before.offload_uuids, now.refs, "/ledgers")
+    look = Inventory(BUCKETS, rules, now.offload_uuids, before.offload_uuids, now.refs, before.refs, "/ledgers")
     rows = list(look_below(look, store, offloading.cluster.reader, offloading.store, "", namings))
     going = [row for row in rows if row["action"]]
     event("planned" if going else "nothing planned")

@@ -7,6 +7,7 @@ there was nothing to do it to. Not here: the model (``world.py``), faults of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from urllib.parse import unquote_plus
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic, encode_name
@@ -75,9 +76,14 @@ def unload(world: World) -> str | None:
     topic = _pick(world, lambda t: t.loaded)
     if topic is None:
         return None
-    graceful = world.random.random() < 0.8
-    world.unload(topic, graceful=graceful)
-    return f"{topic.name} is unloaded" if graceful else f"the broker of {topic.name} dies"
+    if world.random.random() >= 0.8:
+        others = [one for one in world.restart_broker() if one is not topic]
+        for one in others:
+            if not world.full():
+                world.load(one)
+        return f"the broker of {topic.name} dies, is started again, and loads {len(others)} others"
+    world.unload(topic)
+    return f"{topic.name} is unloaded"
 
 
 def roll(world: World) -> str | None:
@@ -173,10 +179,12 @@ def move_cursor(world: World) -> str | None:
 
 
 def close_cursor(world: World) -> str | None:
-    topic = _pick(world, lambda t: bool(t.cursors))
+    topic = _pick(world, lambda t: bool(t.cursors or t.readers))
     if topic is None:
         return None
-    name = world.random.choice(sorted(topic.cursors))
+    name = world.random.choice(sorted([*topic.cursors, *topic.readers]))
+    if name in topic.readers:
+        return f"{name} of {topic.name} is gone, and leaks {sorted(topic.readers.pop(name).values())}"
     cursor = topic.cursors[name]
     if world.random.random() < 0.5:
         old, cursor.at = cursor.ledger, world.stands(cursor)
@@ -223,25 +231,48 @@ def end_compaction(world: World) -> str | None:
     return f"the compacted ledger of {topic.name} is {new} now, before it was {old}"
 
 
+READERS = ("reader", "x+y")
+"""Non-durable subscriptions; no durable one has their names."""
+
+
 def snapshot(world: World) -> str | None:
     topic = _pick(world, lambda t: t.loaded and bool(t.ledgers) and not t.shadow_of)
     if topic is None or world.full():
         return None
-    name = world.random.choice(CURSORS[:2])
+    name, how = world.random.choice(CURSORS[:2]), world.random.random()
+    span = (topic.ledgers[0], topic.ledgers[-1])
+    if how < 0.3:
+        return _snapshot_in_memory(world, topic, READERS[CURSORS.index(name)], span, listed=how < 0.2)
     cursor = topic.cursors.get(name)
     if cursor is None:
         cursor = topic.cursors[name] = Cursor()
         world.store_cursor(topic, name)
-    span = (topic.ledgers[0], topic.ledgers[-1])
     if span in cursor.buckets or span in cursor.swallowed:
         return None
     ledger = world.make("bucket", topic.name, cursor=name, span=span)
-    if world.random.random() < 0.4:
+    if how < 0.5:
         cursor.swallowed[span] = ledger
         return f"the snapshot {ledger} of {name} of {topic.name} is in the broker's memory alone"
     cursor.buckets[span] = ledger
     world.store_cursor(topic, name)
     return f"snapshot {ledger} of {name} of {topic.name}"
+
+
+def _snapshot_in_memory(
+    world: World, topic: ModelTopic, name: str, span: tuple[int, int], *, listed: bool
+) -> str | None:
+    """Of a non-durable subscription; the tag has its name decoded, though it was never encoded.
+
+    Not ``listed``: PersistentSubscription.removeConsumer deletes a cursor by its name a while after its subscription
+    was removed; one that subscribed again meanwhile got that cursor, and goes on without it.
+    """
+    buckets = topic.readers.setdefault(name, {}) if listed else {}
+    if span in buckets:
+        return None
+    buckets[span] = ledger = world.make("bucket", topic.name, cursor=unquote_plus(name), span=span)
+    if not listed:
+        topic.unlisted.add(ledger)
+    return f"snapshot {ledger} of {name} of {topic.name}, which is not durable{'' if listed else ' and not listed'}"
 
 
 def merge_snapshots(world: World) -> str | None:

@@ -1,4 +1,4 @@
-"""F1-F22: everything that goes wrong, as injections into one step or as a state of the world that lasts.
+"""F1-F29: everything that goes wrong, as injections into one step or as a state of the world that lasts.
 
 Belongs here: building faults from a step's own random. Each says by its code which it is, so that a run can count that
 none is there in name only. Not here: when they are drawn (``simulator.py``).
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from uuid import UUID
 
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
-from tests.simulation import acts
+from tests.simulation import acts, disasters
+from tests.simulation.offloaded import copy_message
 from tests.simulation.operator import ExecutorLost, Operator
 from tests.simulation.ports import Injection, Interceptor, crash
 from tests.simulation.world import HOUR, ModelTopic, World
@@ -40,6 +42,13 @@ NAMES = {
     "F20": "plan of another cluster, or not the plan that was looked at",
     "F21": "other systems and a declared cluster on the same BookKeeper",
     "F22": "a broker of another version deletes what is queued; weeks without us",
+    "F23": "brokers that hand out few unacknowledged messages, and a flood of one sender",
+    "F24": "topics vanish while their ledgers stay, entries that name ledgers are damaged",
+    "F25": "a second cluster on the same ZooKeeper that nobody declared",
+    "F26": "two copies of a ledger that differ amid their entries, one of which nothing names",
+    "F27": "a topic whose z-node is away at two scans and there between them",
+    "F28": "a shadow topic whose z-node is away while its source is trimmed",
+    "F29": "a broker that never says what it has in memory of one topic",
 }
 
 ALL = ("store.", "queue.", "journal.", "admin.", "reader.", "objects.")
@@ -382,6 +391,8 @@ def spoiled(world: World) -> str:
         return f"{bad[0]} is corrupted"
     if world.admin.failure:
         return "the brokers do not answer"
+    if world.hidden():
+        return "a second cluster is on the ZooKeeper, and nothing declares it"
     for path, name in sorted(world.zookeeper.skipped.items()):
         if world.zookeeper.stat(path) is not None and name in world.zookeeper.names(path):
             return f"the listing of {path} skips {name}"
@@ -398,6 +409,7 @@ def heal(world: World) -> str:
     world.admin.denied.clear()
     world.reader.failures.clear()
     world.lagging = world.forgetful = False
+    disasters.relieve(world)
     for path, data in list(world.corrupted.items()):
         del world.corrupted[path]
         if world.zookeeper.stat(path) is not None:
@@ -406,6 +418,20 @@ def heal(world: World) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- the queue
+
+
+def flood(random: Random, world: World, count: Callable[[str], None]) -> str:
+    """One sender's messages about offloaded copies of one topic, more than brokers hand out at a time."""
+    if not world.model.topics or random.random() < 0.3:
+        return "no flood"
+    count("F23")
+    topics = world.deletion_topics
+    topics.now_ms, topics.skew_ms = world.time.now_ms(), 0
+    topic = min(world.model.topics, key=str)
+    for number in range(topics.max_unacked + random.randint(1, 4)):
+        message = copy_message(UUID(int=random.getrandbits(128)), 1 << 40 | number, topic)
+        topics.publish(encode_deletion_message(message))
+    return f"a flood of messages about offloaded copies of {topic}"
 
 
 def disturb(random: Random, world: World, count: Callable[[str], None]) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, reconsume_times
+from pulsar_lifecycle.formats.offload_object import data_key
+from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.outcomes import (
     DEAD_LETTERED,
@@ -26,11 +27,12 @@ from pulsar_lifecycle.plan.outcomes import (
     KEPT,
     REFUSED,
     RETRYING,
+    WAITING,
 )
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
-from tests.simulation.world import HOUR, Counters, Ledger, World
+from tests.simulation.world import BOOKKEEPER, HOUR, Counters, Ledger, World
 
 GRACE = 7 * 24 * HOUR
 CONFIRMED_AFTER = 24 * HOUR
@@ -41,6 +43,14 @@ LEASE = "/pulsar-lifecycle/lease"
 
 class Violation(BaseException):
     """An invariant does not hold; no product code may catch it."""
+
+
+DAMAGED = "references of it are in a damaged entry"
+"""Why a deletion run keeps what is of a topic, as :meth:`Laws._forbids` says it."""
+
+
+LAST = "I2, I3: it is the last copy"
+"""How a violation begins where the only whole copy of an entry goes."""
 
 
 class Laws:
@@ -77,6 +87,7 @@ class Laws:
         self.restores = 0
         self.ours: set[bytes] = set()
         self.writing: frozenset[str] = frozenset()
+        self.damaged: frozenset[str] = frozenset()
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
         world.admin.on_delete_topic = self.about_to_delete_topic
@@ -124,6 +135,7 @@ class Laws:
         return (
             self._not_old_enough(ledger, stat, trace)
             or self._owner_forbids(_owner(made))
+            or self._last_in_bookkeeper(ledger)
             or self._not_archived(ledger, stat, data)
             or self._not_ours_to_act(trace)
         )
@@ -145,6 +157,10 @@ class Laws:
         if not free or max(free) - min(free) < CONFIRMED_AFTER:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
+
+    def _last_in_bookkeeper(self, ledger: int) -> str:
+        copies = self.world.copies(ledger)
+        return self._only_here(ledger, copies.pop(BOOKKEEPER, ()), copies)
 
     def _shadowed(self) -> set[str]:
         """Topics that a shadow topic reads from now, whether a scan has seen that or not."""
@@ -233,6 +249,7 @@ class Laws:
                 continue
             uuid = UUID(key[:36])
             why = "it is deleted outside of a deletion run" if trace is None else self._copy_needed(uuid, key, trace)
+            why = why or self._last_copy_of(uuid, key, keys)
             if why:
                 raise Violation(f"object {key} is deleted: {why}")
             self.objects += 1
@@ -262,6 +279,21 @@ class Laws:
             return f"no two scans a day apart found it unneeded: {sorted(free)}"
         return ""
 
+    def _last_copy_of(self, uuid: UUID, key: str, going: Sequence[str]) -> str:
+        world, (_, ledger) = self.world, self.world.attempts[uuid]
+        if key != data_key(uuid, ledger):
+            return ""
+        return self._only_here(ledger, world.uploaded[uuid], world.copies(ledger, without=going))
+
+    def _only_here(self, ledger: int, going: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> str:
+        """Which entry of a ledger that some topic lists only the copy that goes has as written; empty if none."""
+        reader = next((topic for topic in self.world.model.topics.values() if ledger in topic.ledgers), None)
+        for n, entry in enumerate(self.world.model.ledgers[ledger].entries if reader else ()):
+            if entry in going[n : n + 1] and not any(entry in one[n : n + 1] for one in others.values()):
+                there = f"there is {', '.join(others)}" if others else "nothing else is there"
+                return f"{LAST}: {reader and reader.name} lists {ledger}, and only this has entry {n} whole; {there}"
+        return ""
+
     # --------------------------------------------------------------------------------------------------------- writing
 
     def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
@@ -274,6 +306,8 @@ class Laws:
         if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
             raise Violation(f"I8: the product writes {path}")
         listed = managed_ledger.decode(old).ledgers
+        if any(item.offload and item.offload.uuid and not item.offload.complete for item in listed):
+            raise Violation(f"the product writes {path}, and ends the offload attempt of a broker there")
         before = [item.ledger_id for item in listed]
         after = [item.ledger_id for item in managed_ledger.decode(new).ledgers]
         if not after or after != before[len(before) - len(after) :]:
@@ -299,13 +333,16 @@ class Laws:
         leaks = (self.world.model.ledgers[i] for i in self.world.leaks())
         return frozenset(str(one.topic) for one in leaks if one.state is not LedgerState.CLOSED)
 
-    def looked(self, open_before: frozenset[str]) -> None:
-        """A scan is through that began with these ``open_leaks``: it may have missed what came meanwhile."""
+    def looked(self, open_before: frozenset[str], damaged_before: frozenset[str]) -> None:
+        """A scan is through that began with these ``open_leaks`` and damaged owners: it may have missed later ones."""
         self._forget_what_is_needed()
         self.writing = open_before & self.open_leaks()
+        self.damaged = damaged_before & self.world.damaged_owners()
 
     def _forbids(self, topic: str) -> str:
         """Why a deletion run would keep what is of a topic, whoever took it off a list."""
+        if topic in self.damaged:
+            return DAMAGED
         return "an open ledger of it had leaked" if topic in self.writing else self._owner_forbids(topic)
 
     def _forget_what_is_needed(self) -> None:
@@ -334,7 +371,8 @@ class Laws:
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == DELETE_LEDGER
-        new = shared or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
+        new = shared or topic in self.world.damaged_owners()
+        new = new or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
         if row.outcome in (DELETED, GONE) or row.phase == "undo" or (row.outcome in (KEPT, REFUSED) and new):
             del self.taken[key]
 
@@ -344,7 +382,8 @@ class Laws:
         It may be dead-lettered, for what fails may fail each time, but not for a reason that was there before.
         """
         topic, why = self.taken.get((row.ledger_id, row.action), ("", ""))
-        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or (row.outcome == DEAD_LETTERED and why)):
+        given_up = row.outcome == DEAD_LETTERED and why not in ("", DAMAGED)  # damage keeps, it makes nothing fail
+        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or given_up):
             said = f"{row.outcome}: {row.reason}" + (f" ({why})" if why else "")
             raise Violation(f"our first phase took {row.ledger_id} off a list, and {row.action} ends as {said}")
 
@@ -433,8 +472,11 @@ class Laws:
                 self._ends_well(said[-1])
             if outcomes & FINAL:
                 continue
-            times = str(reconsume_times(message.properties) + 1)
             copies = [(raw, p) for _, _, raw, p in topics.waiting.values()] + list(topics.dead)
+            if said and said[-1].outcome == WAITING:
+                self._is_sent_back(message, copies)
+                continue
+            times = str(reconsume_times(message.properties) + 1)
             copied = any(raw == message.raw and p.get(RECONSUMETIMES) == times for raw, p in copies)
             if not outcomes & {RETRYING, DEAD_LETTERED}:
                 raise Violation(
@@ -442,6 +484,12 @@ class Laws:
                 )
             if not copied and DEAD_LETTERED not in outcomes:
                 raise Violation(f"I4: a message is acknowledged and there is no copy to retry: {message.raw[:80]!r}")
+
+    def _is_sent_back(self, message: Received, copies: Sequence[tuple[bytes, dict[str, str]]]) -> None:
+        """I4: what waits is acknowledged once it waits behind the others, retried as often as before."""
+        count = message.properties.get(RECONSUMETIMES)
+        if not any(raw == message.raw and WAITING_FOR in p and p.get(RECONSUMETIMES) == count for raw, p in copies):
+            raise Violation(f"I4: a message that waits is acknowledged and waits nowhere: {message.raw[:80]!r}")
 
     def _rows_by_message(self) -> dict[str, list[JournalRow]]:
         found: dict[str, list[JournalRow]] = defaultdict(list)

@@ -5,6 +5,7 @@ Belongs here: one context manager per mutation. Not here: how many seeds each ma
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -17,20 +18,29 @@ from pulsar_lifecycle.engine import (
     inventory,
     offloaded,
     owners,
+    references,
+    snapshots,
     standing,
     topic_deletion,
     unsettled,
+    whole_copies,
 )
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
+from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.engine.topic_write import TopicWrite
 from pulsar_lifecycle.errors import OutcomeUnknown
-from pulsar_lifecycle.plan import trimming
-from pulsar_lifecycle.plan.outcomes import RETRYING, WAITING
+from pulsar_lifecycle.plan import caps, trimming
+from pulsar_lifecycle.plan import snapshots as plan_snapshots
+from pulsar_lifecycle.plan.other_roots import Neighbours
+from pulsar_lifecycle.plan.outcomes import RETRYING
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.shrinkage import Limits
+from pulsar_lifecycle.plan.snapshots import Memory
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.spark import phase_one, runs
 from pulsar_lifecycle.spark import undo as undoing
 from tests.fakes.metadata_store import FakeStore
+from tests.simulation import pipeline
 from tests.simulation.ports import SimDeadLetters, SimStore
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -223,15 +233,36 @@ def retry_uncopied() -> Iterator[None]:
 
 @contextmanager
 def waiting_is_done() -> Iterator[None]:
-    """What must wait is acknowledged."""
-    real = deletion.delete_batch
+    """What must wait is acknowledged, and waits nowhere."""
 
-    def hasty(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
-        decisions = real(run, tools, messages, budgets)
-        tools.queue.acknowledge([d.message for d in decisions if d.outcome == WAITING])
-        return decisions
+    def hasty(run: Run, tools: Tools, waits: Sequence[Decision]) -> None:
+        for d in waits:
+            d.sent_back = True
+            d.extra["waiting_since"] = 0
 
-    with patch.object(deletion, "delete_batch", hasty):
+    with patch.object(deletion, "send_back", hasty):
+        yield
+
+
+def wait_at_the_head() -> AbstractContextManager[Any]:
+    """What must wait stays where it is, unacknowledged."""
+    return patch.object(deletion, "send_back", lambda run, tools, waits: None)
+
+
+@contextmanager
+def waiting_is_counted() -> Iterator[None]:
+    """What must wait is retried like what failed."""
+
+    def counting(run: Run, tools: Tools, waits: Sequence[Decision]) -> None:
+        for d, sent in zip(
+            waits,
+            tools.queue.reconsume_later([d.message for d in waits], run.retry_delay_ms, run.max_retries),
+            strict=True,
+        ):
+            d.sent_back = not sent.error
+            d.extra["waiting_since"] = 0
+
+    with patch.object(deletion, "send_back", counting):
         yield
 
 
@@ -338,6 +369,11 @@ def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     return patch.object(trimming, "intent_rule", lambda topic, context: "")
 
 
+def take_beside_attempts() -> AbstractContextManager[Any]:
+    """A ledger leaves its list whatever its topic's broker is offloading."""
+    return patch.object(trimming, "open_attempt", lambda info, ours=(): "")
+
+
 def whatever_is_beside() -> AbstractContextManager[Any]:
     """A topic's z-node is written by its version alone."""
     real = TopicWrite.write
@@ -405,6 +441,141 @@ def time_goes_forward() -> AbstractContextManager[Any]:
     return patch.object(history, "broken_since", lambda *given: "")
 
 
+@contextmanager
+def launches_have_caps_of_their_own() -> Iterator[None]:
+    """What a launch asks for counts, whatever the settings file says."""
+    real = caps.effective_caps
+
+    def asked_for(settings: Any, asked: caps.Lowered = caps.AS_SET) -> caps.Caps:
+        if asked.max_ledgers is None:
+            return real(settings, asked)
+        return caps.Caps(asked.max_ledgers, 1.0, 1 << 50, asked.max_ledgers)
+
+    with patch.object(runs, "effective_caps", asked_for):
+        yield
+
+
+def trims_have_no_caps() -> AbstractContextManager[Any]:
+    """Taking ledgers off lists is capped by nothing."""
+    return patch.object(phase_one, "check_blast", lambda rows, listed, caps: None)
+
+
+def cursors_have_z_nodes() -> AbstractContextManager[Any]:
+    """A snapshot whose cursor has no z-node is nobody's."""
+    real = plan_snapshots.before_asking
+
+    def hasty(*, stored_cursor: bool, **known: Any) -> Memory | None:
+        return real(stored_cursor=True, **known) if stored_cursor else Memory.NOTHING
+
+    return patch.object(plan_snapshots, "before_asking", hasty)
+
+
+@contextmanager
+def trimmed_snapshots_are_free() -> Iterator[None]:
+    """A snapshot whose range the topic has no ledgers of is nobody's."""
+    at_scan, at_deletion = snapshots._memory, owners._settle_pending
+
+    def trimmed(key: str | None, first: int | None) -> bool:
+        return bool(key and first is not None and int(key.split("_")[2]) < first)
+
+    def scanned(row: Mapping[str, Any], inquiry: Any) -> Memory | None:
+        free = snapshots._held_perhaps(row) and trimmed(row["bucket_key"], row["first_ledger_id"])
+        return Memory.NOTHING if free else at_scan(row, inquiry)
+
+    def settle(run: Run, tools: Tools, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
+        first = min((item.ledger_id for item in info.ledgers), default=None)
+        left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
+        at_deletion(run, tools, topic, node, info, internals, left)
+
+    with patch.object(snapshots, "_memory", scanned), patch.object(owners, "_settle_pending", settle):
+        yield
+
+
+def whenever_it_was_loaded() -> AbstractContextManager[Any]:
+    """A broker that has no cursor of that name in memory has no snapshot of it, however long it has the topic."""
+    real = plan_snapshots.before_asking
+
+    def hasty(**known: Any) -> Memory | None:
+        found = real(**known)
+        return None if found is Memory.LOADED_BEFORE else found
+
+    return patch.object(plan_snapshots, "before_asking", hasty)
+
+
+def losses_counted_by_number() -> AbstractContextManager[Any]:
+    """A hundred may always get lost."""
+    real = Limits.exceeded
+    return patch.object(Limits, "exceeded", lambda self, loss: real(self, loss) if len(loss.lost) > 100 else "")
+
+
+def damage_keeps_nobody() -> AbstractContextManager[Any]:
+    """An entry that cannot be read named nothing."""
+    return patch.object(pipeline, "_kept_owners", lambda *given: (frozenset[str](), frozenset[str]()))
+
+
+def silence_names_nothing() -> AbstractContextManager[Any]:
+    """A broker that does not say what it has in memory has nothing there."""
+    return patch.object(references, "_silent", lambda *given: list[Any]())
+
+
+def silence_stops_all() -> AbstractContextManager[Any]:
+    """Whatever a broker does not say may be anybody's."""
+    return patch.object(references, "_of_this_topic", lambda error: False)
+
+
+def nobody_looks_around() -> AbstractContextManager[Any]:
+    """What else stands on the ZooKeeper is nobody's business."""
+    return patch.object(pipeline, "look_around", lambda *given: Neighbours())
+
+
+@contextmanager
+def _comparing(change: Callable[[list[int]], list[int]]) -> Iterator[None]:
+    """Two copies are read whole, and of the checksums of each only what ``change`` makes of them is compared."""
+    real = whole_copies.compare
+
+    def compare(what: str, some: whole_copies.Checksums, other: str, others: whole_copies.Checksums) -> Any:
+        def changed(checksums: whole_copies.Checksums) -> whole_copies.Checksums:
+            yield array("I", change([one for several in checksums for one in several]))
+
+        return real(what, changed(some), other, changed(others))
+
+    with patch.object(whole_copies, "compare", compare):
+        yield
+
+
+def compare_a_sample() -> AbstractContextManager[Any]:
+    """The first and the last entry of two copies say enough of all."""
+    return _comparing(lambda sums: [sum_ if n in (0, len(sums) - 1) else 0 for n, sum_ in enumerate(sums)])
+
+
+def compare_the_lengths() -> AbstractContextManager[Any]:
+    """Two copies with as many entries are the same."""
+    return _comparing(lambda sums: [0] * len(sums))
+
+
+def only_the_newest_listing_counts() -> AbstractContextManager[Any]:
+    """What no topic lists at the newest scan is nobody's, whatever the scans before it saw listed."""
+    real = offloaded._places
+    return patch.object(offloaded, "_places", lambda run: replace(real(run), earlier=Referenced()))
+
+
+LARGE = 200
+"""Bytes of a data object: those with one entry have fewer."""
+
+
+@contextmanager
+def compare_small_copies() -> Iterator[None]:
+    """A large copy is not read before it goes."""
+    real = offloaded.why_unlike
+
+    def hasty(spare: Any, location: Location, places: Any, **ports: Any) -> Any:
+        head = ports["objects"].head(location.bucket, location.data_key)
+        return "" if head and head.size > LARGE else real(spare, location, places, **ports)
+
+    with patch.object(offloaded, "why_unlike", hasty):
+        yield
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -421,6 +592,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete without archiving": no_archive,
     "acknowledge what was not copied to the retry topic": retry_uncopied,
     "acknowledge what must wait": waiting_is_done,
+    "leave what must wait at the head": wait_at_the_head,
+    "count what must wait as a retry": waiting_is_counted,
     "act on a scan that is not covered": trust_any_scan,
     "go on while paused": no_pause,
     "no budget": no_budget,
@@ -432,6 +605,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "delete objects whatever their age and origin": copies_unseen,
     "take ledgers off lists whose offloaded copies no run deletes": take_any_copy,
     "take ledgers off lists beside an open ledger that leaked": take_beside_open_ledgers,
+    "take ledgers off lists beside an offload attempt of a broker": take_beside_attempts,
     "write topics that were created again meanwhile": whatever_is_beside,
     "take ledgers off lists of system topics that deletion runs keep": take_off_system_topics,
     "delete topics before their messages are sent": delete_topics_at_once,
@@ -440,6 +614,20 @@ MUTATIONS: Mapping[str, Mutation] = {
     "never look whether the store went back in time": time_goes_forward,
     "forget what the scans between two found": only_two_scans_count,
     "forget shadow topics that the newest scan did not see": shadows_are_forgotten,
+    "count what got lost instead of weighing it": losses_counted_by_number,
+    "keep no owner of a damaged entry": damage_keeps_nobody,
+    "take silence for an empty memory": silence_names_nothing,
+    "stop every plan for what a broker does not say of one topic": silence_stops_all,
+    "never look for another cluster on the ZooKeeper": nobody_looks_around,
     "take listings for whole": skipped_children_ignored,
+    "let a launch raise the settings' caps": launches_have_caps_of_their_own,
+    "take any number of ledgers off lists": trims_have_no_caps,
+    "free snapshots of cursors without a z-node": cursors_have_z_nodes,
+    "free snapshots whose range is trimmed": trimmed_snapshots_are_free,
+    "free snapshots of whatever cursor a broker does not name": whenever_it_was_loaded,
+    "compare a sample of two copies": compare_a_sample,
+    "compare the lengths of two copies": compare_the_lengths,
+    "compare only copies that are small": compare_small_copies,
+    "forget that earlier scans found the ledger of a copy listed": only_the_newest_listing_counts,
 }
 """Each by what the engine would do."""

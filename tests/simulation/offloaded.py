@@ -6,13 +6,15 @@ here: what a test expects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from uuid import UUID
 
 from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Place, Released, Tools
+from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Released, Site, Tools
 from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.formats import offload_index
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
@@ -20,16 +22,34 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageContext
+from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.offload_data import DEFAULT_BLOCK_SIZE, DataObjectBuilder
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of
 
 BUCKET = "tiered"
 CLUSTER = "pulsar-one"
-DATA, INDEX = b"d" * 1000, b"i" * 60
+
+
+def objects_of(entries: Sequence[bytes], block_size: int = DEFAULT_BLOCK_SIZE) -> tuple[bytes, bytes]:
+    """Data and index object of a ledger."""
+    segments = (Segment(0, ("bookie-1:3181",)),)
+    length, last = sum(map(len, entries)), len(entries) - 1
+    builder = DataObjectBuilder(
+        LedgerMetadata(LedgerState.CLOSED, 1, 1, 1, segments, length, last, DigestType.CRC32C), block_size
+    )
+    data = b"".join(bytes(block.data) for block in builder.feed(0, entries))
+    return data, offload_index.encode(builder.finish().index)
+
+
+DATA, INDEX = objects_of([b"x" * ENTRY_BYTES])
+"""Of a ledger as :meth:`SimulatedCluster.ledger` makes them."""
+kept_objects_of = lru_cache(maxsize=64)(objects_of)
+"""The same, of entries in a tuple: most ledgers have the same ones."""
 POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
 
 
@@ -68,15 +88,19 @@ def copy_message(
 
 @dataclass
 class Offloading:
-    """A cluster with buckets. ``now`` and ``before`` are the two scans of the next deletion run."""
+    """A cluster with buckets. ``now`` and ``before`` are the two scans of the next deletion run.
+
+    ``batch``: messages that it decides at once, if not as many as others.
+    """
 
     cluster: SimulatedCluster = field(default_factory=SimulatedCluster)
     policy: Policy = field(default_factory=Policy)
     offload: OffloadPolicy | None = POLICY
     marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
-    unseen: frozenset[Place] = frozenset()
+    unseen: frozenset[Site] = frozenset()
     undecoded: int = 0
+    batch: int = 0
     now: Scan | None = None
     before: Scan | None = None
 
@@ -96,15 +120,17 @@ class Offloading:
         stored: Mapping[str, str] | None = None,
         data: bool = True,
         index: bool = True,
+        entries: Sequence[bytes] = (b"x" * ENTRY_BYTES,),
     ) -> set[str]:
         """The objects of one attempt; returns their keys."""
+        bodies = objects_of(entries)
         stored = metadata(topic) if stored is None else stored
         keys: set[str] = set()
         if data:
-            self.buckets.put(bucket, data_key(uuid, ledger_id), DATA, {**stored, "role": "data"})
+            self.buckets.put(bucket, data_key(uuid, ledger_id), bodies[0], {**stored, "role": "data"})
             keys.add(data_key(uuid, ledger_id))
         if index:
-            self.buckets.put(bucket, index_key(uuid, ledger_id), INDEX, {**stored, "role": "index"})
+            self.buckets.put(bucket, index_key(uuid, ledger_id), bodies[1], {**stored, "role": "index"})
             keys.add(index_key(uuid, ledger_id))
         return keys
 
@@ -136,7 +162,7 @@ class Offloading:
         """The newest scan."""
         self.now = scan(self.cluster, self.policy)
 
-    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> list[Decision]:
+    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "") -> list[Decision]:
         """One deletion run with everything known."""
         assert self.now is not None
         assert self.before is not None
@@ -145,6 +171,7 @@ class Offloading:
         evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
         evidence = replace(evidence, released=self.released, unseen=self.unseen)
         run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
+        run = replace(run, run_id=run_id or run.run_id, batch=self.batch or run.batch)
         tools = tools_of(self.cluster, store, queue)
         tools.objects = self.store
         try:

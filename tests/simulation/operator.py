@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
-from functools import lru_cache
+from dataclasses import asdict, replace
+from functools import cached_property, lru_cache
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -19,30 +19,37 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from pulsar_lifecycle.cli.plans import refusal_of
 from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.engine.decision import Asked, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.marking import TrimOrder
 from pulsar_lifecycle.engine.redrive import Wanted
-from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.journal import ENDS, JOURNAL_SCHEMA, open_copies, open_marks
+from pulsar_lifecycle.engine.withheld import withheld
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, UsageError
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import ENDS, JOURNAL_SCHEMA, open_copies, open_marks
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan import orphans
-from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.caps import AS_SET, Lowered
+from pulsar_lifecycle.plan.coverage import Epoch, last_covered
 from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, LEFT, MARKED
+from pulsar_lifecycle.plan.gaps import GapCode
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, LEFT, MARKED, SENT
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.words import KnownWord
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import phase_one, runs
 from pulsar_lifecycle.spark import redrive as redriving
 from pulsar_lifecycle.spark import undo as undoing
-from tests.simulation import pipeline
+from tests.fakes.deletion_queue import MAIN, RETRY, FakeQueueReader
+from tests.simulation import disasters, pipeline
 from tests.simulation.laws import Laws, Violation
 from tests.simulation.ports import Crash, Interceptor, SimDeadLetters, Trace
-from tests.simulation.world import World
+from tests.simulation.world import ModelTopic, World
 
 IDLE_MS = 1_000
 
@@ -51,18 +58,25 @@ _COMPOSING = [module for name, module in sorted(sys.modules.items()) if name.sta
 
 
 class Lake:
-    """Epochs and plans in memory, as ``io.lake.Lake`` keeps them."""
+    """Epochs and plans in memory, as ``io.lake.artefacts.Lake`` keeps them."""
 
     location = "/simulated"
 
     def __init__(self) -> None:
         self.scans: list[pipeline.Scan] = []
         self.until = -1
+        self.kept_words: list[KnownWord] = []
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
 
     def epochs(self, fingerprint: str = "", cluster: str = "") -> list[Epoch]:
         found = [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
         return sorted(found, key=lambda e: e.started_at)
+
+    def words(self, cluster: str) -> list[KnownWord]:
+        return self.kept_words
+
+    def store_words(self, cluster: str, words: Sequence[KnownWord]) -> None:
+        self.kept_words = list(words)
 
     def set_aside_until(self, cluster: str) -> int:
         return self.until
@@ -95,6 +109,32 @@ class Lake:
         return self.kept_plans[plan_id]
 
 
+class _Connections(Connections):
+    """``io.connect.Connections`` to the simulated cluster."""
+
+    def __init__(self, operator: Operator, settings: Settings, **asked: Any) -> None:
+        super().__init__(settings, **asked)
+        self._operator, world = operator, operator.world
+        self.__dict__ |= {
+            "reader": world.reader,
+            "admin": world.admin,
+            "journal": world.journal,
+            "lake": operator.lake,
+            "clock": world.clock,
+        }
+
+    @cached_property
+    def queue(self) -> Any:
+        return self._operator.world.open_queue()
+
+    @cached_property
+    def dead_letters(self) -> Any:
+        return self._operator.dead_letters()
+
+    def _metadata(self, zookeeper: Any, *, read_only: bool = True, **_: Any) -> Any:
+        return self._opened.enter_context(self._operator.store_of(zookeeper, read_only))
+
+
 class Operator:
     """One control plane. Its methods return what to print; refusals are answers, not errors."""
 
@@ -106,18 +146,25 @@ class Operator:
         self.lake = Lake()
         roots = ["", *(root.name for root in settings.bookkeeper.shared_with or ())]
         self.cluster: Any = SimpleNamespace(
-            spark=None, settings=settings, settings_file="", lake=self.lake, roots=lambda: roots
+            spark=None,
+            settings=settings,
+            settings_file="",
+            lake=self.lake,
+            roots=lambda: roots,
+            clock=world.clock,
+            journal=world.journal,
         )
         self.policy = pipeline.Policy(
             shared_with=runs._roots(self.cluster),
-            holds=frozenset(settings.orphans.legal_holds),
+            holds=settings.orphans.holds(0),
             system_topics=settings.orphans.system_topics,
-            acknowledged=settings.orphans.acknowledged_znodes,
+            acknowledged=tuple(settings.orphans.acknowledged(0)),
         )
         laws.exclusive = settings.object_store is not None and settings.object_store.exclusive
         laws.holds = self.policy.holds
         laws.system_topics = self.policy.system_topics
         self.runs = self.depth = 0
+        self.withheld: dict[Topic, int] = {}
         self.running: Run | None = None
         self.trimmed = Topic.parse("persistent://acme/orders/none")
         self.spoiled: Callable[[], str] = lambda: ""
@@ -135,11 +182,19 @@ class Operator:
         namespaces = _namespaces(world)
         there = [t for t in world.model.topics.values() if not t.away]
         sources, open_leaks = {t.shadow_of for t in there}, self.laws.open_leaks()
+        listed, damaged = {str(t.name): set(t.ledgers) for t in there}, world.damaged_owners()
+        mute = world.mute()
         found = pipeline.scan(world, self.policy, self.lake.scans)
+        if self._only_leaks(found):
+            found = pipeline.scan(world, replace(self.policy, max_shrinkage=1), self.lake.scans)
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != before:
             raise Violation("I6: a scan wrote to the metadata store")
         if len(world.interceptor.fired) == acts and spoiled and found.epoch.covered:
             raise Violation(f"I8: {spoiled}, and the scan says that it read everything")
+        if len(world.interceptor.fired) == acts and not spoiled and self._stopped_by_one(mute, found):
+            raise Violation(f"what the broker does not say of {mute[0]} stops every plan: {found.epoch.gaps}")
+        if len(world.interceptor.fired) == acts and (forgotten := self._forgotten(mute, found)):
+            raise Violation(f"I1: its broker does not say what it holds of {forgotten[0]}, and nothing keeps that")
         unneeded = frozenset(set(world.model.ledgers) - (live & set(world.live(memory=False))))
         existing = frozenset(i for i in unneeded if world.exists(i))
         if self.lake.scans and self.lake.scans[-1].epoch.epoch_id == found.epoch.epoch_id:
@@ -147,6 +202,8 @@ class Operator:
         self.lake.scans.append(found)
         for topic in there if found.epoch.covered else ():
             topic.unseen = False
+        if found.epoch.covered:
+            world.listed = listed
         self.laws.seen[found.epoch.epoch_id] = (
             began,
             existing,
@@ -159,8 +216,30 @@ class Operator:
         self.laws.ever_sources |= sources
         if found.epoch.covered:
             self.laws.namespaces, self.laws.sources = namespaces, sources
-        self.laws.looked(open_leaks)
+        self.laws.looked(open_leaks, damaged)
         return f"{found.findings.num_rows} findings" + (f"; gaps: {found.epoch.gaps}" if found.epoch.gaps else "")
+
+    def _stopped_by_one(self, mute: list[str], found: pipeline.Scan) -> bool:
+        """Whether a scan waits for what brokers never say of single topics, though they answer otherwise."""
+        if self.world.lagging:
+            return False
+        topics = [name for name in mute if name not in self.world.admin.denied]
+        return any(f"broker memory of {name}:" in gap for name in topics for gap in found.epoch.gaps)
+
+    def _forgotten(self, mute: list[str], found: pipeline.Scan) -> list[str]:
+        """Topics of which brokers never say what they hold, and that a scan takes for known."""
+        if self.world.lagging or not found.epoch.covered:
+            return []
+        return [name for name in mute if name not in found.context.kept_topics]
+
+    def _only_leaks(self, found: pipeline.Scan) -> bool:
+        """Whether an operator who looks at what a scan calls lost sees that nobody needs any of it."""
+        if {gap.code for gap in found.epoch.coded_gaps} != {GapCode.LOST_REFERENCES}:
+            return False
+        last = last_covered((s.epoch for s in self.lake.scans), found.epoch.fingerprint)
+        assert last is not None
+        lost = set(self.lake.referenced(last.epoch_id).needed - found.refs.needed)
+        return not lost & set(self.world.live()) and not any(t.away for t in self.world.model.topics.values())
 
     def plan(self) -> str:
         """A plan of the newest scan; the same scan gives the same rows and digest."""
@@ -181,23 +260,61 @@ class Operator:
 
     # -------------------------------------------------------------------------------------------------------- effects
 
-    def apply(self, plan_id: str, limit: int = 0) -> str:
-        """Send a plan's intents."""
+    def apply(self, plan_id: str, limit: int = 0, as_set: bool = False) -> str:
+        """Send a plan's intents; ``as_set``: under the settings' caps."""
         caps = self.settings.apply
         self.laws.caps[plan_id] = min(caps.max_ledgers, limit or caps.max_ledgers, self.laws.caps.get(plan_id, 1 << 30))
         if limit == 0:
             self.laws.caps[plan_id] = caps.max_ledgers
         summary = self.lake.kept_plans[plan_id][0]
-        order = Order(
-            plan_id,
-            summary.digest,
-            plan_deletion.Caps(caps.max_ledgers, caps.max_share, caps.max_bytes, caps.max_ledgers_per_topic),
-            limit,
-        )
+        run_id = self._run_id("apply")
+        order = Order(plan_id, summary.digest, AS_SET if as_set else self._launched_with(f"{run_id} {plan_id}"), limit)
         self.world.trace = None
-        with self._adapters():
-            applied = runs.apply_plan(self.cluster, self._run_id("apply"), order, lambda line: None)
+        said = refusal_of(*self.lake.kept_plans[plan_id], self.lake, self.settings, self.world.clock.now_ms())  # type: ignore[arg-type]
+        try:
+            with self._adapters(), self._within_caps(run_id):
+                applied = runs.apply_plan(self.cluster, run_id, order, lambda line: None)
+        except Refused as refused:
+            if as_set and str(refused).startswith("max_") and not said:
+                raise Violation(f"P13: a launch is refused that the plan's page does not refuse: {refused}") from None
+            raise
+        if applied.sent and not limit and said:
+            raise Violation(f"P13: {applied.sent} intents are sent of a plan whose page says: {said}")
         return str(applied)
+
+    def apply_newest(self) -> str:
+        """Apply the newest plan."""
+        plans = list(self.lake.kept_plans)
+        return self.apply(plans[-1]) if plans else "no plan yet"
+
+    def overreach(self, plan_id: str) -> str:
+        """P13: a launch that asks for more than the settings allow does nothing."""
+        caps, summary, run_id = self.settings.apply, self.lake.kept_plans[plan_id][0], self._run_id("overreach")
+        order = Order(plan_id, summary.digest, Lowered(max_ledgers=caps.max_ledgers * 100))
+        self.world.trace = None
+        try:
+            with self._adapters(), self._within_caps(run_id):
+                runs.apply_plan(self.cluster, run_id, order, lambda line: None)
+        except UsageError as refused:
+            return str(refused)
+        raise Violation(f"P13: {plan_id} was applied under caps above those of the settings")
+
+    def _launched_with(self, launch: str) -> Lowered:
+        """Caps of a launch: mostly the settings', sometimes fewer, sometimes more."""
+        asked = Random(launch).choice([None] * 8 + [2, 1_000, 1_000])
+        return Lowered(max_ledgers=asked)
+
+    @contextmanager
+    def _within_caps(self, run_id: str) -> Iterator[None]:
+        """P13: whatever a launch asks for, it sends and deletes no more ledgers than the settings allow."""
+        try:
+            yield
+        finally:
+            effects = [r for r in self.world.journal.rows if r.run_id == run_id and r.outcome in (SENT, DELETED)]
+            touched = {r.ledger_id for r in effects}
+            cap = self.settings.apply.max_ledgers
+            if len(touched) > cap:
+                raise Violation(f"P13: {run_id} sent or deleted {len(touched)} ledgers, apply.max_ledgers is {cap}")
 
     def delete(self) -> str:
         """One deletion run."""
@@ -210,21 +327,17 @@ class Operator:
 
     def direct(self, plan_id: str) -> str:
         """Delete a plan's ledgers without the queue."""
-        caps = self.settings.apply
         summary = self.lake.kept_plans[plan_id][0]
-        order = Order(
-            plan_id,
-            summary.digest,
-            plan_deletion.Caps(caps.max_ledgers, caps.max_share, caps.max_bytes, caps.max_ledgers_per_topic),
-        )
         run_id = self._run_id("direct")
-        with self._tracing(Trace(run_id)), self._adapters():
+        order = Order(plan_id, summary.digest, self._launched_with(f"{run_id} {plan_id}"))
+        with self._tracing(Trace(run_id)), self._adapters(), self._within_caps(run_id):
             outcomes = runs.apply_directly(self.cluster, run_id, order)
         return str(outcomes)
 
-    def trim(self) -> str:
-        """Take the oldest ledgers off some topic's list."""
-        topics = sorted(self.world.model.topics.values(), key=lambda t: (bool(t.cursors), str(t.name)))
+    def trim(self, of: ModelTopic | None = None) -> str:
+        """Take the oldest ledgers off some topic's list, or of the one that is given."""
+        topics = [of] if of else list(self.world.model.topics.values())
+        topics = sorted(topics, key=lambda t: (bool(t.cursors), str(t.name)))
         topics = [t for t in topics if len(t.ledgers) > 1]
         if not topics:
             return "no topic to trim"
@@ -234,8 +347,9 @@ class Operator:
         order = TrimOrder(topic.name, up_to=self.random.choice(topic.ledgers[1:]))
         self.trimmed = topic.name
         self.world.trace = None
-        with self._adapters():
-            done = phase_one.trim(self.cluster, self._run_id("trim"), [order], dry_run=False)
+        run_id = self._run_id("trim")
+        with self._adapters(), self._within_caps(run_id):
+            done = phase_one.trim(self.cluster, run_id, [order], dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
     def delete_topic(self) -> str:
@@ -247,7 +361,7 @@ class Operator:
         run_id = self._run_id("delete-topic")
         self.laws.whole_deletion(topic, run_id)
         self.world.trace = None
-        with self._adapters():
+        with self._adapters(), self._within_caps(run_id):
             done = phase_one.delete_topics(self.cluster, run_id, [topic], force=True, dry_run=False)
         return f"{topic}: " + "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
@@ -284,7 +398,8 @@ class Operator:
         return "resumed"
 
     def accept_restore(self) -> str:
-        """Set every earlier scan aside, as the command of that name does."""
+        """Set every earlier scan aside, as the command of that name does; what is lost is put back before."""
+        disasters.relieve(self.world)
         self.lake.scans.clear()
         self.lake.until = self.world.clock.now_ms()
         self.laws.taken.clear()
@@ -292,10 +407,11 @@ class Operator:
 
     def redrive(self) -> str:
         """Send dead letters again, afresh."""
-        most = self.random.choice([1, 100])
+        most = self.random.choice([1, None])
+        run_id = self._run_id("redrive")
         self.world.trace = None
-        with self._adapters():
-            done = redriving.redrive_now(self.settings, self._run_id("redrive"), Wanted(), most, lambda line: None)
+        with self._adapters(), self._within_caps(run_id):
+            done = redriving.redrive_now(self.settings, run_id, Wanted(), most, lambda line: None)
         return f"{done.sent} of {done.looked} dead letters are sent again"
 
     # ------------------------------------------------------------------------------------------------- in place of
@@ -318,21 +434,14 @@ class Operator:
     def _adapters(self) -> Iterator[None]:
         """The simulator's ports wherever a module of ``spark/`` opens one of ours."""
         world = self.world
-        admin = world.admin
         stand_ins: dict[str, Any] = {
-            "KazooStore": lambda settings, read_only=False, **_: self._store_of(settings, read_only),
-            "HttpBrokerAdmin": lambda *_, **__: admin,
-            "PulsarDeletionQueue": lambda *_, **__: world.open_queue(),
-            "BookieReader": lambda *_, **__: world.reader,
-            "FileJournal": lambda *_, **__: world.journal,
-            "SystemClock": lambda: world.clock,
+            "Connections": lambda settings, **asked: _Connections(self, settings, **asked),
+            "system_clock": lambda: world.clock,
             "sent_ledgers": self._sent_ledgers,
             "marked_ledgers": self._marked_ledgers,
             "marked_offloads": self._marked_offloads,
             "OffloadUuidsOf": lambda lake, epoch_id: self.lake.scan(epoch_id).offload_uuids,
             "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
-            "Lake": lambda path: self.lake,
-            "PulsarDeadLetterQueue": lambda *_, **__: self._dead_letters(),
             "dead_letter_reasons": lambda *_: {},
             "last_archived": self._last_archived,
             "deleted_copies": lambda *_: [],
@@ -367,11 +476,13 @@ class Operator:
         copies = ((r, *_copy(r)) for r in self._open(DELETE_OFFLOADED))
         return {r.ledger_id: (Asked(r.topic, UUID(copy) if copy else None, bucket), r.at) for r, copy, bucket in copies}
 
-    def _store_of(self, settings: Any, read_only: bool) -> Any:
+    def store_of(self, settings: Any, read_only: bool) -> Any:
+        """A session with the metadata store that the settings name."""
         root = self.world.roots.get(settings.hosts.partition(":")[0])
         return closing(root.open_store(read_only=True)) if root else self.world.open_store(read_only=read_only)
 
-    def _dead_letters(self) -> SimDeadLetters:
+    def dead_letters(self) -> SimDeadLetters:
+        """A consumer of the dead-letter topic."""
         world = self.world
         letters = SimDeadLetters(world.deletion_topics, world.time, world.interceptor)
         letters.on_acknowledge = self.laws.about_to_take_letters
@@ -388,7 +499,7 @@ class Operator:
         return pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA)
 
     def _open(self, action: str) -> list[JournalRow]:
-        """Marks that stand, as ``io.journal`` reads them."""
+        """Marks that stand, as ``io.lake.journal`` reads them."""
         rows = self.world.journal.rows
         settled = ENDS[action == DELETE_OFFLOADED]
         marked = [r for r in rows if r.phase == "mark" and r.outcome == MARKED]
@@ -401,7 +512,16 @@ class Operator:
         return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
     def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
-        return self._work(run, lambda: self.world.open_queue())
+        outcomes = self._work(run, lambda: self.world.open_queue())
+        rows = self.world.journal.rows
+        self.withheld = withheld(
+            FakeQueueReader(self.world.deletion_topics),
+            [MAIN, RETRY],
+            run.run_id,
+            run.now,
+            lambda: {json.loads(r.detail).get("message", "") for r in rows if r.run_id == run.run_id},
+        )
+        return outcomes
 
     def _delete_directly(
         self, spark: Any, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int

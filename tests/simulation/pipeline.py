@@ -15,20 +15,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import apply, control, history, inventory, references, unsettled
+from pulsar_lifecycle.engine import apply, control, history, inventory, references, snapshots, unsettled
 from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.engine.other_roots import look_around
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.zk import cluster_fingerprint
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.plan import deletion as plan_deletion
-from pulsar_lifecycle.plan import orphans, tables
+from pulsar_lifecycle.plan import orphans, other_roots, shrinkage, tables
 from pulsar_lifecycle.plan import references as plan_references
-from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, prove
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.caps import Caps
+from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, last_covered, prove
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.gaps import Gap
 from pulsar_lifecycle.plan.offloads import OffloadUuids
-from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.outcomes import LEFT, MARKED
+from pulsar_lifecycle.plan.references import KEEPS_OWNER, Referenced
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.sharing import shared
@@ -50,6 +54,7 @@ class Policy:
     system_topics: bool = False
     acknowledged: tuple[str, ...] = ()
     max_shrinkage: float = 0.2
+    not_sharing: tuple[str, ...] = ()
     caps: Caps = field(default_factory=lambda: Caps(100_000, 1.0, 1 << 50, 100_000))
 
 
@@ -62,6 +67,7 @@ class Scan:
     context: orphans.Context
     findings: pa.Table
     offload_uuids: OffloadUuids = field(default_factory=OffloadUuids)
+    listings: tuple[shrinkage.Listing, ...] = ()
 
     def finding(self, ledger_id: int) -> str | None:
         """What a ledger was found to be; None for one in use."""
@@ -125,7 +131,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         lease=marks.lease,
         shared_with=policy.shared_with,
         acknowledged=policy.acknowledged,
-        reference_errors=tuple(e for e in errors if not e.startswith(tables.GONE)),
+        reference_errors=tuple(e for e in errors if not e.startswith(KEEPS_OWNER)),
         broker_errors=(brokers.silence,) if brokers.silence else (),
     )
     tagged = _values(ledgers, "component").count("schema")
@@ -134,10 +140,71 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     deleted += len(unsettled.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
     epochs = [one.epoch for one in previous]
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
+    coded = other_roots.undeclared(
+        look_around(store, "", "/ledgers"),
+        [inventory.birth(root) for root in (store, *shared.values())] if fingerprint else [],
+        [],
+        policy.not_sharing,
+    )
+    if earlier := last_covered(epochs, fingerprint):
+        listed = next(one.listings for one in previous if one.epoch is earlier)
+        coded += _lost(cluster, store, policy, refs, ledgers, listed, earlier.started_at)
+    epoch = replace(epoch, coded_gaps=tuple(coded))
     gaps = prove(epoch, epochs, deleted, policy.max_shrinkage, tagged)
     judged = orphans.judge(ledgers, refs, context)
     named = _offload_uuids(*(rows for (table, _), rows in found.items() if table == "managed_ledgers"))
-    return Scan(replace(epoch, gaps=gaps), refs, context, _settled(judged, topics, cursors), named)
+    settled = _settled(cluster, store, judged, topics, cursors)
+    return Scan(replace(epoch, gaps=gaps), refs, context, settled, named, _listings(found, refs_table))
+
+
+def _lost(
+    cluster: SimulatedCluster,
+    store: MetadataStore,
+    policy: Policy,
+    refs: Referenced,
+    ledgers: pa.Table,
+    listings: Sequence[shrinkage.Listing],
+    since: int,
+) -> list[Gap]:
+    """What the last covered scan saw listed and nothing lists now, as ``spark/findings.py`` asks for it."""
+    marks = [r for r in cluster.journal.rows if r.phase == "mark" and r.at >= since - 24 * HOUR]
+    left = {r.ledger_id: r.at for r in marks if r.outcome == LEFT}
+    ours = BitMap64(r.ledger_id for r in marks if r.outcome == MARKED and left.get(r.ledger_id, -1) < r.at)
+    there = _good(ledgers)
+
+    def still_there(ids: Sequence[int]) -> list[int]:
+        store.sync("/")
+        nodes = store.read([ledger_path.ledger_path(i) for i in ids])
+        return [i for i, node in zip(ids, nodes, strict=True) if node is not None]
+
+    now = shrinkage.Now(
+        refs.needed | refs.offloaded,
+        BitMap64(_values(there, "ledger_id")),
+        ours,
+        shrinkage.Sizes([there.select(["ledger_id", "length"])]),
+    )
+    limits = shrinkage.Limits(policy.max_shrinkage, 1_000, 1 << 40)
+    return shrinkage.lost_references(listings, now, limits, still_there)
+
+
+def _listings(found: Mapping[tuple[str, str], pa.Table], refs_table: pa.Table) -> tuple[shrinkage.Listing, ...]:
+    makers = {"managed_ledgers": _by_topics, "managed_cursors": _by_cursors, "schemas": _by_schemas}
+    kinds = {"managed_cursors": "R3", "schemas": "R5"}
+
+    def listing(table: str, root: str) -> shrinkage.Listing:
+        def rows() -> list[pa.Table]:
+            parts = [makers[table](_good(found[table, root]))]
+            if not root and table in kinds:
+                entries = refs_table.filter(pc.equal(refs_table.column("kind"), kinds[table]))
+                parts.append(shrinkage.by_references(entries))
+            return parts
+
+        return shrinkage.Listing(table, root, rows)
+
+    return tuple(listing(table, root) for table, root in found if table in makers)
+
+
+_by_topics, _by_cursors, _by_schemas = map(shared, (shrinkage.by_topics, shrinkage.by_cursors, shrinkage.by_schemas))
 
 
 @shared
@@ -202,9 +269,10 @@ def apply_plan(
     limit: int = 0,
 ) -> apply.Applied:
     """Send a plan's intents."""
-    order = apply.Order(summary.plan_id, summary.digest, (policy or Policy()).caps, limit)
+    order = apply.Order(summary.plan_id, summary.digest, limit=limit)
     some = apply.chosen(
         order,
+        (policy or Policy()).caps,
         summary,
         rows,
         fingerprint=cluster_fingerprint(cluster.open_store(), "/ledgers"),
@@ -249,7 +317,7 @@ def begin(
         guard=lease.guard,
         ledgers_root="/ledgers",
         now=min(lease.taken_at, cluster.clock.now_ms()),
-        brokers=Brokers(cluster.admin.loaded_topics(), cluster.admin.stats_interval_ms()),
+        brokers=inventory.hear(store, cluster.admin),
         evidence=Evidence(
             now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
         ),
@@ -383,16 +451,18 @@ def _references(
     with_cursor = {r["managed_ledger"] for r in compaction}
     known = ["topic", "broker", "last_ledger_state", "managed_ledger"]
     loaded = [
-        r["topic"]
+        r
         for r in (topics.select(known).to_pylist() if topics is not None and with_cursor else ())
-        if r["broker"] and r["last_ledger_state"] == "OPEN" and r["managed_ledger"] in with_cursor
+        if r["broker"] and r["last_ledger_state"] == "OPEN"
     ]
+    asked = [(r["topic"], r["broker"]) for r in loaded if r["managed_ledger"] in with_cursor]
+    others = references.witnesses((r["topic"], r["broker"]) for r in loaded)
     open_cursors = [
         (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
     ]
     words = references.compaction_words(store, cluster.reader, open_cursors, "/ledgers")
     words += references.schema_words(store, cluster.reader, locators, "/ledgers")
-    words += references.broker_words(cluster.admin, loaded, lambda topic: Topic.parse(topic).managed_ledger)
+    words += references.broker_words(cluster.admin, asked, others)
     parts = [
         _of_managed_ledgers(owners),
         _of_cursors(cursors),
@@ -418,8 +488,8 @@ def _context(
         if state not in (None, "CLOSED") and application == "pulsar" and error is None and ledger_id not in refs.needed
     ]
     columns = (_values(refs_table, name) for name in ("kind", "owner", "error"))
-    gone = [(kind, owner) for kind, owner, e in zip(*columns, strict=True) if e and e.startswith(tables.GONE)]
-    kept_topics, strange = orphans.owners_to_keep(gone)
+    lost = {(kind, owner) for kind, owner, e in zip(*columns, strict=True) if e and e.startswith(KEEPS_OWNER)}
+    kept_topics, strange = _kept_owners(lost, refs_table, ledgers)
     corrupt = [
         path
         for rows in read
@@ -444,11 +514,25 @@ def _context(
     )
 
 
-def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:
+def _kept_owners(
+    lost: set[tuple[str, str]], refs_table: pa.Table, ledgers: pa.Table
+) -> tuple[frozenset[str], frozenset[str]]:
+    """Topics and namespaces that are kept because entries with their references are lost."""
+    kept_topics, strange = orphans.owners_to_keep(lost)
+    owners = {owner for _, owner in lost}
+    columns = (_values(refs_table, name) for name in ("owner", "ledger_id"))
+    theirs = {ledger_id for owner, ledger_id in zip(*columns, strict=True) if owner in owners} if owners else set()
+    named = [index for index, ledger_id in enumerate(_values(ledgers, "ledger_id")) if ledger_id in theirs]
+    return kept_topics | (orphans.names_in_tags(ledgers.take(named)) if named else set()), strange
+
+
+def _settled(
+    cluster: SimulatedCluster, store: MetadataStore, judged: pa.Table, topics: pa.Table, cursors: pa.Table
+) -> pa.Table:
     if orphans.PENDING not in _values(judged, "finding"):
         return judged
     pending = pc.equal(judged.column("finding"), orphans.PENDING)
-    told = ["load_state", "compaction", "first_ledger_id"]
+    told = ["load_state", "compaction", "broker", "broker_started", "last_ledger_state", "first_ledger_id"]
     facts = {row["topic"]: row for row in _good(topics).select(["topic", *told]).to_pylist()}
     good = _good(cursors)
     known = set(zip(_values(good, "topic"), _values(good, "cursor"), strict=True))
@@ -458,5 +542,6 @@ def _settled(judged: pa.Table, topics: pa.Table, cursors: pa.Table) -> pa.Table:
         added = {name: fact and fact[name] for name in told}
         exists = (row["topic"], row["cursor"]) in known
         rows.append({**row, "topic_exists": fact is not None, "cursor_exists": exists, **added})
-    settled = orphans.settle(pa.Table.from_pylist(rows, orphans.OWNER_FACTS))
+    inquiry = snapshots.Inquiry(store, cluster.admin, "/ledgers")
+    settled = orphans.settle(snapshots.with_memory(rows, inquiry))
     return pa.concat_tables([judged.filter(pc.invert(pending)), settled])

@@ -6,15 +6,15 @@ which faults there are (``faults.py``), and what must hold (``laws.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.errors import Failed, LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Archived,
@@ -333,12 +333,16 @@ class SimReader(FakeLedgerReader):
 
 
 class SimAdmin(FakeBrokerAdmin):
-    """Brokers; ``memory`` says what the owner holds of a topic, ``denied`` topics are answered with an error."""
+    """Brokers; ``memory`` says what the owner holds of a topic, ``denied`` topics are answered with an error.
+
+    Of ``mute`` topics they never say what they hold.
+    """
 
     def __init__(self, brokers: Sequence[str]) -> None:
         super().__init__(brokers)
         self.interceptor = Interceptor()
         self.denied: dict[str, LifecycleError] = {}
+        self.mute: set[str] = set()
         self.memory: Callable[[Topic], TopicInternals] = lambda topic: TopicInternals("", (), {}, {}, None, ())
         self.compaction: Callable[[Topic], str] = lambda topic: "NOT_RUN"
         self.deleting: Callable[[Topic], None] = lambda topic: None
@@ -356,7 +360,15 @@ class SimAdmin(FakeBrokerAdmin):
     def internal_stats(self, topic: Topic) -> TopicInternals:
         self.interceptor.before("admin.internal_stats")
         self._answer_for(topic)
-        return self.memory(topic)
+        found = self.memory(topic)
+        if str(topic) in self.mute:
+            raise Failed(f"GET {topic}/internalStats: 500: the test says no")
+        return found
+
+    def fails_at(self, broker: str, topic: Topic) -> bool:
+        self.interceptor.before("admin.fails_at")
+        self._answer_for(topic)
+        return str(topic) in self.mute
 
     def compaction_status(self, topic: Topic) -> str:
         self.interceptor.before("admin.compaction_status")
@@ -446,6 +458,13 @@ class SimQueue(FakeDeletionQueue):
         self.topics.now_ms = self.time.now_ms()
         postponed = super()._reconsume(message, delay_ms, max_times)
         self.interceptor.after("queue.reconsume")
+        return postponed
+
+    def _send_back(self, message: Received, notes: Mapping[str, str], delay_ms: int) -> Postponed:
+        self.interceptor.before("queue.send_back")
+        self.topics.now_ms = self.time.now_ms()
+        postponed = super()._send_back(message, notes, delay_ms)
+        self.interceptor.after("queue.send_back")
         return postponed
 
 

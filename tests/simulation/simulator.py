@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.plan import deletion as plan_deletion
 from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.settings import Settings
-from tests.simulation import acts, faults
+from tests.simulation import acts, disasters, faults, traps
 from tests.simulation.acts import WEST
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.laws import Laws, Violation
@@ -38,6 +38,7 @@ pa.set_io_thread_count(1)
 
 DAY = 24 * HOUR
 ROUTINE = ("week", "scan", "day", "scan", "plan", "apply", "hour", "scan", "delete", "delete")
+WAITS = {"week": 8 * DAY, "day": 25 * HOUR, "hour": HOUR}
 KINDS = {"routine": 36, "world": 30, "time": 6, "queue": 9, "operator": 8, "unwell": 5, "heal": 7}
 EXTRAS = {
     "delete": 3,
@@ -56,8 +57,12 @@ EXTRAS = {
     "delete_topic": 3,
     "undo": 3,
 }
+DISASTROUS = 5
+"""One schedule in so many has disasters."""
 FAULTY = 0.5
 """Share of the control plane's steps that something happens to."""
+TRAP_FAULTY = 0.1
+"""The same of the steps of a trap."""
 
 
 @dataclass
@@ -115,12 +120,14 @@ class _Schedule:
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
         self.result.steps = count
         self.world = World(Random(self.begins))
+        self.world.deletion_topics.max_unacked = Random(self.begins + 2).choice([0, 2, 3, 6])
         self.laws = Laws(self.world)
         self.operator = Operator(self.world, self.laws, Random(self.begins), _settings(Random(self.begins)))
         if self.operator.policy.shared_with:
             self.world.roots[WEST] = SimulatedCluster()
         self.operator.spoiled = lambda: faults.spoiled(self.world)
         self.routine = random.randrange(2) * 2
+        self.trap, self.trap_from = traps.of(seed), Random(self.begins + 4).randrange(count // 2)
 
     def run(self) -> Result:
         """All steps, then peace."""
@@ -132,6 +139,14 @@ class _Schedule:
                     continue
                 random = Random(seed)
                 self.world.random = self.operator.random = random
+                if self.result.seed % DISASTROUS == 0:
+                    code, done = disasters.strike(Random(seed + 1), self.world)
+                    if done:
+                        self._count(code)
+                        self.say(f"{index:3} {done}")
+                    if done.startswith(disasters.LOST):
+                        self._as_if_nothing_had_happened()
+                self._spring(index)
                 self.say(f"{index:3} {kind}: {getattr(self, '_' + kind)(random)}")
             index = len(self.steps)
             self._peace()
@@ -197,9 +212,8 @@ class _Schedule:
     def _routine(self, random: Random) -> str:
         what = ROUTINE[self.routine % len(ROUTINE)]
         self.routine += 1
-        waits = {"week": 8 * DAY, "day": 25 * HOUR, "hour": HOUR}
-        if what in waits:
-            self.world.wait_ms(waits[what])
+        if what in WAITS:
+            self.world.wait_ms(WAITS[what])
             return what
         return self._control(random, what)
 
@@ -333,14 +347,42 @@ class _Schedule:
         if not summary.actionable:
             self.result.facts["report-only at the end"] += 1
             return
-        self.say(f"peace: {self._calmly(lambda: operator.apply(summary.plan_id))}")
+        self.say(f"peace: {faults.flood(Random(self.begins + 3), world, self._count)}")
+        self.say(f"peace: {self._calmly(lambda: operator.overreach(summary.plan_id))}")
+        self.say(f"peace: {self._calmly(lambda: operator.apply(summary.plan_id, as_set=True))}")
         for _ in range(13):
             world.wait_ms(HOUR)
             if not self._undecided():
                 break
             self.say(f"peace: {self._calmly(operator.scan)}")
             self.say(f"peace: {self._calmly(operator.delete)}")
+            if operator.withheld:
+                raise Violation(f"what waits hides what is due: {operator.withheld}")
         self._all_done(summary, rows.column("ledger_id").to_pylist())
+
+    def _as_if_nothing_had_happened(self) -> None:
+        """The scheduled runs go on while z-nodes are lost."""
+        for what in ROUTINE:
+            if what in WAITS:
+                self.world.wait_ms(WAITS[what])
+            elif what == "apply":
+                self.say(f"    {what}: {self._calmly(self.operator.apply_newest)}")
+            else:
+                self.say(f"    {what}: {self._calmly(getattr(self.operator, what))}")
+
+    def _spring(self, index: int) -> None:
+        """Play the schedule's trap, if it has one that was not played and the cluster has a place for it."""
+        if self.trap is None or index < self.trap_from:
+            return
+        random, (code, script) = Random(self.begins + 5), self.trap
+        was, self.world.random, self.operator.random = self.world.random, random, random
+        for what, work in script(random, self.world, self.operator):
+            if self.trap:
+                self.say(f"{index:3} trap: {script.__name__}")
+                self._count(code)
+                self.trap = None
+            self.say(f"    {self._process(random, what, work, TRAP_FAULTY)}")
+        self.world.random = self.operator.random = was
 
     def _scans_mislead(self) -> bool:
         """Whether an operator must set the scans aside: the store was restored, or a clock was ahead at one of them."""
@@ -356,7 +398,7 @@ class _Schedule:
         """A plan that can be applied, on a cluster that is well: now every call of a port counts."""
         random = Random(self.begins + 1)
         self.world.random = self.operator.random = random
-        apply = lambda: self.operator.apply(plan_id)  # noqa: E731
+        apply = lambda: self.operator.apply(plan_id, as_set=True)  # noqa: E731
         if random.random() < 0.3:
             self.world.take_backup()
         self.say(f"storm: {self._process(random, 'apply', apply, 0.6)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
@@ -22,12 +22,14 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.plan.orphans import schema_owner
 from pulsar_lifecycle.ports import TopicInternals
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore
 from tests.fakes.object_store import FakeBuckets
 from tests.simulation.cluster import (
     BROKER,
+    ENTRY_BYTES,
     SimulatedCluster,
     bucket_key,
     bucket_tags,
@@ -37,7 +39,7 @@ from tests.simulation.cluster import (
     data_tags,
     schema_tags,
 )
-from tests.simulation.offloaded import BUCKET, DATA, INDEX, copy_message, metadata
+from tests.simulation.offloaded import BUCKET, copy_message, kept_objects_of, metadata
 from tests.simulation.ports import (
     Interceptor,
     SimAdmin,
@@ -54,6 +56,9 @@ from tests.simulation.ports import (
 HOUR = 3_600_000
 MOST_LEDGERS = 40
 LISTING_LAG = 60_000
+BOOKKEEPER = "BookKeeper"
+ONE_ENTRY = (b"x" * ENTRY_BYTES,)
+"""What most ledgers have."""
 
 TOPICS = confusable_topics("acme/orders/__change_events", "pulsar/system/__transaction_log_0")
 ELSEWHERE = Topic.parse("persistent://foreign/app/t")
@@ -70,6 +75,8 @@ class Ledger:
     cursor: str = ""
     span: tuple[int, int] = (0, 0)
     state: LedgerState = LedgerState.CLOSED
+    entries: tuple[bytes, ...] = ()
+    """What was written to it, whatever has become of its copies; only of data."""
 
 
 @dataclass
@@ -101,6 +108,10 @@ class ModelTopic:
     cursors: dict[str, Cursor] = field(default_factory=dict)
     loaded: bool = False
     memory: set[int] = field(default_factory=set)
+    readers: dict[str, dict[tuple[int, int], int]] = field(default_factory=dict)
+    """Non-durable subscriptions and their snapshots: only the broker's memory has either."""
+    unlisted: set[int] = field(default_factory=set)
+    """Snapshots that a dispatcher goes on with whose cursor is no longer among the topic's."""
     compacting: int | None = None
     shadow_of: str = ""
     terminated: bool = False
@@ -167,6 +178,8 @@ class World(SimulatedCluster):
         self.buckets.create(BUCKET)
         self.objects = SimObjectStore(self.buckets, [BUCKET])
         self.attempts: dict[UUID, tuple[Topic, int]] = {}
+        self.uploaded: dict[UUID, tuple[bytes, ...]] = {}
+        """The entries in the data object of each attempt."""
         self.attempts_elsewhere: set[UUID] = set()
         self.model = Model()
         self.interceptor = Interceptor()
@@ -174,6 +187,10 @@ class World(SimulatedCluster):
         self.lagging = False
         self.forgetful = False
         self.corrupted: dict[str, bytes] = {}
+        self.damaged: set[int] = set()
+        """Ledgers with an entry that nobody can read any more."""
+        self.listed: dict[str, set[int]] = {}
+        """What the last covered scan saw each topic list."""
         self.roots: dict[str, SimulatedCluster] = {}
         self.backup: tuple[dict, Model, dict, int, int] | None = None
         self.backup_at = self.restored = 0
@@ -181,7 +198,7 @@ class World(SimulatedCluster):
         """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
         self.restored_at = 0
         self.wire: Callable[[SimQueue], None] = lambda queue: None
-        self.put(f"/loadbalance/brokers/{BROKER}", b"")
+        self.register_broker()
         for topic in TOPICS:
             self.put(f"/admin/policies/{topic.namespace}", b"{}")
 
@@ -209,11 +226,13 @@ class World(SimulatedCluster):
             self.load(found)
         compaction = found.cursors.get(COMPACTION)
         compacted = compaction.compacted if compaction else None
+        properties: dict[str, dict[str, int]] = {encode_name(name): {} for name in found.cursors}
+        properties |= {name: {} for name in found.readers}
         return TopicInternals(
             "LedgerOpened",
             (*found.ledgers, *sorted(found.memory)),
-            {name: c.ledger for name, c in found.cursors.items() if c.ledger >= 0},
-            {COMPACTION: {"CompactedTopicLedger": compacted}} if compacted is not None else {},
+            {encode_name(name): c.ledger for name, c in found.cursors.items() if c.ledger >= 0},
+            properties | ({COMPACTION: {"CompactedTopicLedger": compacted}} if compacted is not None else {}),
             compacted,
             (),
         )
@@ -344,14 +363,48 @@ class World(SimulatedCluster):
             for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
                 if ledger is not None and ledger >= 0:
                     found[ledger] = f"cursor {name} of {topic.name} names it"
-            for (_, end), ledger in cursor.swallowed.items():
-                if memory and topic.loaded and topic.ledgers and end >= min(topic.ledgers):
-                    found[ledger] = f"the broker of {topic.name} holds this snapshot in memory"
+            for ledger in cursor.swallowed.values() if memory and topic.loaded else ():
+                found[ledger] = f"the broker of {topic.name} holds this snapshot in memory"
         if memory and topic.loaded:
+            for name, buckets in topic.readers.items():
+                found |= dict.fromkeys(buckets.values(), f"{name} of {topic.name}, which no z-node knows, reads it")
+            found |= dict.fromkeys(topic.unlisted, f"a dispatcher of {topic.name} reads it")
             for ledger in topic.memory:
                 found[ledger] = f"the broker of {topic.name} has it in memory alone"
             if topic.compacting is not None:
                 found[topic.compacting] = f"a compaction of {topic.name} writes it"
+
+    def hidden(self) -> bool:
+        """Whether a cluster that nobody declared is on the ZooKeeper."""
+        return self.zookeeper.stat("/two") is not None
+
+    def damaged_owners(self) -> frozenset[str]:
+        """Topics whose references were in an entry that is damaged, also as whose their schemas go.
+
+        So are those of which their broker does not say what it has in memory, with all partitions.
+        """
+        topics = {self.model.ledgers[i].topic for i in self.damaged if i in self.model.ledgers}
+        mute = set(map(schema_owner, self.admin.mute))
+        topics |= {t for t in self.model.topics if schema_owner(str(t)) in mute}
+        names = {self.topic_path(t.name): t for t in self.model.topics.values()}
+        for topic in names.values():
+            if topic.name in topics or any(cursor.ledger in self.damaged for cursor in topic.cursors.values()):
+                topics |= {topic.name, *(self.model.ledgers[i].topic for i in topic.ledgers if i in self.model.ledgers)}
+        return frozenset(str(t) for t in topics) | {schema_owner(str(t)) for t in topics}
+
+    def mute(self) -> list[str]:
+        """Loaded topics with a compaction of which their broker does not say what it holds.
+
+        As a scan sees them: listed, with an open last ledger.
+        """
+        model = self.model.topics
+        listed = [model[t] for t in map(Topic.parse, self.admin.loaded) if t in model and not model[t].away]
+        there = [t for t in listed if t.ledgers and self._is_open(max(t.ledgers))]
+        return [str(t.name) for t in there if COMPACTION in t.cursors and str(t.name) in self.admin.mute]
+
+    def _is_open(self, ledger: int) -> bool:
+        made = self.model.ledgers.get(ledger)
+        return made is not None and made.state is LedgerState.OPEN and self.exists(ledger)
 
     def leaks(self) -> list[int]:
         """Ledgers of the model that exist and that nobody needs, lowest first."""
@@ -389,13 +442,21 @@ class World(SimulatedCluster):
 
     # ------------------------------------------------------------------------------------------------- offloaded copies
 
-    def upload(self, topic: Topic, ledger: int, cluster: str, *, index: bool = True) -> UUID:
-        """The objects of a new offload attempt; one that was broken off has no index."""
+    def upload(
+        self, topic: Topic, ledger: int, cluster: str, *, index: bool = True, entries: Sequence[bytes] = ()
+    ) -> UUID:
+        """The objects of a new offload attempt; one that was broken off has no index.
+
+        They have the ``entries`` that bookies have, or those that are given.
+        """
         uuid = UUID(int=self.random.getrandbits(128))
-        stored = metadata(topic, cluster)
-        self.buckets.put(BUCKET, data_key(uuid, ledger), DATA, {**stored, "role": "data"})
+        stored, made = metadata(topic, cluster), self.model.ledgers[ledger]
+        there = self.reader.payloads.get(ledger) if made.entries else None
+        self.uploaded[uuid] = tuple(entries or there or made.entries or ONE_ENTRY)
+        data, body = kept_objects_of(self.uploaded[uuid])
+        self.buckets.put(BUCKET, data_key(uuid, ledger), data, {**stored, "role": "data"})
         if index:
-            self.buckets.put(BUCKET, index_key(uuid, ledger), INDEX, {**stored, "role": "index"})
+            self.buckets.put(BUCKET, index_key(uuid, ledger), body, {**stored, "role": "index"})
         self.attempts[uuid] = topic, ledger
         return uuid
 
@@ -414,6 +475,18 @@ class World(SimulatedCluster):
             for context in topic.offloaded.values():
                 if context.uuid:
                     found[context.uuid] = f"{topic.name} names it"
+        return found
+
+    def copies(self, ledger: int, without: Collection[str] = ()) -> dict[str, Sequence[bytes]]:
+        """Whatever has entries of a ledger: BookKeeper, and pairs of objects, neither one of ``without``."""
+        found: dict[str, Sequence[bytes]] = {}
+        if self.exists(ledger) and (payloads := self.reader.payloads.get(ledger)):
+            found[BOOKKEEPER] = payloads
+        there = self.buckets.objects[BUCKET]
+        for uuid, (_, whose) in self.attempts.items():
+            keys = (data_key(uuid, ledger), index_key(uuid, ledger))
+            if whose == ledger and all(key in there and key not in without for key in keys):
+                found[keys[0]] = self.uploaded[uuid]
         return found
 
     def copy_message(self, uuid: UUID, topic: Topic | None = None) -> PendingDeleteLedgerInfo:
@@ -439,7 +512,7 @@ class World(SimulatedCluster):
             if what == "schema":
                 self._finish_schema(which)
             elif what == "return":
-                self._come_back(model.returns.pop(which)[1])
+                self.come_back(model.returns.pop(which)[1])
             else:
                 self._relist(model.listings.pop(which)[1])
         self.time.advance(max(0, end - self.time.now_ms()) / 1000)
@@ -458,8 +531,8 @@ class World(SimulatedCluster):
 
     def make(self, kind: str, topic: Topic, **more) -> int:
         """A ledger with the tags of its kind."""
-        entries = more.pop("entries", (b"x" * 10,))
-        made = Ledger(kind, topic, self.time.now_ms(), **more)
+        entries = more.pop("entries", ONE_ENTRY)
+        made = Ledger(kind, topic, self.time.now_ms(), **more, entries=tuple(entries) if kind == "data" else ())
         ledger = self.ledger(_tags(made), state=made.state, entries=entries)
         self.model.ledgers[ledger] = made
         return ledger
@@ -494,6 +567,7 @@ class World(SimulatedCluster):
             offloaded=topic.offloaded,
             terminated=Position(topic.ledgers[-1], 0) if topic.terminated and topic.ledgers else None,
             shadow_of=topic.shadow_of,
+            counts={i: len(self.model.ledgers[i].entries) or 1 for i in topic.ledgers if i in self.model.ledgers},
         )
 
     def store_cursor(self, topic: ModelTopic, name: str) -> None:
@@ -518,8 +592,7 @@ class World(SimulatedCluster):
         if topic.ledgers:
             self.restate(topic.ledgers[-1], LedgerState.CLOSED)
         topic.loaded = True
-        for cursor in topic.cursors.values():
-            cursor.swallowed.clear()
+        self._forget_snapshots(topic)
         if not topic.terminated and not topic.shadow_of:
             topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN))
         self.store(topic)
@@ -535,12 +608,34 @@ class World(SimulatedCluster):
                 self.restate(ledger, LedgerState.CLOSED)
         topic.loaded, topic.compacting = False, None
         topic.memory.clear()
-        for cursor in topic.cursors.values():
-            cursor.swallowed.clear()
+        self._forget_snapshots(topic)
         if graceful:
             self._list(topic.name)
         else:  # a broker that died lists nothing
             self._relist(topic.name)
+
+    def _forget_snapshots(self, topic: ModelTopic) -> None:
+        topic.readers.clear()
+        topic.unlisted.clear()
+        for cursor in topic.cursors.values():
+            cursor.swallowed.clear()
+
+    def restart_broker(self) -> list[ModelTopic]:
+        """The broker dies with all its topics, which are returned, and registers anew."""
+        loaded = [topic for topic in self.model.topics.values() if topic.loaded]
+        for topic in loaded:
+            self.unload(topic, graceful=False)
+        self.register_broker()
+        return loaded
+
+    def register_broker(self) -> None:
+        """The broker's z-node, as ModularLoadManagerImpl writes it."""
+        path = f"/loadbalance/brokers/{BROKER}"
+        if self.zookeeper.stat(path) is not None:
+            self.remove(path)
+        manager = "org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl"
+        report = {"loadReportType": "LocalBrokerData", "loadManagerClassName": manager}
+        self.put(path, json.dumps(report | {"startTimestamp": self.time.now_ms()}).encode())
 
     def _list(self, topic: Topic) -> None:
         lag = self.random.choice([0, 0, LISTING_LAG // 2, LISTING_LAG])
@@ -577,7 +672,8 @@ class World(SimulatedCluster):
             for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
                 self.drop(ledger)
 
-    def _come_back(self, name: Topic) -> None:
+    def come_back(self, name: Topic) -> None:
+        """The z-nodes of a topic that was away are there again."""
         topic = self.model.topics.get(name)
         if topic is not None and topic.away:
             topic.away = False
@@ -618,8 +714,7 @@ class World(SimulatedCluster):
         for topic in self.model.topics.values():
             topic.loaded, topic.compacting = False, None
             topic.memory.clear()
-            for cursor in topic.cursors.values():
-                cursor.swallowed.clear()
+            self._forget_snapshots(topic)
         for _, topic in self.model.listings:
             self._relist(topic)
         self.model.listings.clear()

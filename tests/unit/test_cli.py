@@ -15,14 +15,14 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.cli import main, show
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import control, unread_locations
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.zk import cluster_fingerprint
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import deletion
 from pulsar_lifecycle.plan.coverage import Epoch
@@ -31,8 +31,10 @@ from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.plan.tables import FINDINGS, REFERENCES
+from pulsar_lifecycle.plan.words import KnownWord
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from pulsar_lifecycle.words import WordKind
 from tests.golden.files import GOLDEN, entries
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
@@ -311,9 +313,7 @@ def test_the_run_config_is_the_one_of_the_plans_page(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("plan", "orphans-1", "--run-config") == 0
-    assert json.loads(capsys.readouterr().out) == deletion.run_config(
-        plan, load_settings(settings_file).apply.model_dump()
-    )
+    assert json.loads(capsys.readouterr().out) == deletion.run_config(plan)
 
 
 def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(
@@ -459,6 +459,29 @@ def test_status_shows_owed_unloads_that_can_be_read_or_not(
     assert "UNREADABLE: " in out
 
 
+def test_status_shows_locations_that_brokers_cannot_read(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    unread_locations.hold(cluster.open_store(), ("aws-s3", "tiered", "eu", ""), "run-1", "500: no such bucket")
+    garbage = f"{unread_locations.UNREAD_LOCATIONS}/garbage"
+    cluster.put(garbage, b"[]")
+    run("status", "--json")
+    first, other = sorted(json.loads(capsys.readouterr().out)["unread_locations"], key=lambda one: "error" in one)
+    assert (first["bucket"], first["region"], first["run_id"], first["said"]) == (
+        "tiered",
+        "eu",
+        "run-1",
+        "500: no such bucket",
+    )
+    assert other == {"path": garbage, "error": f"{garbage} is not as we write it"}
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "aws-s3 bucket tiered, region eu: a broker could not read there since" in out
+    assert f"UNREADABLE: {garbage}" in out
+
+
 def test_status_gives_no_age_to_what_cannot_be_read(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,7 +502,10 @@ def test_status_gives_no_age_to_what_cannot_be_read(
 @pytest.mark.parametrize(
     ("topic", "setting"),
     [
-        ("persistent://shop/gone/x", 'bookkeeper = { gone_namespaces = ["shop/gone"] }'),
+        (
+            "persistent://shop/gone/x",
+            'bookkeeper = { gone_namespaces = [{ name = "shop/gone", by = "mary", why = "removed" }] }',
+        ),
         ("persistent://shop/orders/__change_events", "orphans = { system_topics = true }"),
     ],
 )
@@ -628,8 +654,52 @@ def test_scans_are_set_aside_only_for_a_reason(settings_file: Path, capsys: pyte
     assert run("accept-restore", "a feeling") == 1
     assert "no scan of test found" in capsys.readouterr().err
     assert lake.epochs()
-    assert run("accept-restore", "a feeling", "--anyway") == 0
+    assert run("accept-restore", "a feeling", "--anyway", "--by", "mary") == 0
     assert not lake.epochs()
+    (row,) = journal_rows(lake.location, run_id="accept-restore").to_pylist()
+    assert (row["component"], row["outcome"]) == ("accepted-restore", "in-force")
+    assert (json.loads(row["detail"])["by"], json.loads(row["detail"])["why"]) == ("mary", "a feeling")
+
+
+def test_status_shows_an_accepted_restore_until_two_scans_since_then_confirm_each_other(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    lake = Lake(load_settings(settings_file).lake.path)
+    lake.set_scans_aside("test", 1_000, "backup of 02:00", "mary")
+
+    def shown() -> list[tuple[str, str, str]]:
+        run("status", "--json")
+        return [(w["kind"], w["by"], w["why"]) for w in json.loads(capsys.readouterr().out)["words"]]
+
+    assert shown() == [("accepted-restore", "mary", "backup of 02:00")]
+    for name, at in (("e1", 2_000), ("e2", 2_000 + 86_400_000)):
+        assert shown()
+        context = Context(at, 1, frozenset())
+        lake.store_epoch(Epoch(name, "test", "f", at, at, (), 1, 1, ()), Referenced(), context)
+    assert shown() == []
+
+
+def test_status_lists_what_the_operator_said_and_what_is_withdrawn(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    before = [KnownWord(WordKind.LEGAL_HOLD, "acme", "mary", "case 12", "", 1_000)]
+    Lake(load_settings(settings_file).lake.path).store_words("test", before)
+    gone = '{ name = "shop/gone", by = "mary", why = "removed", until = 2999-01-01 }'
+    settings_file.write_text(f"{settings_file.read_text()}bookkeeper = {{ gone_namespaces = [{gone}] }}\n")
+    run("status", "--json")
+    words = json.loads(capsys.readouterr().out)["words"]
+    assert [(w["subject"], w["how"], w["since"], w["until"]) for w in words] == [
+        ("shop/gone", "in-force", None, "2999-01-01"),
+        ("acme", "withdrawn", 1_000, ""),
+    ]
+    run("status")
+    out = " ".join(capsys.readouterr().out.split())
+    assert "gone-namespace shop/gone by mary, no run has met it yet, until 2999-01-01: removed" in out
+    assert "WITHDRAWN" in out
 
 
 def test_scans_are_set_aside_after_a_restore_that_one_of_them_found(

@@ -6,12 +6,13 @@ import json
 
 import pytest
 
+from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.io import objects
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from tests.golden.files import GOLDEN
-from tests.unit.engine.test_offload_copy import BUCKET, DATA, INDEX, Scene
+from tests.unit.engine.test_offload_copy import BUCKET, DATA, ID, INDEX, Scene, source_of
+from tests.unit.spark.test_messages import entry
 
 USER = json.loads((GOLDEN / "offload/g-tiny/expected.json").read_text())["s3"][0]["head"]["Metadata"]
 
@@ -22,7 +23,7 @@ def scene(tmp_path, monkeypatch):
     found = Scene()
     found.service.put(BUCKET, DATA, (GOLDEN / "offload/g-tiny/object_data.bin").read_bytes(), USER)
     found.service.put(BUCKET, INDEX, (GOLDEN / "offload/g-tiny/object_index.bin").read_bytes(), USER)
-    monkeypatch.setattr(objects, "S3ObjectStore", lambda settings: found.objects)
+    monkeypatch.setattr("pulsar_lifecycle.io.s3.objects.S3ObjectStore", lambda _: found.objects)
     write_settings(tmp_path, monkeypatch, [BUCKET])
     return found
 
@@ -100,6 +101,21 @@ def test_an_entry_that_is_no_message_is_no_problem_of_the_pair(capsys, scene):
     assert len(shown["offloadIndex"]["blocks"]) > 3
     assert run(INDEX) == 0
     assert "blocks (" in capsys.readouterr().out
+
+
+def test_a_part_of_a_message_is_shown_as_one(capsys, scene):
+    key = pb.EncryptionKeys(key="k", value=b"v")
+    part = entry(b"part", num_chunks_from_msg=3, chunk_id=2, uuid="u")
+    scene.payloads[:] = [entry(b"secret", encryption_keys=[key]), part]
+    scene.reader.payloads[ID] = scene.payloads
+    scene.source = source_of(scene.payloads)
+    scene.copy()
+    assert run(INDEX, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    last = {name: shown["lastEntry"][name] for name in ("chunkId", "numChunksFromMsg", "uuid")}
+    assert last == {"chunkId": 2, "numChunksFromMsg": 3, "uuid": "u"}
+    assert shown["firstEntry"]["encrypted"]
+    assert not any("messages" in shown[name] for name in ("firstEntry", "lastEntry"))
 
 
 def test_nothing_there_and_no_answer_are_exit_code_1(scene, capsys):

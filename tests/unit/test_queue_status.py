@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +10,16 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.cli import queue as command
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.engine import control, unread_locations
 from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.retry_letter import DELAY_TIME
-from pulsar_lifecycle.io import queue_state
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
-from pulsar_lifecycle.io.zk import cluster_fingerprint
+from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar import queue_state
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.coverage import Epoch
 from pulsar_lifecycle.plan.orphans import Context
@@ -30,6 +28,7 @@ from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Page, Received
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
+from tests.fakes.connections import connect_to
 from tests.fakes.metadata_store import FakeZooKeeper
 from tests.unit.plan.test_metrics import ROW
 from tests.unit.test_cli import run
@@ -43,6 +42,7 @@ class Reader:
     def __init__(self, admin: FakeBrokerAdmin) -> None:
         self.admin = admin
         self.delays: dict[str, list[int]] = {}
+        self.waits: dict[str, list[tuple[str, int]]] = {}
         self.dead: list[Received] = []
         self.mute = False
         self.end = True
@@ -55,6 +55,10 @@ class Reader:
         messages = [
             Received(b"", str(part), b"", {DELAY_TIME: str(d)} if d else {}, NOW, None, "")
             for d in self.delays.get(str(part), [])
+        ]
+        messages += [
+            Received(b"", str(part), b"", {WAITING_FOR: waiting, WAITING_SINCE: str(since)}, NOW, None, "")
+            for waiting, since in self.waits.get(str(part), [])
         ]
         return Page(tuple(messages), Position(1, 1), self.end)
 
@@ -118,14 +122,13 @@ def cluster(
     )
     monkeypatch.setenv("PULSAR_LIFECYCLE_CONFIG", str(path))
 
-    @contextmanager
-    def looking(settings: object) -> Iterator[Any]:
-        yield zookeeper.session(read_only=True)
-
-    monkeypatch.setattr(command, "looking", looking)
     monkeypatch.setattr(command, "now_ms", lambda: NOW + 1_000)
-    monkeypatch.setattr("pulsar_lifecycle.io.admin.HttpBrokerAdmin", lambda settings: admin)
-    monkeypatch.setattr("pulsar_lifecycle.io.queue.PulsarQueueReader", lambda settings, admin: reader)
+    connect_to(
+        monkeypatch,
+        stores=lambda *_, **__: zookeeper.session(read_only=True),
+        admin=lambda: admin,
+        queue_reader=lambda: reader,
+    )
     return path
 
 
@@ -281,21 +284,37 @@ def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
     assert run("queue", "status") == 0
 
 
-def test_what_waited_twice_is_a_finding_with_its_reason(
-    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
+    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    journal = FileJournal(str(tmp_path / "lake"))
-    waits = replace(ROW, outcome="waiting", reason="object_store is not set")
-    journal.record([waits, replace(waits, ledger_id=ROW.ledger_id + 1)])
-    assert run("queue", "status") == 0
-    capsys.readouterr()
-    journal.record([replace(waits, run_id="later", at=ROW.at + 1)])
+    first = part(RETRY_TOPIC, 0)
+    fill(admin, first, 3)
+    reader.waits = {str(first): [("no-scan", NOW), ("no-object-store", NOW - 7_200_000), ("forged", NOW)]}
     assert run("queue", "status", "--json") == 1
-    assert document(capsys)["findings"] == [
-        "1 intent waited in the last two deletion runs, and no retry follows: object_store is not set"
+    found = document(capsys)
+    assert found["queue"]["waits"] == [
+        {"waiting": "no-object-store", "messages": 1, "since": NOW - 7_200_000},
+        {"waiting": "no-scan", "messages": 1, "since": NOW},
+        {"waiting": "other", "messages": 1, "since": NOW},
     ]
-    journal.record([replace(waits, run_id="last", at=ROW.at + 2, ledger_id=ROW.ledger_id + 2)])
-    assert run("queue", "status") == 0
+    store, other = found["findings"]
+    assert store == "1 intent, the oldest for 2 h 0 min, waiting for object_store: it is not set"
+    assert "what its journal row says" in other
+    run("queue", "status")
+    assert "no-object-store" in capsys.readouterr().out
+
+
+def test_what_waits_for_a_scan_is_a_finding_after_a_day(
+    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = part(RETRY_TOPIC, 0)
+    fill(admin, first, 1)
+    reader.waits = {str(first): [("no-scan", NOW - 3_600_000)]}
+    assert run("queue", "status", "--json") == 0
+    capsys.readouterr()
+    reader.waits = {str(first): [("no-scan", NOW - 2 * 86_400_000)]}
+    assert run("queue", "status", "--json") == 1
+    assert "run job scan" in document(capsys)["findings"][0]
 
 
 def test_metrics_last_run_and_textfile(cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -382,3 +401,28 @@ def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
     zookeeper.unreadable.add(f"{control.UNLOAD_OWED[control.LEASE]}{name}")
     assert run("queue", "status", "--json") == 1
     assert f"{control.UNLOAD_OWED[control.LEASE]}{name}" in document(capsys)["findings"][0]
+
+
+def test_a_location_that_is_held_is_shown_and_a_finding(
+    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, where = zookeeper.session(), ("aws-s3", "tiered", "", "http://s3")
+    unread_locations.hold(store, where, "run-1", "500: no such bucket")
+    assert run("queue", "status", "--json") == 1
+    found = document(capsys)
+    (one,) = found["unread_locations"]
+    named = {"driver": "aws-s3", "bucket": "tiered", "region": "", "endpoint": "http://s3"}
+    since = zookeeper.session().read([unread_locations.path_of(where)])[0].stat.mtime  # type: ignore[union-attr]
+    path = unread_locations.path_of(where)
+    assert one == {**named, "path": path, "run_id": "run-1", "said": "500: no such bucket", "since": since}
+    (finding,) = found["findings"]
+    assert "aws-s3 bucket tiered, endpoint http://s3: a broker could not read there since" in finding
+    assert "500: no such bucket" in finding
+    assert "take_back_offloads" in finding
+    zookeeper.unreadable.add(path)
+    assert run("queue", "status") == 1
+    assert f"UNREADABLE: {path} cannot be read" in " ".join(capsys.readouterr().out.split())
+    zookeeper.unreadable.clear()
+    unread_locations.let_go(store, where, unread_locations.look(store, where))
+    assert run("queue", "status", "--json") == 0
+    assert document(capsys)["unread_locations"] == []

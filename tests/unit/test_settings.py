@@ -6,6 +6,7 @@ import pytest
 
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, SecretRef, Settings, load_settings
+from pulsar_lifecycle.words import WordKind
 
 MINIMAL = """
 cluster = "c"
@@ -139,7 +140,7 @@ def test_a_legal_hold_may_name_a_topic_as_pulsars_own_tools_do(tmp_path: Path) -
     holds = ("t", "t/ns", "t/ns/x", "persistent://t/ns/y", "persistent://t/c/ns/y/z")
     text = ", ".join(f'"{hold}"' for hold in holds)
     settings = load_settings(write(tmp_path, f"{MINIMAL}\n[orphans]\nlegal_holds = [{text}]\n"))
-    assert settings.orphans.legal_holds == (*holds, "persistent://t/ns/x")
+    assert settings.orphans.holds(0) == {*holds, "persistent://t/ns/x"}
 
 
 def test_loaded_topics_are_all_none_or_those_named(tmp_path: Path) -> None:
@@ -153,3 +154,68 @@ def test_loaded_topics_are_all_none_or_those_named(tmp_path: Path) -> None:
 def test_loaded_topics_that_name_nothing_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"trimming\.loaded_topics"):
         load_settings(write(tmp_path, f"{MINIMAL}\n[trimming]\nloaded_topics = {text}\n"))
+
+
+DAY = 86_400_000
+WORDS = """
+[orphans]
+legal_holds = ["t", { name = "t/ns/x", by = "mary", why = "case 12", until = 1970-01-02 }]
+acknowledged_znodes = [{ path = "/schemas/t/ns/x", by = "mary", why = "truncated", until = 1970-01-02 }]
+acknowledged_entries = [{ entry = "/schemas/t/ns/y 17 0", by = "mary", why = "lost disk", until = 1970-01-02 }]
+max_shrinkage = 0.9
+max_lost_bytes = 2199023255552
+max_shrinkage_raised = { by = "mary", why = "tenant t is gone", until = 1970-01-02 }
+[bookkeeper]
+gone_namespaces = [{ name = "t/gone", by = "mary", why = "deleted in 2019" }]
+not_sharing = [{ path = "/west", by = "mary", why = "own bookies", until = 1970-01-02 }]
+"""
+
+
+def test_a_word_holds_until_the_end_of_its_last_day(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, MINIMAL + WORDS))
+    orphans = settings.orphans
+    assert orphans.holds(2 * DAY - 1) == {"t", "t/ns/x", "persistent://t/ns/x"}
+    assert orphans.holds(2 * DAY) == {"t"}
+    assert (orphans.acknowledged(2 * DAY - 1), orphans.acknowledged(2 * DAY)) == ({"/schemas/t/ns/x"}, set())
+    entry = "/schemas/t/ns/y 17 0"
+    assert (orphans.acknowledged_entries_at(2 * DAY - 1), orphans.acknowledged_entries_at(2 * DAY)) == ({entry}, set())
+    assert orphans.loss(2 * DAY - 1) == (0.9, 1_000, 1 << 41)
+    assert orphans.loss(2 * DAY) == (0.2, 1_000, 1 << 40)
+    assert (settings.bookkeeper.not_sharing_at(2 * DAY - 1), settings.bookkeeper.not_sharing_at(2 * DAY)) == (
+        {"/west"},
+        set(),
+    )
+    assert settings.bookkeeper.gone(1 << 40) == {"t/gone"}
+    assert [(word.kind, word.subject) for word in settings.words()] == [
+        (WordKind.LEGAL_HOLD, "t"),
+        (WordKind.LEGAL_HOLD, "t/ns/x"),
+        (WordKind.ACKNOWLEDGED_ZNODE, "/schemas/t/ns/x"),
+        (WordKind.ACKNOWLEDGED_ENTRY, "/schemas/t/ns/y 17 0"),
+        (WordKind.GONE_NAMESPACE, "t/gone"),
+        (WordKind.NOT_SHARING, "/west"),
+        (WordKind.RAISED_SHRINKAGE, "orphans.max_shrinkage"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('[orphans]\nacknowledged_znodes = ["/a"]', r"orphans\.acknowledged_znodes\.0: .*by and why"),
+        ('[orphans]\nacknowledged_znodes = [{ path = "/a", by = "m" }]', r"orphans\.acknowledged_znodes\.0: .*why"),
+        ('[orphans]\nacknowledged_entries = ["/a 1 0"]', r"orphans\.acknowledged_entries\.0: .*by and why"),
+        (
+            '[orphans]\nacknowledged_entries = [{ entry = "/a 1", by = "m", why = "w" }]',
+            r"orphans\.acknowledged_entries\.0\.entry",
+        ),
+        ('[bookkeeper]\nnot_sharing = ["/west"]', r"bookkeeper\.not_sharing\.0: .*by and why"),
+        ("[orphans]\nmax_lost_ledgers = 1001", "orphans: .*max_lost_ledgers"),
+        ('[bookkeeper]\ngone_namespaces = ["t/ns"]', r"bookkeeper\.gone_namespaces\.0: .*by and why"),
+        ("[orphans]\nmax_shrinkage = 0.3", "orphans: .*max_shrinkage_raised"),
+        ('[orphans]\nmax_shrinkage = 0.3\nmax_shrinkage_raised = { by = "m" }', r"orphans\.max_shrinkage_raised: "),
+        ('[orphans]\nlegal_holds = [{ name = "t", until = "soon" }]', r"orphans\.legal_holds\.0\.until"),
+        ("[orphans]\nlegal_holds = [{ name = 't', until = 20261231 }]", r"orphans\.legal_holds\.0\.until"),
+    ],
+)
+def test_a_word_that_weakens_a_safety_rule_says_who_and_why(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load_settings(write(tmp_path, f"{MINIMAL}\n{text}\n"))

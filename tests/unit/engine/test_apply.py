@@ -12,7 +12,8 @@ from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.engine.apply import Order, chosen
 from pulsar_lifecycle.errors import Paused, Refused, Unavailable
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.caps import Caps
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.outcomes import SEND_FAILED, SENT
 from pulsar_lifecycle.ports import JournalRow
 from tests.fakes.deletion_queue import FakeDeletionQueue
@@ -144,9 +145,9 @@ def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: Simula
     for tampered in (other, rows.slice(1)):
         with pytest.raises(Refused, match="digest"):
             apply_plan(cluster, summary, tampered)
-    order = Order(summary.plan_id, summary.digest, CAPS)
+    order = Order(summary.plan_id, summary.digest)
     with pytest.raises(Refused, match="another cluster"):
-        chosen(order, summary, rows, fingerprint="x", now=summary.created_at, valid_for_ms=1)
+        chosen(order, CAPS, summary, rows, fingerprint="x", now=summary.created_at, valid_for_ms=1)
     cluster.wait(25)
     with pytest.raises(Refused, match="minutes old"):
         apply_plan(cluster, summary, rows)
@@ -156,6 +157,6 @@ def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: Simula
 @pytest.mark.parametrize("limit", [1, 4])
 def test_a_limit_takes_the_lowest_ids(planned, limit: int) -> None:
     summary, rows = planned
-    order = Order(summary.plan_id, summary.digest, CAPS, limit)
-    some = chosen(order, summary, rows, fingerprint=summary.fingerprint, now=summary.created_at, valid_for_ms=1)
+    order = Order(summary.plan_id, summary.digest, limit=limit)
+    some = chosen(order, CAPS, summary, rows, fingerprint=summary.fingerprint, now=summary.created_at, valid_for_ms=1)
     assert some.column("ledger_id").to_pylist() == [2, 3, 4, 5, 6][:limit]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from pulsar_lifecycle.engine.decision import Decision, Tools
 from pulsar_lifecycle.engine.deletion import work_off
 from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import (
+    CorruptFormat,
+    Failed,
     LeaseLost,
     LifecycleError,
     OutcomeUnknown,
@@ -31,16 +34,28 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import coverage
 from pulsar_lifecycle.plan.deletion import intents
-from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETED, GONE, KEPT, NOT_DELETED, REFUSED, RETRYING, WAITING
+from pulsar_lifecycle.plan.outcomes import (
+    DEAD_LETTERED,
+    DELETED,
+    GONE,
+    KEPT,
+    NOT_DELETED,
+    REFUSED,
+    RETRYING,
+    WAITING,
+    Waiting,
+)
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Postponed, TopicInternals
 from pulsar_lifecycle.spark.deletion import PlanQueue
 from tests.fakes.deletion_queue import FakeDeletionQueue
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import (
+    BROKER,
     SimulatedCluster,
     bucket_key,
     bucket_tags,
@@ -268,9 +283,10 @@ def test_an_offload_intent_waits_for_the_run_that_can_check_it(scene: Scene) -> 
 
 def test_a_message_newer_than_the_scan_waits_for_the_next(scene: Scene) -> None:
     scene.put(scene.intent(scene.data))
-    assert outcomes(scene.delete()) == [WAITING]
+    assert outcomes(scene.delete(run_id="first")) == [WAITING]
     scene.publish()
-    assert outcomes(scene.delete()) == [DELETED]
+    assert outcomes(scene.delete(run_id="second")) == [DELETED]
+    assert scene.waiting == 0
 
 
 def test_a_ledger_that_the_earlier_scan_did_not_confirm_is_kept(scene: Scene) -> None:
@@ -366,6 +382,65 @@ def test_of_a_loaded_topic_compaction_and_delayed_index_are_asked(
     assert outcomes(scene.delete()) == [compacted, KEPT]
 
 
+def restart(scene: Scene, manager: str = "ModularLoadManagerImpl") -> None:
+    """The broker starts a day from now, by what its z-node says."""
+    scene.cluster.wait(24)
+    report = {
+        "loadReportType": "LocalBrokerData",
+        "loadManagerClassName": f"org.apache.pulsar.broker.loadbalance.impl.{manager}",
+        "startTimestamp": scene.cluster.clock.now_ms(),
+    }
+    scene.cluster.put(f"/loadbalance/brokers/{BROKER}", json.dumps(report).encode())
+
+
+def load_with(scene: Scene, *cursors: str) -> None:
+    """A broker has the topic loaded, and in memory these cursors, without a z-node."""
+    load(scene)
+    properties = {name: dict[str, int]() for name in cursors}
+    scene.cluster.admin.internals[TOPIC] = TopicInternals("LedgerOpened", (), {}, properties, None, ())
+
+
+@pytest.mark.parametrize(("cursors", "outcome"), [((), DELETED), (("t",), DELETED), (("t", "s"), KEPT)])
+def test_a_snapshot_whose_cursor_has_no_z_node_goes_only_if_its_restarted_broker_has_none_either(
+    scene: Scene, cursors: tuple[str, ...], outcome: str
+) -> None:
+    restart(scene)
+    load_with(scene, *cursors)
+    scene.publish(scene.intent(scene.bucket))
+    assert outcomes(scene.delete()) == [outcome]
+
+
+def test_a_snapshot_of_a_topic_that_may_be_loaded_since_before_it_was_made_stays(scene: Scene) -> None:
+    load_with(scene)
+    scene.publish(scene.intent(scene.bucket))
+    assert outcomes(scene.delete()) == [KEPT]
+
+
+def test_a_snapshot_stays_where_the_broker_reports_no_start(scene: Scene) -> None:
+    restart(scene, "SimpleLoadManagerImpl")
+    load_with(scene)
+    scene.publish(scene.intent(scene.bucket))
+    assert outcomes(scene.delete()) == [KEPT]
+
+
+def test_a_snapshot_stays_whose_durable_cursor_may_have_it_in_memory_though_its_range_is_trimmed(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.bucket))
+    restart(scene)
+    scene.live = scene.cluster.ledger(data_tags(TOPIC))  # far behind ledgers 1 and 2
+    load_with(scene, "s")
+    scene.cluster.cursor(TOPIC, "s")
+    assert outcomes(scene.delete()) == [KEPT]
+
+
+def test_a_snapshot_is_tried_again_where_its_broker_does_not_answer(scene: Scene) -> None:
+    restart(scene)
+    load_with(scene)
+    scene.publish(scene.intent(scene.bucket))
+    del scene.cluster.admin.internals[TOPIC]
+    del scene.cluster.admin.topics[TOPIC]
+    assert outcomes(scene.delete()) == [RETRYING]
+
+
 def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it(scene: Scene) -> None:
     load(scene, state=LedgerState.CLOSED)
     scene.publish(scene.intent(scene.data))
@@ -419,6 +494,29 @@ def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
+@pytest.mark.parametrize("since", ["the scan", "the scan has ended"])
+def test_a_broker_that_never_says_what_it_holds_of_a_topic_keeps_all_of_it(scene: Scene, since: str) -> None:
+    """Known to the run's scan, nothing fails and nothing is tried again; later it is as any broker that fails."""
+    scene.publish(*(scene.intent(i) for i in sorted(scene.orphans)))
+    load(scene)
+    scene.cluster.topic(NEW, [scene.cluster.ledger(data_tags(NEW), state=LedgerState.OPEN)])
+    scene.cluster.load(NEW)
+    scene.cluster.cursor(TOPIC, "__compaction")
+    silent = {TOPIC: Failed("GET internalStats: 500")}
+
+    def silence(tools: Tools) -> Tools:
+        scene.cluster.admin.silent = silent
+        return tools
+
+    scene.cluster.admin.silent = silent if since == "the scan" else {}
+    scene.again()
+    assert scene.now.epoch.gaps == ()
+    found = {d.info.ledger_id: d.outcome for d in scene.delete(silence)}
+    expected = KEPT if since == "the scan" else RETRYING
+    assert {found[i] for i in scene.orphans - {scene.schema}} == {expected}
+    assert found[scene.schema] == (KEPT if since == "the scan" else DELETED)  # its locator says so, no memory
+
+
 @pytest.mark.parametrize(
     "name", ["topic", "cursor s", "cursor s/é", "compaction", "compaction entry", "schema", "ledger"]
 )
@@ -452,6 +550,22 @@ def test_an_owner_that_cannot_be_read_keeps(scene: Scene, name: str) -> None:
         cluster.put(path, b"\xff\xff")
         assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == RETRYING
     assert cluster.exists(ledger)
+
+
+def test_an_owner_whose_entry_was_damaged_after_the_scan_is_kept_and_not_tried_again(scene: Scene) -> None:
+    cluster = scene.cluster
+    held = cluster.ledger(cursor_tags(TOPIC, "__compaction"), entries=[cluster.position_entry()])
+    cluster.cursor(TOPIC, "__compaction", ledger=held)
+    version = cluster.ledger(schema_tags(TOPIC.schema_id), entries=[cluster.schema_entry()])
+    cluster.schema(TOPIC.schema_id, [version])
+    scene.send_all()
+
+    def damage(tools: Tools) -> Tools:
+        cluster.reader.failures = dict.fromkeys((held, version), CorruptFormat("entry", 0, "its digest"))
+        return tools
+
+    found = {d.info.ledger_id: d.outcome for d in scene.delete(damage)}
+    assert (found[scene.compacted], found[scene.schema]) == (KEPT, KEPT)
 
 
 def test_a_clock_that_runs_ahead_makes_no_ledger_older() -> None:
@@ -753,6 +867,25 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
     assert scene.cluster.exists(scene.data)
 
 
+def test_what_a_broker_never_says_of_a_topic_is_retried_and_then_dead_lettered(scene: Scene) -> None:
+    """As docs/safety.md says: no scan asks about it, as it has no compaction."""
+    cluster, quiet = scene.cluster, Topic.parse("persistent://acme/orders/quiet")
+    cluster.topic(quiet, [cluster.ledger(data_tags(quiet), state=LedgerState.OPEN)])
+    scene.data = cluster.ledger(data_tags(quiet))
+    cluster.load(quiet)
+    scene.now, scene.before = two_scans(cluster)
+    scene.publish(scene.intent(scene.data))
+    cluster.admin.silent[quiet] = Failed("500: the schema locator")
+    found: list[str] = []
+    for _ in range(MAX_RETRIES + 1):
+        (decision,) = scene.delete()
+        assert decision.reason.startswith("its owner could not be asked: 500: the schema locator")
+        found.append(decision.outcome)
+        scene.again()
+    assert found == [RETRYING] * MAX_RETRIES + [DEAD_LETTERED]
+    assert (scene.waiting, len(cluster.deletion_topics.dead), cluster.exists(scene.data)) == (0, 1, True)
+
+
 def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data))
 
@@ -765,6 +898,133 @@ def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) ->
     assert decision.outcome == WAITING
     assert "could not be sent to the retry topic" in decision.reason
     assert scene.waiting == 1
+
+
+def copy_intent(scene: Scene, ledger_id: int) -> PendingDeleteLedgerInfo:
+    """A message that must wait, for no object store is declared."""
+    context = OffloadContext(lsb=1, msb=2, driver_name="aws-s3")
+    base = scene.intent(scene.data)
+    return replace(base, ledger_id=ledger_id, ledger_type=LedgerType.OFFLOAD_LEDGER, offload_context=context)
+
+
+FLOOD = range(1_000, 1_040)
+
+
+def test_a_flood_that_must_wait_hides_nothing_whatever_brokers_allow(scene: Scene) -> None:
+    topics = scene.cluster.deletion_topics
+    topics.max_unacked = 3
+    scene.publish(*(copy_intent(scene, i) for i in FLOOD), *(scene.intent(i) for i in sorted(scene.orphans)))
+    decisions = scene.delete(run_id="first")
+    assert Counter(outcomes(decisions)) == {WAITING: len(FLOOD), DELETED: 5}
+    assert scene.waiting == len(FLOOD)
+    assert topics.retries == set(topics.waiting)
+    scene.again()
+    assert outcomes(scene.delete(run_id="second")) == [WAITING] * len(FLOOD)
+    rows = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == WAITING]
+    assert len(rows) == 2 * len(FLOOD)
+    assert {row["waiting"] for row in rows} == {"no-object-store"}
+    assert len({row["waiting_since"] for row in rows}) == 1
+    assert all("reconsume_times" not in row for row in rows)
+
+
+def test_what_a_run_sent_back_is_not_taken_by_it_again_though_brokers_ignore_delays(scene: Scene) -> None:
+    scene.publish(*(copy_intent(scene, i) for i in FLOOD), scene.intent(scene.data))
+    topics = scene.cluster.deletion_topics
+
+    def at_once(tools: Tools) -> Tools:
+        real = topics.publish
+        topics.publish = lambda raw, properties=None, after=0, topic=DELETION_TOPIC: real(raw, properties, 0, topic)
+        return tools
+
+    assert Counter(outcomes(scene.delete(at_once, "first"))) == {WAITING: len(FLOOD), DELETED: 1}
+    assert scene.waiting == len(FLOOD)
+    assert outcomes(scene.delete(run_id="second")) == [WAITING] * len(FLOOD)
+
+
+@pytest.mark.parametrize("call", ["record", "acknowledge"])
+def test_a_kill_after_the_copy_loses_nothing_and_a_duplicate_does_no_harm(scene: Scene, call: str) -> None:
+    scene.put(scene.intent(scene.data))
+
+    class Killed(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    def killed(tools: Tools) -> Tools:
+        port: Any = tools.journal if call == "record" else tools.queue
+        setattr(port, call, die)
+        return tools
+
+    journal = scene.cluster.journal
+    with pytest.raises(Killed):
+        scene.delete(killed, "killed")
+    journal.__dict__.pop("record", None)
+    assert scene.waiting == 2
+    scene.publish()
+    scene.cluster.put(control.LEASE, b"")
+    assert sorted(outcomes(scene.delete(run_id="next"))) == [DELETED, GONE]
+    assert scene.waiting == 0
+
+
+def test_lost_acknowledgements_do_not_make_ever_more_of_what_waits(scene: Scene) -> None:
+    scene.publish(*(copy_intent(scene, i) for i in FLOOD[:3]))
+
+    def forgetful(tools: Tools) -> Tools:
+        tools.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
+        return tools
+
+    assert outcomes(scene.delete(forgetful, "forgetful")) == [WAITING] * 3
+    assert scene.waiting == 6
+    scene.again()
+    assert outcomes(scene.delete(run_id="next")) == [WAITING] * 6
+    assert scene.waiting == 3
+
+
+def test_what_waits_when_its_run_is_stopped_stays_where_it_is(scene: Scene) -> None:
+    scene.publish(scene.intent(scene.data), copy_intent(scene, FLOOD[0]))
+
+    def stopped(tools: Tools) -> Tools:
+        def lose(operation: Operation) -> None:
+            if operation.name == "delete_many":
+                raise Overloaded("ZooKeeper is too slow")
+
+        tools.store.before = lose
+        return tools
+
+    with pytest.raises(Overloaded):
+        scene.delete(stopped)
+    topics = scene.cluster.deletion_topics
+    assert (scene.waiting, topics.retries) == (2, set())
+    assert [json.loads(row.detail)["waiting"] for row in scene.cluster.journal.rows] == ["stopped", "no-object-store"]
+
+
+def test_what_cannot_be_sent_back_stays_where_it_is_and_says_so(scene: Scene) -> None:
+    scene.publish(copy_intent(scene, FLOOD[0]), copy_intent(scene, FLOOD[1]))
+
+    def refuse(tools: Tools) -> Tools:
+        tools.queue.refused.add(FLOOD[0])
+        return tools
+
+    stays, goes = scene.delete(refuse)
+    assert (stays.outcome, stays.waiting, stays.sent_back) == (WAITING, Waiting.NOT_SENT, False)
+    assert "object_store is not set" in stays.reason
+    assert (goes.outcome, goes.waiting, goes.sent_back) == (WAITING, Waiting.NO_OBJECT_STORE, True)
+    assert scene.waiting == 2
+
+
+def test_the_time_that_a_message_waits_does_not_make_it_younger(scene: Scene) -> None:
+    """A foreign message, without a time of its own, that names a ledger in use: a first phase is no longer at it."""
+    info = PendingDeleteLedgerInfo(
+        topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.live
+    )
+    scene.put(info)
+    assert outcomes(scene.delete(run_id="first")) == [WAITING]
+    scene.cluster.wait(2)
+    assert outcomes(scene.delete(run_id="second")) == [WAITING]  # no scan since
+    scene.cluster.wait(0.6)
+    scene.now = scan(scene.cluster, previous=[scene.now])
+    assert outcomes(scene.delete(run_id="third")) == [KEPT]
 
 
 def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(

@@ -6,7 +6,7 @@ import pytest
 
 from pulsar_lifecycle.engine import history
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.zk import cluster_fingerprint
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.coverage import Epoch
 from tests.simulation.cluster import SimulatedCluster, data_tags

@@ -98,7 +98,7 @@ class Scene:
 
     @property
     def marks(self) -> dict[int, tuple[int, int]]:
-        """What ``io.journal.marked_ledgers`` would say."""
+        """What ``io.lake.journal.marked_ledgers`` would say."""
         return {r.ledger_id: (json.loads(r.detail)["czxid"], r.at) for r in self.journalled("mark")}
 
     @property
@@ -629,6 +629,15 @@ def test_a_loaded_topic_is_left_to_its_broker(scene: Scene) -> None:
     assert scene.cluster.admin.touched == []
 
 
+def test_a_loaded_topic_is_left_to_its_broker_where_caps_were_checked(scene: Scene) -> None:
+    """The plan counts none of its ledgers, as none would go; the run says why, as the plan did."""
+    scene.load()
+    order = TrimOrder(TOPIC, up_to=scene.ids[2], counted=frozenset())
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], LEFT_TO_BROKER)
+    assert scene.listed == scene.ids
+
+
 @pytest.mark.parametrize("why", ["written", "silent", "open"])
 def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
     if why == "written":
@@ -958,6 +967,44 @@ def test_a_topic_that_lists_other_ledgers_once_its_messages_are_sent_is_not_dele
     found = scene.delete_topic(force=True)
     assert "lists other ledgers by now: run again" in found[-1].reason
     assert scene.listed == scene.ids
+
+
+def test_only_what_was_counted_against_the_caps_leaves_a_list(scene: Scene) -> None:
+    """A cursor stood in the way when the caps were checked, and has moved on since."""
+    first, second, third = scene.ids[:3]
+    order = TrimOrder(TOPIC, up_to=third, counted=frozenset({first}))
+    found = scene.act(lambda run, tools, permit: marking.trim_topics(run, tools, permit, [order]))
+    assert outcomes(found) == {first: REMOVED, second: REFUSED, third: REFUSED}
+    assert marking.NOT_COUNTED in found[second].reason
+    assert scene.listed == scene.ids[1:]
+
+
+def test_a_topic_that_was_not_counted_against_the_caps_is_not_deleted(scene: Scene) -> None:
+    scene.cluster.load(TOPIC)
+    for counted in ((), scene.ids[:-1]):
+        (whole,) = scene.act(
+            lambda *given, counted=counted: topic_deletion.delete_topic(*given, TOPIC, True, counted)
+        ).values()
+        assert whole.outcome == REFUSED
+        assert marking.NOT_COUNTED in whole.reason
+    assert (scene.sent, scene.listed) == ([], scene.ids)
+    scene.act(lambda *given: topic_deletion.delete_topic(*given, TOPIC, True, scene.ids))
+    assert [ledger for ledger, _ in scene.sent] == scene.ids
+
+
+def test_what_is_only_offloaded_or_has_no_tags_weighs_in_the_plan_to_delete_its_topic(scene: Scene) -> None:
+    """The broker deletes both with the topic, so the caps have to see them."""
+    offloaded, untagged = scene.ids[0], scene.cluster.ledger(None)
+    scene.ids.append(untagged)
+    offload = OffloadContext(UUID(int=9), True, True, 1, "aws-s3", {"bucket": "b"})
+    scene.cluster.topic(TOPIC, scene.ids, offloaded={offloaded: offload})
+    scene.cluster.remove(scene.cluster.path(offloaded))
+    data = scene.cluster.zookeeper.data(scene.path)
+    sizes = {item.ledger_id: item.size for item in managed_ledger.decode(data).ledgers}
+    planned = {one.ledger_id: one for one in topic_deletion.plan_topic_deletion(scene.run(), scene.tools(), TOPIC)}
+    assert outcomes(planned) == dict.fromkeys([-1, *scene.ids], GOES)
+    assert [planned[i].bytes for i in (offloaded, untagged)] == [sizes[offloaded], sizes[untagged]]
+    assert sizes[offloaded]
 
 
 BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}', b"[" * 100_000, None]

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import pyarrow as pa
 import pytest
+from pyroaring import BitMap64
 
 from pulsar_lifecycle.engine import attempts, inventory
 from pulsar_lifecycle.engine.attempts import Attempt
@@ -27,6 +28,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan import objects as plan_objects
 from pulsar_lifecycle.plan.objects import Begun, Kind, Rules
 from pulsar_lifecycle.plan.offloads import OffloadUuids
+from pulsar_lifecycle.plan.references import Referenced
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
 from tests.simulation.pipeline import GRACE
@@ -43,6 +45,7 @@ class Scene(Offloading):
         super().__init__()
         self.exclusive = True
         self.elsewhere: list[str] = []
+        self.unproven: dict[tuple[UUID, int], str] = {}
         self.live, self.last, self.gone = (self.ledger(TOPIC) for _ in range(3))
         self.live_uuid, self.gone_uuid = uuid4(), uuid4()
         self.cluster.remove(self.cluster.path(self.gone))
@@ -84,13 +87,17 @@ class Scene(Offloading):
             self.now.epoch.started_at,
             self.before.epoch.started_at if self.before else None,
             frozenset(one.uuid for one in open_ones),
+            self.unproven,
         )
 
     @property
     def inventory(self) -> Inventory:
         assert self.now is not None
         earlier = self.before.offload_uuids if self.before else OffloadUuids()
-        return Inventory((BUCKET, "empty"), self.rules, self.now.offload_uuids, earlier, self.now.refs, "/ledgers")
+        listed = self.before.refs if self.before else Referenced()
+        return Inventory(
+            (BUCKET, "empty"), self.rules, self.now.offload_uuids, earlier, self.now.refs, listed, "/ledgers"
+        )
 
     def scan(self) -> None:
         """The newest scan, and what it found topics to name."""
@@ -225,6 +232,12 @@ def test_what_an_earlier_scan_found_named(scene: Scene) -> None:
     named = OffloadUuids.collect([pa.array([[str(scene.gone_uuid)]])])
     scene.before = replace(scene.before, offload_uuids=named)
     scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
+
+
+def test_what_an_earlier_scan_found_listed(scene: Scene) -> None:
+    assert scene.before is not None
+    scene.before = replace(scene.before, refs=Referenced(needed=BitMap64([scene.gone])))
+    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its ledger listed")
 
 
 @pytest.mark.parametrize(
@@ -411,6 +424,14 @@ def test_a_copy_that_a_topic_reads_and_that_is_not_whole_is_broken(scene: Scene)
     why = "its data object has 149 bytes, its ledger takes 150 at least"
     assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", why)
     objects[data.key] = replace(data, size=150)
+    assert scene.said(scene.live_uuid, scene.live)[0] == Kind.COMPLETE
+
+
+def test_a_copy_that_failed_its_last_proof_is_not_complete(scene: Scene) -> None:
+    """Its objects are there, of the right size."""
+    scene.unproven = {(scene.live_uuid, scene.live): "one byte is another"}
+    assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", "one byte is another")
+    scene.unproven = {(scene.live_uuid, scene.live + 1): "", (scene.gone_uuid, scene.live): "x"}
     assert scene.said(scene.live_uuid, scene.live)[0] == Kind.COMPLETE
 
 

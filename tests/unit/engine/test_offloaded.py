@@ -9,11 +9,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pulsar_lifecycle.engine import attempts, control
+from pulsar_lifecycle.engine import attempts, control, offloaded
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.decision import Asked, OffloadPolicy, Tools
 from pulsar_lifecycle.engine.unsettled import lost_copies
-from pulsar_lifecycle.errors import AccessDenied, LeaseLost, LifecycleError, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    CorruptFormat,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    Paused,
+    StoreError,
+    Unavailable,
+)
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
@@ -29,11 +38,12 @@ from pulsar_lifecycle.plan.outcomes import (
     REFUSED,
     RETRYING,
     WAITING,
+    Waiting,
 )
 from pulsar_lifecycle.ports import TopicInternals
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import data_tags
-from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
+from tests.simulation.offloaded import BUCKET, CLUSTER, DATA, INDEX, POLICY, Offloading, attempt, metadata
 from tests.simulation.pipeline import Policy
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
@@ -102,14 +112,19 @@ def test_exactly_the_unreferenced_pair_goes_and_the_journal_names_it_before(scen
     before, after = scene.cluster.journal.rows
     assert (before.phase, before.outcome, after.phase, after.outcome) == ("archive", "deleting", "delete", DELETED)
     for row in (before, after):
-        assert (row.action, row.ledger_id, row.topic, row.bytes) == (DELETE_OFFLOADED, scene.gone, str(TOPIC), 1060)
+        assert (row.action, row.ledger_id, row.topic, row.bytes) == (
+            DELETE_OFFLOADED,
+            scene.gone,
+            str(TOPIC),
+            len(DATA) + len(INDEX),
+        )
         detail = json.loads(row.detail)
         objects = detail["objects"]
         assert detail["uuid"] == str(scene.gone_uuid)
         assert {one["key"] for one in objects} == scene.gone_keys
         assert [(one["bucket"], one["size"], len(one["etag"])) for one in objects] == [
-            (BUCKET, 1000, 32),
-            (BUCKET, 60, 32),
+            (BUCKET, len(DATA), 32),
+            (BUCKET, len(INDEX), 32),
         ]
     assert scene.cluster.deletion_topics.waiting == {}
     assert scene.cluster.journal.nodes == []
@@ -560,6 +575,180 @@ def test_a_ledger_that_only_another_topic_lists_needs_another_copy_too(scene: Sc
     scene.age()
     scene.send(scene.intent)
     scene.one(KEPT, "no other copy of it is known")
+
+
+def test_a_ledger_is_not_unlisted_while_its_topic_is_away(scene: Scene) -> None:
+    relist(scene, None)
+    scene.cluster.remove(scene.cluster.topic_path(TOPIC))
+    scene.send(scene.intent)
+    scene.one(KEPT, "not confirmed: an earlier scan still found its ledger listed")
+
+
+def test_our_own_first_phase_took_the_ledger_off_the_list_that_an_earlier_scan_saw(scene: Scene) -> None:
+    relist(scene, None)
+    scene.list(TOPIC)
+    scene.mark(scene.gone)
+    scene.send(scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+
+
+# ------------------------------------------------------------------------------------------------ every entry of a copy
+
+MANY = [b"%010d" % n for n in range(3_000)]
+"""Far more entries than a sample asks for."""
+
+
+def changed(at: int) -> list[bytes]:
+    return [*MANY[:at], b"another 01", *MANY[at + 1 :]]
+
+
+def name_it(scene: Scene) -> None:
+    scene.cluster.topic(TOPIC, [scene.live, scene.last, scene.gone], offloaded={scene.gone: attempt(scene.gone_uuid)})
+
+
+def copies(
+    scene: Scene, stale: Sequence[bytes], other: Sequence[bytes], *, offloaded: bool, index: bool = True
+) -> None:
+    """Objects that nothing names, and another copy of their ledger: the one that its topic reads, or BookKeeper's."""
+    for key in scene.gone_keys:
+        scene.buckets.objects[BUCKET].pop(key)
+    scene.put(scene.gone_uuid, scene.gone, TOPIC, entries=stale, index=index)
+    if offloaded:
+        scene.put(UUID(int=7), scene.gone, TOPIC, entries=other)
+    else:
+        scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone, entries=other)
+    infos = {scene.live: attempt(scene.live_uuid)}
+    infos |= {scene.gone: attempt(UUID(int=7), bookkeeper_deleted=True)} if offloaded else {}
+    scene.cluster.topic(TOPIC, [scene.live, scene.last, scene.gone], offloaded=infos, entries=len(MANY))
+    scene.age()
+    scene.send(scene.intent)
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_a_copy_goes_once_every_entry_of_another_is_the_same(scene: Scene, offloaded: bool, index: bool) -> None:
+    copies(scene, MANY, MANY, offloaded=offloaded, index=index)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert not any(str(scene.gone_uuid) in key for key in scene.keys)
+
+
+@pytest.mark.parametrize("index", [True, False])
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize("at", [0, 1234, len(MANY) - 1])
+def test_one_entry_that_differs_keeps_a_copy(scene: Scene, at: int, offloaded: bool, index: bool) -> None:
+    copies(scene, MANY, changed(at), offloaded=offloaded, index=index)
+    scene.one(KEPT, f"was to be the same: entry {at} has CRC32C")
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+@pytest.mark.parametrize(("stale", "other"), [(MANY[:-1], MANY), (MANY, MANY[:-1])])
+def test_a_copy_that_has_another_end_stays(
+    scene: Scene, stale: list[bytes], other: list[bytes], offloaded: bool
+) -> None:
+    copies(scene, stale, other, offloaded=offloaded)
+    shorter = offloaded and len(other) < len(MANY)
+    scene.one(KEPT, "its ledger takes 66128 at least" if shorter else f"has entry {len(MANY) - 1}, ")
+
+
+def test_an_entry_that_bookkeeper_cannot_give_keeps_a_copy(scene: Scene) -> None:
+    copies(scene, MANY, MANY, offloaded=False)
+    scene.cluster.reader.failures[scene.gone] = CorruptFormat("entry 3:1234", 24, "its digest")
+    scene.one(KEPT, "one of them cannot be read: entry 3:1234")
+
+
+def test_a_bookie_that_is_silent_while_entries_are_read_is_asked_again(scene: Scene) -> None:
+    copies(scene, MANY, MANY, offloaded=False)
+    scene.cluster.reader.failures[scene.gone] = Unavailable("bookie-1: timed out")
+    scene.one(RETRYING, "the copies of its ledger could not be looked at: bookie-1: timed out")
+
+
+@pytest.mark.parametrize("offloaded", [False, True])
+def test_damage_of_its_own_keeps_a_copy(scene: Scene, offloaded: bool) -> None:
+    copies(scene, MANY, MANY, offloaded=offloaded)
+    key = data_key(scene.gone_uuid, scene.gone)
+    data = bytearray(scene.buckets.data[BUCKET, key])
+    data[200] ^= 1
+    scene.buckets.data[BUCKET, key] = bytes(data)
+    scene.one(KEPT, "was to be the same" if data[200] in range(48, 58) else "one of them")
+
+
+def test_a_batch_compares_as_much_as_it_may_and_the_others_have_their_turn_later(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a run that is always stopped before its batch is read would begin anew each time."""
+    copies(scene, MANY, MANY, offloaded=False)
+    second = UUID(int=9)
+    scene.put(second, scene.gone, TOPIC, entries=MANY)
+    scene.age()
+    scene.send(scene.message(second, scene.gone, TOPIC))
+    monkeypatch.setattr(offloaded, "COMPARED_AT_ONCE", 1)
+    assert sorted((d.outcome, d.waiting) for d in scene.delete()) == [(DELETED, None), (WAITING, Waiting.TURN)]
+    scene.cluster.wait(1)
+    scene.rescan()
+    assert [d.outcome for d in scene.delete(run_id="next")] == [DELETED]
+
+
+def test_a_pause_ends_the_reading_and_the_budget_counts_it(scene: Scene) -> None:
+    copies(scene, MANY, MANY, offloaded=False)
+    told: list[int] = []
+
+    def pace(size: int) -> None:
+        told.append(size)
+        scene.cluster.clock.sleep(3)
+        if len(told) == 5:
+            scene.cluster.put(control.PAUSE, b"")
+
+    def paced(tools: Tools) -> Tools:
+        tools.pace = pace
+        return tools
+
+    with pytest.raises(Paused):
+        scene.delete(paced)
+    (row,) = scene.cluster.journal.rows
+    assert (row.outcome, row.reason.startswith("the run was stopped: paused")) == (WAITING, True)
+    assert len(told) == 5
+    scene.cluster.remove(control.PAUSE)
+    scene.cluster.journal.rows.clear()
+    told.extend([0] * 5)
+    assert [d.outcome for d in scene.delete(paced)] == [DELETED]
+    assert sum(told) > 2 * sum(map(len, MANY))
+
+
+@pytest.mark.parametrize(
+    ("change", "outcome", "reason"),
+    [
+        (lambda s: s.cluster.remove(s.cluster.path(s.gone)), KEPT, "BookKeeper does not have it"),
+        (name_it, KEPT, "its topic's z-node names its UUID"),
+        (
+            lambda s: attempts.begin(
+                s.cluster.open_store(),
+                Attempt(s.gone, str(TOPIC), s.gone_uuid, "aws-s3", (("bucket", BUCKET),), 1, "run", 0),
+            ),
+            KEPT,
+            "it is an open offload attempt of ours",
+        ),
+        (lambda s: s.put(s.gone_uuid, s.gone, TOPIC, entries=[b"new"]), KEPT, "younger than the message"),
+    ],
+)
+def test_what_changes_while_copies_are_read_is_seen(
+    scene: Scene, change: Callable[[Scene], object], outcome: str, reason: str
+) -> None:
+    copies(scene, MANY, MANY, offloaded=False)
+    left = [change]
+
+    def changing(tools: Tools) -> Tools:
+        tools.pace = lambda size: left.pop()(scene) if left else None
+        return tools
+
+    (decision,) = scene.delete(changing)
+    assert (decision.outcome, reason in decision.reason) == (outcome, True), decision.reason
+    assert data_key(scene.gone_uuid, scene.gone) in scene.keys
+
+
+def test_copies_that_no_topic_lists_are_not_read(scene: Scene) -> None:
+    scene.send(scene.intent)
+    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert not [r for r in scene.store.requests if r[0] == "get"]
 
 
 # ----------------------------------------------------------------------------------------------------- the owner's word

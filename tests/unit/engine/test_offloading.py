@@ -15,22 +15,22 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
-from pulsar_lifecycle.engine import attempts, control, offloading, standing
+from pulsar_lifecycle.engine import attempts, control, offloading, standing, unread_locations
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.canary import (
     ASKED,
-    SEEN_FOR,
     Canary,
     Copy,
     Unheard,
+    Unheld,
     entries_to_ask,
-    seen_of_late,
-    unseen_still,
+    seen_places,
+    unseen_sites,
     why_unseen,
 )
 from pulsar_lifecycle.engine.control import OwedUnload
 from pulsar_lifecycle.engine.cut_off import Ownership, remove_objects, settle_attempts
-from pulsar_lifecycle.engine.decision import Place, Tools
+from pulsar_lifecycle.engine.decision import Place, Site, Tools
 from pulsar_lifecycle.engine.inventory import Brokers
 from pulsar_lifecycle.engine.offload_words import Offloaded
 from pulsar_lifecycle.engine.offloading import CanaryFailed, Proven, Wanted
@@ -44,6 +44,7 @@ from pulsar_lifecycle.errors import (
     LifecycleError,
     NotFound,
     OutcomeUnknown,
+    Overloaded,
     Paused,
     Refused,
     StoreError,
@@ -52,14 +53,30 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
-from pulsar_lifecycle.formats.offload_object import CLUSTER_NAME, MANAGED_LEDGER_NAME, data_key, index_key
+from pulsar_lifecycle.formats.offload_object import (
+    CLUSTER_NAME,
+    FORMAT_VERSION,
+    MANAGED_LEDGER_NAME,
+    data_key,
+    index_key,
+)
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.plan.offloads import OffloadUuids
 from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.outcomes import ABANDONED, LEFT, OFFLOAD, OFFLOADED, PREPARED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.plan.outcomes import (
+    ABANDONED,
+    FOREIGN_ATTEMPT,
+    LEFT,
+    OFFLOAD,
+    OFFLOADED,
+    PREPARED,
+    REFUSED,
+    ROLLED_BACK,
+)
 from tests.fakes.metadata_store import Operation
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+from tests.simulation.offloaded import objects_of
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 OTHER = Topic.parse("persistent://acme/orders/other")
@@ -166,7 +183,7 @@ class Scene:
         self.limit = 500
         self.waived = False
         self.tiered_first: Collection[str] = (str(TOPIC), str(OTHER))
-        self.seen = set[Place]()
+        self.seen = dict[Place, int]()
         self.named = OffloadUuids()
         self.grace = 0
         self.silence = ""
@@ -255,7 +272,7 @@ class Scene:
 
     def canary(self) -> Canary:
         """``seen`` as the journal has it."""
-        return Canary(self.waived, self.tiered_first, set(self.seen))
+        return Canary(self.waived, self.tiered_first, dict(self.seen))
 
     def session(self) -> Session:
         """A run of its own, with its lease."""
@@ -494,7 +511,7 @@ def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> No
     scene.cluster.admin.on_read, scene.cluster.admin.on_unload = reading, unloading
     scene.proceed()
     first = scene.wanted[0]
-    assert steps == ["unload with 1", (first, 0, [first]), "unload with 3"]
+    assert steps == ["unload with 1", (first, 0, [first]), "unload with 1", "unload with 3"]
 
 
 def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: Scene) -> None:
@@ -508,7 +525,7 @@ def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: 
     scene.cluster.admin.on_unload = unloading
     assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
     assert scene.complete == scene.wanted
-    assert unloads == [scene.wanted]  # one unload, after all of them
+    assert unloads == [scene.wanted[:1], scene.wanted]  # after the read, and after all of them
     assert (scene.open_attempts, scene.owed, scene.broker.memory) == ([], [], None)
 
 
@@ -600,7 +617,7 @@ def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_canary_to_the_nex
 
 def test_bookies_that_are_away_settle_nothing(scene: Scene) -> None:
     cut_off_after_the_commit(scene)
-    scene.seen = {HERE}
+    scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
     for ledger_id in scene.wanted:
         scene.cluster.reader.failures[ledger_id] = Unavailable("no bookie answers")
@@ -618,7 +635,7 @@ def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene
     scene.cluster.wait(1)
     _, found = scene.session_again().settle(())
     assert set(outcomes(found).values()) == {OFFLOADED if shown else FAILED}
-    scene.seen = {HERE}
+    scene.seen = {HERE: scene.cluster.clock.now_ms()}
     _, found = scene.session_again().settle(())
     assert set(outcomes(found).values()) == (set() if shown else {OFFLOADED})
     assert scene.open_attempts == []
@@ -634,14 +651,15 @@ def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: S
     now = scene.cluster.clock.now_ms()
     (row,) = words(scene)
     assert row["outcome"] == "unanswered"
-    assert unseen_still([row], "", now) == set()
-    seen = {**row, "outcome": "seen", "at": now - 1}
-    assert seen_of_late([seen, row], "", now) == set()
-    no = {**row, "outcome": "unseen", "at": now - 2}
-    assert unseen_still([no, row], "", now) == {HERE}
-    assert unseen_still([no, seen], "", now) == set()
-    assert unseen_still([no, {**seen, "at": now + 1}], "", now) == {HERE}  # by a clock that was ahead
-    assert unseen_still([seen, row], "", now, ("unseen", "unanswered")) == {HERE}
+    assert unseen_sites([row], "", now) == set()
+    assert session.canary.blocked == {}
+    seen = {**row, "outcome": "seen", "at": row["at"] - 1, "run_id": "another"}
+    assert seen_places([seen, row], "", now) == {}
+    no = {**row, "outcome": "unseen", "at": row["at"] - 2}
+    assert unseen_sites([no, row], "", now) == {SITE}
+    assert unseen_sites([no, seen], "", now) == set()
+    assert unseen_sites([no, {**seen, "at": now + 1}], "", now) == {SITE}  # by a clock that was ahead
+    assert unseen_sites([seen, row], "", now, ("unseen", "unanswered")) == {SITE}
 
 
 def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
@@ -721,12 +739,12 @@ def test_an_attempt_of_its_brokers(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     scene.offload(scene.ids[0], context())
     settled(scene)
-    if loaded:
-        assert "is its broker's: it may be running (listed by" in refused(scene, scene.ids[0])
-    else:
-        scene.waived = True
-        assert outcomes(scene.proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
-        assert scene.complete == scene.ids[:1]
+    before = scene.version
+    begun, found = scene.session().begin(scene.wanted)
+    assert (begun, set(outcomes(found).values())) == ([], {FOREIGN_ATTEMPT})
+    assert all(f"of ledger {scene.ids[0]} is not complete" in one.reason for one in found)
+    assert (scene.version, scene.open_attempts, scene.cluster.admin.touched) == (before, [], [])
+    assert [outcome for _, outcome in scene.rows] == [FOREIGN_ATTEMPT] * 3
 
 
 def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
@@ -854,10 +872,11 @@ def test_a_broker_that_is_about_to_offload_one_itself() -> None:
     theirs = context()
     scene.offload(scene.ids[1], theirs)
     found = session.commit(proven)
-    assert outcomes(found) == {scene.ids[0]: OFFLOADED, scene.ids[1]: REFUSED, scene.ids[2]: OFFLOADED}
-    assert "is its broker's" in found[1].reason
+    assert outcomes(found) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
     assert scene.items[scene.ids[1]].offload == theirs
-    assert scene.open_attempts == [scene.ids[1]]
+    assert (scene.complete, scene.open_attempts) == ([], scene.wanted)
+    assert scene.broker.memory is not None  # its broker goes on with it
+    assert scene.version == scene.broker.version + 1
 
 
 def test_a_broker_that_trimmed_one(scene: Scene) -> None:
@@ -1156,10 +1175,14 @@ def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_agai
 def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
-    scene.offload(scene.ids[0], context())
+    theirs = context(complete=True, timestamp=1)
+    assert theirs.uuid
+    for key in (data_key(theirs.uuid, scene.ids[0]), index_key(theirs.uuid, scene.ids[0])):
+        scene.buckets.put(BUCKET, key, b"")
+    scene.offload(scene.ids[0], theirs)
     with pytest.raises(CanaryFailed, match=f"ledger {scene.ids[1]} was offloaded"):
         session.commit(proven)
-    assert scene.complete == []
+    assert scene.complete == scene.ids[:1]
 
 
 # --------------------------------------------------------------------------------------------- what a crash left behind
@@ -1199,6 +1222,22 @@ def test_a_canary_that_was_never_read_is_read_by_the_next_run(at: str, loaded: b
     scene.proceed(())
     assert scene.open_attempts == []
     assert len(scene.keys) == (2 if reads else 0)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_canary_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(reads: bool) -> None:
+    """The read ends with an unload, and that would end what the broker is at."""
+    scene = Scene(loaded=True, reads=reads)
+    cut_off(scene, "before record", scene.ids[:1])
+    scene.broker.load()
+    theirs = context()
+    ledgers = tuple(replace(i, offload=theirs) if i.ledger_id == scene.ids[1] else i for i in scene.info.ledgers)
+    scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=ledgers)))
+    before = scene.version
+    (one,) = scene.settle_later()
+    assert (one.outcome, str(theirs.uuid) in one.reason) == (FOREIGN_ATTEMPT, True)
+    assert scene.rows[-1] == (scene.ids[0], FOREIGN_ATTEMPT)
+    assert (scene.version, scene.broker.memory is None, scene.open_attempts) == (before, False, scene.ids[:1])
 
 
 def test_a_canary_whose_topic_is_owed_an_unload_is_not_read() -> None:
@@ -1396,7 +1435,11 @@ def test_half_a_pair_is_no_copy(scene: Scene, key: Callable[[UUID, int], str]) -
     del scene.buckets.objects[BUCKET][key(one.attempt.uuid, scene.ids[0])]
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     _, (found,) = scene.session_again().settle()
-    assert (found.outcome, scene.keys) == (ABANDONED, set())
+    if key is data_key:
+        assert (found.outcome, scene.keys) == (ABANDONED, set())
+    else:  # no broker can read it, but every entry may be in it
+        assert found.outcome == FAILED
+        assert "its objects may be all that is left of its ledger" in found.reason
 
 
 def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
@@ -1415,20 +1458,34 @@ def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-@pytest.mark.parametrize("size", [None, 0, 10_000])
+@pytest.mark.parametrize("theirs_is", ["half", "empty", "zeros", "another", "whole"])
 def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
-    scene: Scene, size: int | None, given_up: bool
+    scene: Scene, theirs_is: str, given_up: bool
 ) -> None:
-    """Missing its index object, cut short, or whole by its size."""
-    there = bool(size)
-    begun(scene, scene.ids[:1])
+    """Missing its index object, cut short, whole by its size alone, or with another entry."""
+    there = theirs_is == "whole"
+    _, (one,) = begun(scene, scene.ids[:1])
+    for key, body in zip(
+        (data_key(one.attempt.uuid, scene.ids[0]), index_key(one.attempt.uuid, scene.ids[0])),
+        objects_of([b"x" * ENTRY_BYTES]),
+        strict=True,
+    ):
+        scene.buckets.put(BUCKET, key, body, {**SAYS, FORMAT_VERSION: "1"})
+    data, index = {
+        "half": (b"", None),
+        "empty": (b"", b""),
+        "zeros": (bytes(10_000), bytes(10_000)),
+        "another": objects_of([b"y" * ENTRY_BYTES]),
+        "whole": objects_of([b"x" * ENTRY_BYTES]),
+    }[theirs_is]
     scene.law = lambda: None  # type: ignore[method-assign]
     theirs = context(complete=True, bookkeeper_deleted=given_up)
     assert theirs.uuid
     scene.offload(scene.ids[0], theirs)
-    scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), bytes(size or 0))
-    if size is not None:
-        scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), bytes(size))
+    version = {FORMAT_VERSION: "1"}
+    scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), data, version)
+    if index is not None:
+        scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), index, version)
     keys = scene.keys
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     _, (found,) = scene.session_again().settle()
@@ -1773,7 +1830,7 @@ def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(l
 
     scene.cluster.admin.on_unload = unload
     assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, ROLLED_BACK)
-    assert (scene.complete, len(unloads)) == ([], 1)
+    assert (scene.complete, len(unloads)) == ([], 2)  # after the read, and after they are taken back
     assert scene.open_attempts == scene.wanted
 
 
@@ -1813,21 +1870,48 @@ def words(scene: Scene) -> list[dict[str, Any]]:
 
 
 HERE: Place = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
+SITE: Site = ("aws-s3", BUCKET, "r", "http://s3")
 
 
 def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
     (row,) = words(scene)
-    now = scene.cluster.clock.now_ms()
-    assert seen_of_late([row], "", now) == {HERE}
-    assert seen_of_late([row], "another store", now) == set()
-    assert seen_of_late([row], "", row["at"] + SEEN_FOR + 1) == seen_of_late([row], "", row["at"] - 1) == set()
+    now, at = scene.cluster.clock.now_ms(), row["at"]
+    assert seen_places([row], "", now) == {HERE: at}
+    assert seen_places([row], "another store", now) == seen_places([row], "", at - 1) == {}
     no = {**row, "outcome": "unseen"}
-    assert seen_of_late([row, {**row, "at": now + SEEN_FOR}], "", now) == {HERE}  # by a clock that was wrong
-    assert seen_of_late([no, row], "", now) == seen_of_late([row, {**no, "at": now + 1}], "", now + 1) == set()
-    assert seen_of_late([no, {**row, "at": now + 1}], "", now + 1) == {HERE}
-    for detail in ("", "[]", "{}", '{"store": "", "metadata": 1}'):
-        assert seen_of_late([{**row, "detail": detail}], "", now) == set()
+    assert seen_places([row, {**row, "at": now + 9}], "", now) == {HERE: at}  # by a clock that was wrong
+    assert seen_places([no, row], "", now) == seen_places([row, {**no, "at": now + 1}], "", now + 1) == {}
+    assert seen_places([no, {**row, "at": now + 1}], "", now + 1) == {HERE: now + 1}
+    for detail in ("", "[]", "{}", "1", '{"store": "", "metadata": 1}'):
+        assert seen_places([{**row, "detail": detail}], "", now) == {}
+        assert unseen_sites([{**no, "detail": detail}], "", now) == set()
+
+
+def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -> None:
+    """Of any namespace; in the same run only through the same broker: another one says nothing of it."""
+    scene.proceed()
+    (row,) = words(scene)
+    now = scene.cluster.clock.now_ms()
+
+    def word(outcome: str, at: int, run_id: str, broker: str, namespace: str = "acme/orders") -> dict[str, Any]:
+        detail = json.loads(row["detail"]) | {"broker": broker, "namespace": namespace}
+        return {**row, "outcome": outcome, "at": at, "run_id": run_id, "detail": json.dumps(detail)}
+
+    no = word("unseen", 5, "1", "a")
+    for later, stands in [
+        (word("seen", 6, "1", "b"), True),
+        (word("seen", 6, "1", ""), True),
+        (word("seen", 6, "1", "a"), False),
+        (word("seen", 6, "2", "b"), False),
+        (word("seen", 6, "2", "b", "acme/else"), False),
+        (word("seen", 5, "2", "b"), True),
+        (word("seen", 4, "2", "b"), True),
+        (word("unanswered", 6, "2", "a"), True),
+    ]:
+        assert unseen_sites([later, no], "", now) == ({SITE} if stands else set()), later
+    assert unseen_sites([no, word("unseen", 5, "1", "b"), word("seen", 6, "1", "a")], "", now) == {SITE}
+    assert unseen_sites([word("unseen", 5, "1", ""), word("seen", 6, "1", "")], "", now) == {SITE}
 
 
 def unseen(scene: Scene, session: Session, ledger: int = 0) -> str:
@@ -1848,12 +1932,12 @@ def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Sc
     offloaded_without_a_canary(scene)
     session = scene.session_again()
     assert unseen(scene, session) == ""
-    assert scene.owed == [False]
-    assert scene.broker.memory is not None
+    assert (scene.owed, scene.broker.memory) == ([], None)
     scene.broker.reads = False
-    assert unseen(scene, session) == ""  # once is enough, in this run and after it
-    scene.seen = {HERE}
-    assert unseen(scene, scene.session_again()) == ""
+    assert unseen(scene, session) == ""  # once is enough, in this run
+    scene.seen = {HERE: scene.cluster.clock.now_ms()}
+    scene.cluster.wait(1)
+    assert "its broker cannot read it" in unseen(scene, scene.session_again())  # and in no other
 
 
 def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene) -> None:
@@ -1881,18 +1965,19 @@ def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
     scene.broker.reads = False
     session = scene.session_again()
     assert "its broker cannot read it from bucket" in unseen(scene, session)
-    assert seen_of_late(words(scene), "", scene.cluster.clock.now_ms()) == set()
+    assert unseen_sites(words(scene), "", scene.cluster.clock.now_ms()) == {SITE}
     scene.broker.reads = True
-    assert "its broker cannot read it from bucket" in unseen(scene, session)  # each topic is asked once
+    assert unseen(scene, session).startswith("its location could not be read in this run, of persistent://acme/orders")
+    scene.cluster.wait(1)
+    scene.cluster.admin.on_read = raising(Unavailable("timed out"))
+    session = scene.session_again()
+    assert "did not answer" in unseen(scene, session)
+    scene.cluster.admin.on_read = scene.broker.read
+    assert "did not answer" in unseen(scene, session)  # each topic is asked once
     (asked,) = session.canary.unseen.values()
     said = asked.pop(TOPIC)
     asked |= {Topic.parse(f"persistent://acme/orders/{n}"): said for n in range(ASKED)}
-    assert unseen(scene, session).startswith("no broker has read its place yet, of persistent://acme/orders/0: its b")
-    scene.broker.unload(TOPIC)
-    scene.cluster.admin.loaded.clear()
-    scene.cluster.wait(1)
-    scene.cluster.admin.on_read = raising(Unavailable("timed out"))
-    assert "did not answer" in unseen(scene, scene.session_again())
+    assert unseen(scene, session).startswith("no broker has read its location yet, of persistent://acme/orders/0: its")
     scene.limit, scene.loaded_topics = 0, True
     assert "max_unloads" in unseen(scene, scene.session_again())
 
@@ -1900,12 +1985,12 @@ def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
 def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
     cut_off_after_the_commit(scene)
     scene.broker.reads = False
-    scene.seen = {HERE}
+    scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
     session = scene.session_again()
     _, found = session.settle(())
     assert set(outcomes(found).values()) == {ROLLED_BACK}
-    assert session.canary.seen == set()
+    assert (session.canary.seen, list(session.canary.blocked)) == ({}, [SITE])
     assert [row["outcome"] for row in words(scene)] == ["unseen"]
 
 
@@ -1925,7 +2010,7 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
     said = why_unseen(session.run, session.tools, session.permit, TOPIC, copy, session.canary)
     assert said
     assert "names another offload or none by now" in said.reason
-    assert (session.canary.seen, words(scene)) == (set(), [])
+    assert (session.canary.reads(SITE, ""), words(scene)) == (False, [])
 
 
 @pytest.mark.parametrize("silence", ["", "broker-2 does not answer"])
@@ -1936,7 +2021,7 @@ def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene
     session = scene.session_again()
     _, found = session.settle(())
     assert set(outcomes(found).values()) == {OFFLOADED}
-    assert (session.canary.seen, words(scene)) == (set(), [])
+    assert (session.canary.reads(SITE, ""), words(scene)) == (False, [])
 
 
 def test_what_is_read_and_shows_nothing_leaves_the_canary_due(scene: Scene) -> None:
@@ -1949,7 +2034,7 @@ def test_what_is_read_and_shows_nothing_leaves_the_canary_due(scene: Scene) -> N
 
 
 def test_every_read_counts_from_when_it_was(scene: Scene) -> None:
-    scene.seen = {HERE}
+    scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.proceed()
     assert [row["outcome"] for row in words(scene)] == ["seen"]
 
@@ -1966,7 +2051,49 @@ def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
     scene.cluster.admin.on_read = full
     with pytest.raises(CanaryFailed, match="the journal does not say so: no space left"):
         session.commit(proven)
-    assert (scene.complete, session.canary.seen) == ([], set())
+    assert (scene.complete, list(session.canary.blocked)) == ([], [SITE])
+
+
+def refuse_to_hold(scene: Scene) -> None:
+    """Nobody may write the z-node of the location."""
+
+    def deny(operation: Operation) -> None:
+        if operation.name in ("create", "write") and operation.paths[0] == unread_locations.path_of(SITE):
+            raise AccessDenied("no")
+
+    scene.store.before = deny
+
+
+def test_a_canary_is_taken_back_though_its_location_cannot_be_held() -> None:
+    """The run stops all the same, and the journal tells those that begin later."""
+    scene = Scene(reads=False)
+    session, proven = begun(scene)
+    refuse_to_hold(scene)
+    with pytest.raises(CanaryFailed, match="deletion runs that are under way could not be told"):
+        session.commit(proven)
+    assert (scene.complete, [row["outcome"] for row in words(scene)]) == ([], ["unseen"])
+
+
+def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene: Scene) -> None:
+    cut_off_after_the_commit(scene)
+    scene.broker.reads = False
+    scene.cluster.wait(1)
+    session = scene.session_again()
+    refuse_to_hold(scene)
+    _, found = session.settle(())
+    assert set(outcomes(found).values()) == {ROLLED_BACK}
+    assert "could not be told" in session.canary.unheld
+
+
+def test_a_canary_holds_its_location_until_one_is_read() -> None:
+    scene = Scene(reads=False)
+    with pytest.raises(CanaryFailed):
+        scene.proceed()
+    assert unread_locations.held(scene.store, [SITE]) == {SITE}
+    scene.broker.reads = True
+    scene.cluster.wait(1)
+    scene.proceed()
+    assert unread_locations.held(scene.store, [SITE]) == set()
 
 
 def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back() -> None:
@@ -1987,8 +2114,9 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
     with pytest.raises(Crash):
         session.commit(proven)
     assert scene.complete == scene.ids[:2]
+    assert unread_locations.held(scene.cluster.open_store(), [SITE]) == {SITE}
     now = scene.cluster.clock.now_ms()
-    assert (seen_of_late(words(scene), "", now), unseen_still(words(scene), "", now)) == (set(), {HERE})
+    assert (seen_places(words(scene), "", now), unseen_sites(words(scene), "", now)) == ({}, {SITE})
 
 
 def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(scene: Scene) -> None:
@@ -1996,7 +2124,7 @@ def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(s
     offloaded_without_a_canary(scene)
     session = scene.session_again()
     scene.tick = lambda name: raising(StoreError("no space left"))() if name == "before record" else None
-    assert unseen(scene, session) == "no broker has read its place yet: no space left"
+    assert unseen(scene, session) == "no broker has read its location yet: no space left"
     (asked,) = session.canary.unseen.values()
     assert list(asked) == [TOPIC]
 
@@ -2006,7 +2134,7 @@ def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) ->
     session = scene.session_again()
     scene.store.before = lambda operation: raising(StoreError("no quorum"))() if operation.name == "create" else None
     assert unseen(scene, session) == (
-        "no broker has read its place yet: whether its broker can read it is not known: no quorum"
+        "no broker has read its location yet: whether its broker can read it is not known: no quorum"
     )
     assert not any(session.canary.unseen.values())
 
@@ -2060,3 +2188,23 @@ def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:
     assert offload.uuid != one.attempt.uuid
     with pytest.raises(Conflict):
         attempts.condemn(scene.store, one.attempt)
+
+
+def test_what_could_not_be_told_of_a_fresh_offload_is_said_though_zookeeper_stays_slow() -> None:
+    scene = Scene(reads=False)
+    asked: list[object] = []
+    real = scene.cluster.admin.on_read
+
+    def read(topic: Topic, position: Position) -> Any:
+        asked.append(position)
+        return real(topic, position)
+
+    def slow(name: str) -> None:
+        if asked and name == "before read":
+            raise Overloaded("ZooKeeper answers in 700 ms")
+
+    scene.cluster.admin.on_read = read
+    scene.tick = slow
+    session, proven = begun(scene)
+    with pytest.raises(Unheld, match="could not be told"):
+        session.commit(proven)

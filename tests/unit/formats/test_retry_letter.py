@@ -8,6 +8,8 @@ from pulsar_lifecycle.formats.retry_letter import (
     reconsume_times,
     retry_properties,
     told_times,
+    waiting_properties,
+    waiting_since,
     without_retry_properties,
 )
 from pulsar_lifecycle.model import Topic
@@ -66,3 +68,26 @@ def test_the_first_retry_says_where_it_was_read_and_the_next_ones_leave_that():
     second = retry_properties(first, topic=retry, subscription="other", message_id="4:5:6", times=2, delay_ms=20)
     assert second == {**first, "RECONSUMETIMES": "2", "DELAY_TIME": "20"}
     assert without_retry_properties(second) == {"mine": "kept"}
+
+
+NOTES = {"LIFECYCLE_WAITING_SINCE": "7", "LIFECYCLE_WAITING_FOR": "no-scan", "LIFECYCLE_WAITING_RUN": "a run"}
+
+
+def test_what_waits_keeps_its_count_and_a_retry_forgets_what_it_waited_for():
+    where = {"topic": PARTITION, "subscription": "s", "message_id": "1:2:3"}
+    first = waiting_properties({"mine": "kept"}, **where, delay_ms=10, notes=NOTES)
+    assert (first["DELAY_TIME"], first["REAL_TOPIC"]) == ("10", str(PARTITION.partitioned_parent))
+    assert "RECONSUMETIMES" not in first
+    counted = waiting_properties({**first, "RECONSUMETIMES": "4"}, **where, delay_ms=20, notes=NOTES)
+    assert (counted["RECONSUMETIMES"], counted["DELAY_TIME"]) == ("4", "20")
+    retried = retry_properties(counted, **where, times=5, delay_ms=30)
+    assert NOTES.keys() & retried.keys() == {"LIFECYCLE_WAITING_SINCE"}
+    assert without_retry_properties(counted) == {"mine": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("text", "since"), [("7", 7), ("9", 9), ("10", None), ("0", None), ("-1", None), ("", None), ("٣", None)]
+)
+def test_since_when_a_message_waits_cannot_be_later_than_it_was_published(text, since):
+    assert waiting_since({"LIFECYCLE_WAITING_SINCE": text}, 9) == since
+    assert waiting_since({}, 9) is None

@@ -15,7 +15,7 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.io.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.settings import PulsarSettings, SecretRef
@@ -81,11 +81,6 @@ class BrokerAdminContract:
         found = admin.configurations()
         assert sorted(found) == admin.brokers()
         assert all(one["clusterName"] for one in found.values())
-
-    def test_a_topic_without_policies_of_its_own_has_none(self, admin, topic):
-        admin.create_partitioned_topic(topic, 1)
-        for one in (topic, partition(topic, 0)):
-            assert admin.topic_policies(one, ["offloadPolicies", "retention"]) == {}
 
     def test_an_entry_that_is_not_stored_cannot_be_read(self, admin, topic):
         admin.create_topic(topic)
@@ -283,6 +278,44 @@ def heartbeat(broker: str) -> tuple[str, str]:
     return ("GET", f"/lookup/v2/topic/persistent/pulsar/{broker.replace(':', '%3A')}/healthcheck")
 
 
+def own_answer(stats: object, info: object) -> Cluster:
+    """A cluster whose broker ``b2`` answers so for a topic's internals and for its z-nodes."""
+    return Cluster(
+        {
+            heartbeat("b2:8080"): {"httpUrl": "http://b2:8080"},
+            ("GET", f"http://b2:8080{TOPIC_PATH}/internalStats"): stats,
+            ("GET", f"http://b2:8080{TOPIC_PATH}/internal-info"): info,
+        }
+    )
+
+
+INFO = {"version": 3, "ledgers": [], "cursors": {}}
+
+
+def test_a_broker_fails_at_a_topic_if_it_answers_500_itself_and_then_what_metadata_says():
+    cluster = own_answer(httpx.Response(500, text="<html>the schema locator</html>"), INFO)
+    assert cluster.admin.fails_at("b2:8080", TOPIC)
+    assert [r.url.path.rpartition("/")[2] for r in cluster.requests[-2:]] == ["internalStats", "internal-info"]
+
+
+@pytest.mark.parametrize("status", [200, 307, 401, 403, 404, 409, 412, 429, 502, 503, 504])
+def test_any_other_answer_is_not_a_failure_at_one_topic(status):
+    headers = {"location": f"http://b1:8080{TOPIC_PATH}/internalStats"}
+    assert not own_answer(httpx.Response(status, headers=headers), INFO).admin.fails_at("b2:8080", TOPIC)
+
+
+@pytest.mark.parametrize("info", [*map(httpx.Response, (200, 307, 401, 403, 404, 500, 503)), {}, [], {"ledgers": None}])
+def test_a_broker_that_fails_at_a_topic_and_at_its_metadata_is_not_well(info):
+    with pytest.raises(LifecycleError):
+        own_answer(httpx.Response(500), info).admin.fails_at("b2:8080", TOPIC)
+
+
+@pytest.mark.parametrize("error", [httpx.ReadTimeout("slow"), httpx.ConnectError("gone")])
+def test_a_broker_that_does_not_answer_does_not_fail_at_one_topic(error):
+    with pytest.raises(Unavailable):
+        own_answer(error, INFO).admin.fails_at("b2:8080", TOPIC)
+
+
 STATS = {"a/b": {"0x0_0xf": {"persistent": {"persistent://a/b/c": {}}, "non-persistent": {}}}}
 
 
@@ -339,13 +372,6 @@ def test_loaded_topics_fails_when_any_broker_does(broken):
 
 RUNTIME = "/admin/v2/brokers/configuration/runtime"
 WEB = {heartbeat(f"{b}:8080"): {"httpUrl": f"http://{b}:8080"} for b in ("b1", "b2")}
-
-
-def test_policies_of_a_partition_are_its_partitioned_topics():
-    policy = {"managedLedgerOffloadThresholdInBytes": 5}
-    own = {("GET", f"{TOPIC_PATH}/offloadPolicies"): policy, ("GET", f"{TOPIC_PATH}/retention"): httpx.Response(200)}
-    found = Cluster(own).admin.topic_policies(partition(TOPIC, 3), ["offloadPolicies", "retention"])
-    assert found == {"offloadPolicies": {"managedLedgerOffloadThresholdInBytes": 5}}
 
 
 def test_the_statistics_interval_is_that_of_the_slowest_broker():

@@ -20,7 +20,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.ports import Entry, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings
 from tests.fakes.bookie_server import BookieServer

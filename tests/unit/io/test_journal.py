@@ -13,7 +13,7 @@ import pytest
 
 from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.io.journal import (
+from pulsar_lifecycle.io.lake.journal import (
     ARCHIVE_SCHEMA,
     JOURNAL_SCHEMA,
     FileJournal,
@@ -31,12 +31,22 @@ from pulsar_lifecycle.io.journal import (
     rows_of_phase,
     sent_copies,
     tallied,
+    unproven_copies,
     unsettled_nodes,
     verified_copies,
 )
 from pulsar_lifecycle.plan.metrics import count
 from pulsar_lifecycle.plan.objects import Begun
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, MARKED, OFFLOAD, RELEASE, VERIFIED
+from pulsar_lifecycle.plan.outcomes import (
+    DELETE_LEDGER,
+    DELETED,
+    MARKED,
+    OFFLOAD,
+    RELEASE,
+    ROLLED_BACK,
+    UNPROVEN,
+    VERIFIED,
+)
 from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
 
@@ -536,6 +546,34 @@ def test_a_released_ledger_is_one_until_it_is_deleted(tmp_path: Path) -> None:
     journal.record([replace(ROW, ledger_id=3, action=DELETE_LEDGER, phase="delete", outcome=DELETED, at=ROW.at + 1)])
     assert set(released_ledgers(str(tmp_path), "sandbox")) == {ROW.ledger_id}
     assert released_ledgers(str(tmp_path), "another") == {}
+
+
+def test_a_release_of_what_failed_a_later_proof_is_none_any_more(tmp_path: Path) -> None:
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    detail = json.dumps({**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9})
+    row = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=detail)
+    journal.record([replace(row, outcome=UNPROVEN, at=row.at - 1), row])
+    assert set(released_ledgers(lake, "sandbox")) == {ROW.ledger_id}
+    journal.record([replace(row, outcome=UNPROVEN, at=row.at + 1)])
+    assert released_ledgers(lake, "sandbox") == {}
+
+
+def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_taken_back(tmp_path: Path) -> None:
+    journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
+    detail = json.dumps({"uuid": str(UUIDS[0]), "bucket": "b"})
+    row = replace(ROW, action=RELEASE, phase="release", outcome=UNPROVEN, detail=detail)
+    journal.record([row, replace(row, ledger_id=2), replace(row, ledger_id=3, detail="{}")])
+    journal.record([replace(row, ledger_id=2, action=OFFLOAD, outcome=VERIFIED, at=row.at + 1, run_id="later")])
+    other = json.dumps({**PROOF, "uuid": str(UUIDS[1])})
+    whole = replace(row, action=OFFLOAD, outcome=VERIFIED)
+    journal.record([replace(whole, detail=other, at=row.at + 1), replace(whole, at=row.at - 1)])
+    journal.record([replace(whole, at=row.at + 1)])  # of an executor whose clock is ahead: the run proves none again
+    assert unproven_copies(lake, "sandbox") == {(ROW.ledger_id, UUIDS[0]): row}
+    assert unproven_copies(lake, "another") == {}
+    journal.record([replace(whole, outcome=ROLLED_BACK, at=row.at + 2)])
+    assert unproven_copies(lake, "sandbox") == {}
+    journal.record([replace(row, at=row.at + 3)])
+    assert list(unproven_copies(lake, "sandbox")) == [(ROW.ledger_id, UUIDS[0])]
 
 
 def test_attempts_that_our_own_runs_began_and_when_they_were_last_spoken_of(tmp_path):

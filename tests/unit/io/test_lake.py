@@ -13,8 +13,8 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
-from pulsar_lifecycle.io.lake import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
-from pulsar_lifecycle.plan.coverage import Census, Epoch
+from pulsar_lifecycle.io.lake.artefacts import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
+from pulsar_lifecycle.plan.coverage import Census, Epoch, last_covered
 from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
@@ -274,6 +274,15 @@ def test_the_last_scan_stays_to_be_compared_with(lake: Lake) -> None:
     finish(lake, epoch("e1", NOW, ("a gap",)))
     finish(lake, epoch("e2", NOW + 1, ("a gap",)))
     assert lake.prune(NOW + 50 * DAY_MS) == ["e1"]
+
+
+def test_the_last_covered_scan_stays_however_old_for_what_got_lost_since(lake: Lake) -> None:
+    for name, at, gaps in (("e1", 0, ()), ("e2", 1, ()), ("e3", 2, ("a gap",)), ("e4", 3, ("a gap",))):
+        finish(lake, epoch(name, NOW + at, gaps))
+    assert lake.prune(NOW + 50 * DAY_MS) == ["e1", "e3"]
+    last = last_covered(lake.epochs(cluster="c"), "fp")
+    assert last is not None
+    assert last.epoch_id == "e2"
 
 
 def test_the_offload_uuids_of_every_root_are_found_again_and_no_others(lake: Lake) -> None:

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import entry, striping
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
-from pulsar_lifecycle.io import ledger_stream
-from pulsar_lifecycle.io.bookie import BookieReader
+from pulsar_lifecycle.io.bookkeeper import stream as ledger_stream
+from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.settings import BookKeeperSettings
 from tests.fakes.bookie_server import BookieServer
 from tests.fakes.metadata_store import FakeZooKeeper

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kazoo.protocol.serialization import CheckVersion, Delete, Transaction
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.io.multidelete import MultiDeleteRequest, check, delete
+from pulsar_lifecycle.io.zookeeper.multidelete import MultiDeleteRequest, check, delete
 
 HEADER = b"sixteen bytes ok"  # xid, zxid, error: kazoo's business
 END = bytes.fromhex("ffffffff01ffffffff")

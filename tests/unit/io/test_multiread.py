@@ -8,7 +8,14 @@ from collections import deque
 import pytest
 
 from pulsar_lifecycle.errors import CorruptFormat
-from pulsar_lifecycle.io.multiread import MAX_PATHS, MAX_REQUEST_BYTES, NO_NODE, BatchSize, MultiReadRequest, Reply
+from pulsar_lifecycle.io.zookeeper.multiread import (
+    MAX_PATHS,
+    MAX_REQUEST_BYTES,
+    NO_NODE,
+    BatchSize,
+    MultiReadRequest,
+    Reply,
+)
 from pulsar_lifecycle.ports import Stat
 
 STAT = Stat(11, 12, 13, 14, 3, 1, 0, 5, 2, 15)

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from pulsar_lifecycle.errors import AccessDenied, ConfigError, Conflict, NotFound, Refused, StoreError, Unavailable
-from pulsar_lifecycle.io.objects import S3ObjectStore
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.ports import Part
 from pulsar_lifecycle.settings import ObjectStoreSettings, SecretRef
 from tests.fakes.clock import FakeClock

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_fd_to_metric_families
 
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.io.journal import FileJournal
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.prometheus import published, write_textfile
 from pulsar_lifecycle.plan.metrics import METRICS, Metrics
 from pulsar_lifecycle.settings import Settings

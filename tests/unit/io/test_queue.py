@@ -8,9 +8,9 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
     encode_deletion_message,
 )
-from pulsar_lifecycle.formats.retry_letter import due_at
-from pulsar_lifecycle.io import pulsar_session
-from pulsar_lifecycle.io.queue import (
+from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, WAITING_RUN, WAITING_SINCE, due_at
+from pulsar_lifecycle.io.pulsar import session as pulsar_session
+from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     ENCRYPTED,
@@ -161,6 +161,32 @@ class DeletionQueueContract:
             assert one.properties["REAL_TOPIC"] == str(DELETION_TOPIC)
             assert one.properties["REAL_SUBSCRIPTION"] == SUBSCRIPTION
         queue.acknowledge(again)
+        queue.close()
+        assert open_queue().backlog() == 0
+
+    @pytest.mark.parametrize("count", [None, "0", "3", "10", "many"])
+    def test_what_is_sent_back_comes_again_later_and_is_not_counted(self, open_queue, open_letters, publish, count):
+        queue = open_queue()
+        publish(encode_deletion_message(intents(1)[0]), {"mine": "kept"} | ({"RECONSUMETIMES": count} if count else {}))
+        (message,) = queue.receive(1, 10_000)
+        notes = {WAITING_SINCE: str(message.publish_time), WAITING_FOR: "no-scan", WAITING_RUN: "run"}
+        (sent,) = queue.send_back([message], [notes], 4_000)
+        assert (sent.message, sent.dead, sent.error) == (message, False, "")
+        queue.acknowledge([message])
+        assert queue.receive(1, 100) == []
+        (again,) = queue.receive(1, 30_000)
+        assert Topic.parse(again.topic).partitioned_parent == RETRY_TOPIC
+        assert (again.info, again.properties.get("RECONSUMETIMES")) == (message.info, count)
+        assert again.properties["DELAY_TIME"] == "4000"
+        assert again.properties["REAL_TOPIC"] == str(DELETION_TOPIC)
+        assert {"mine": "kept", **notes}.items() <= again.properties.items()
+        (postponed,) = queue.reconsume_later([again], 10, 20)
+        assert postponed.times == (20 if count == "many" else int(count or 0)) + 1
+        queue.acknowledge([again])
+        if not postponed.dead:
+            (retried,) = queue.receive(1, 20_000)
+            assert {WAITING_SINCE} == {WAITING_SINCE, WAITING_FOR, WAITING_RUN} & retried.properties.keys()
+            queue.acknowledge([retried])
         queue.close()
         assert open_queue().backlog() == 0
 

@@ -19,8 +19,8 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.io.zk import KazooStore, cluster_fingerprint
-from pulsar_lifecycle.io.zk_session import ZooKeeperSession
+from pulsar_lifecycle.io.zookeeper.session import ZooKeeperSession
+from pulsar_lifecycle.io.zookeeper.store import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper

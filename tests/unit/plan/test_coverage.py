@@ -10,6 +10,7 @@ import pytest
 
 from pulsar_lifecycle.plan import tables
 from pulsar_lifecycle.plan.coverage import MISSING_ROOT, Census, Epoch, broken_history, prove, take_census
+from pulsar_lifecycle.plan.gaps import Gap, GapCode
 from pulsar_lifecycle.plan.history import Marks
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas")
@@ -178,26 +179,29 @@ def test_every_scan_tells_the_time_whatever_its_clock_said(clock: int) -> None:
 
 def test_uncovered_epochs_tell_the_time_and_covered_ones_the_size() -> None:
     uncovered = with_census(
-        "schemas", replace(BEFORE, started_at=1500, finished_at=3500, zxid=120, gaps=("x",)), listed=0, decoded=0
+        "bookkeeper_ledgers",
+        replace(BEFORE, started_at=1500, finished_at=3500, zxid=120, gaps=("x",)),
+        listed=0,
+        decoded=0,
     )
-    first, *others = gaps(with_census("schemas", listed=700, decoded=700), BEFORE, uncovered)
+    first, *others = gaps(with_census("bookkeeper_ledgers", listed=700, decoded=700), BEFORE, uncovered)
     assert "back in time" in first
-    assert [gap.partition(":")[0] for gap in others] == ["schemas"]
+    assert [gap.partition(":")[0] for gap in others] == ["bookkeeper_ledgers"]
 
 
 def test_a_ledger_that_went_with_its_topic_is_no_going_back_in_time() -> None:
     assert gaps(replace(EPOCH, max_czxid=1, max_ledger_id=1), BEFORE) == ()
 
 
-@pytest.mark.parametrize(("table", "deleted", "blocks"), [(TABLES[0], 0, 1), (TABLES[0], 200, 0), (TABLES[1], 200, 1)])
-def test_a_listing_may_shrink_by_what_we_deleted_and_a_bound(table: str, deleted: int, blocks: int) -> None:
+@pytest.mark.parametrize(("table", "deleted", "blocks"), [(TABLES[0], 0, 1), (TABLES[0], 200, 0), (TABLES[1], 0, 0)])
+def test_bookkeepers_list_may_shrink_by_what_we_deleted_and_a_bound(table: str, deleted: int, blocks: int) -> None:
     assert gaps(with_census(table, listed=800, decoded=800), BEFORE) == ()
     assert len(gaps(with_census(table, listed=799, decoded=799), BEFORE, deleted=deleted)) == blocks
 
 
 def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None:
-    small = with_census("schemas", BEFORE, listed=100, decoded=100)
-    none = with_census("schemas", listed=0, decoded=0)
+    small = with_census("bookkeeper_ledgers", BEFORE, listed=100, decoded=100)
+    none = with_census("bookkeeper_ledgers", listed=0, decoded=0)
     assert gaps(none, small) == ()
     assert len(gaps(none, small, replace(BEFORE, started_at=1500))) == 1
     assert gaps(none, BEFORE, replace(small, started_at=1500)) == ()
@@ -205,10 +209,12 @@ def test_small_listings_may_shrink_and_the_newest_earlier_epoch_counts() -> None
 
 def test_an_epoch_survives_json() -> None:
     epoch = with_census("schemas", unread=("x",), mismatched=("y",))
+    epoch = replace(epoch, coded_gaps=(Gap(GapCode.OTHER_ROOT, "/two", "another cluster"),))
+    assert "another cluster" in gaps(epoch)
     epoch = replace(epoch, gaps=gaps(epoch), shared_with=None, ids_issued=7, lease=(3, 4), broken="b")
     document = json.loads(json.dumps(epoch.to_json()))
     assert Epoch.from_json(document) == epoch
-    for name in ("ids_issued", "lease", "broken"):  # scans of earlier versions know nothing of them
+    for name in ("ids_issued", "lease", "broken", "coded_gaps"):  # scans of earlier versions know nothing of them
         del document[name]
     assert Epoch.from_json(document).marks == Marks("f", 100)
 

@@ -11,7 +11,8 @@ import pytest
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
 from pulsar_lifecycle.plan import artefact, deletion
-from pulsar_lifecycle.plan.deletion import Caps, PlanSummary
+from pulsar_lifecycle.plan.caps import Caps
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Finding
 from pulsar_lifecycle.plan.tables import FINDINGS
 

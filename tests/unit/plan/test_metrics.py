@@ -8,7 +8,7 @@ from itertools import product
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.plan import metrics, outcomes
 from pulsar_lifecycle.plan.metrics import HOUR_MS, Interval, Metrics
 from pulsar_lifecycle.ports import JournalRow

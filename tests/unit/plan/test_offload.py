@@ -13,14 +13,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.plan import offload
-from pulsar_lifecycle.plan.offload import CANDIDATES, DONE, KEEP, OFFLOAD, RELEASE, OffloadPlan, TopicState, judge
+from pulsar_lifecycle.plan.offload import (
+    CANDIDATES,
+    DONE,
+    KEEP,
+    OFFLOAD,
+    RELEASE,
+    WITHHELD,
+    OffloadPlan,
+    TopicState,
+    judge,
+)
 from pulsar_lifecycle.plan.offload_policy import OffloadPolicy, Retention
+from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER
 
 TOPIC = "persistent://t/n/a+b c~é"
 NOW = 1_000_000_000
 MINE, THEIRS = UUID(int=1), UUID(int=2)
 FOREVER = Retention(-1, -1)
-POLICY = OffloadPolicy("aws-s3", "b", "r", "http://s3", 0, -1, 1000, 5 << 20, True, {})
+LAG = 1000
+POLICY = OffloadPolicy("aws-s3", "b", "r", "http://s3", 0, -1, -1, 5 << 20, True, {})
 
 
 def ledger(ledger_id: int, **changes: Any) -> dict[str, Any]:
@@ -46,15 +58,15 @@ def complete(ledger_id: int, **changes: Any) -> dict[str, Any]:
 LAST = ledger(99, entries=None, size=None, timestamp=0)
 
 
-def state(*ledgers: dict[str, Any], loaded: bool = False, rule: str = "") -> TopicState:
-    return TopicState(TOPIC, "t/n", list(ledgers), loaded, rule)
+def state(*ledgers: dict[str, Any], left: bool = False, rule: str = "") -> TopicState:
+    return TopicState(TOPIC, "t/n", list(ledgers), rule, left)
 
 
 def judged(
     topic: TopicState, policy: OffloadPolicy = POLICY, now: int = NOW, **given: Any
 ) -> dict[int, dict[str, Any]]:
     retention, ours = given.pop("retention", FOREVER), given.pop("ours", {})
-    rows = judge(topic, policy, retention, now, ours, **{"buckets": {"b", "old"}, **given})
+    rows = judge(topic, policy, retention, now, ours, **{"buckets": {"b", "old"}, "our_lag_ms": LAG, **given})
     assert [row["ledger_id"] for row in rows] == sorted(item["ledger_id"] for item in topic.ledgers)
     assert pa.Table.from_pylist(rows, CANDIDATES).to_pylist() == rows  # every column, of its type
     return {row["ledger_id"]: row for row in rows}
@@ -62,8 +74,7 @@ def judged(
 
 def one(item: dict[str, Any], policy: OffloadPolicy = POLICY, **given: Any) -> tuple[str, str]:
     """Action and reason of a ledger that is followed by an open one."""
-    loaded, rule = given.pop("loaded", False), given.pop("rule", "")
-    row = judged(state(item, LAST, loaded=loaded, rule=rule), policy, **given)[item["ledger_id"]]
+    row = judged(state(item, LAST, rule=given.pop("rule", "")), policy, **given)[item["ledger_id"]]
     return row["action"], row["reason"]
 
 
@@ -191,7 +202,7 @@ def test_the_last_ledger_is_never_offloaded_even_if_it_is_closed() -> None:
         ({"entries": 0}, "empty"),
         ({"entries": None}, "empty"),
         ({"bookkeeper_deleted": True}, "needs repair"),
-        ({"bookkeeper_deleted": True, "offload_uuid": str(THEIRS)}, "needs repair"),
+        ({"bookkeeper_deleted": True, "offload_uuid": str(THEIRS)}, "is not complete"),
     ],
 )
 @pytest.mark.parametrize("everything", [False, True])
@@ -201,26 +212,29 @@ def test_what_is_not_offloaded_whoever_asks(changes: dict[str, Any], why: str, e
 
 
 @pytest.mark.parametrize(
-    ("attempt", "ours", "loaded", "action"),
+    ("attempt", "ours", "alone"),
     [
-        (THEIRS, {}, True, KEEP),
-        (THEIRS, {}, False, OFFLOAD),
-        (THEIRS, {1: MINE}, True, KEEP),
-        (THEIRS, {1: MINE}, False, OFFLOAD),
-        (MINE, {1: MINE}, True, OFFLOAD),
-        (MINE, {2: MINE}, True, KEEP),
-        (None, {1: MINE}, True, OFFLOAD),
-        (None, {}, True, OFFLOAD),
+        (THEIRS, {}, True),
+        (THEIRS, {1: MINE}, True),
+        (MINE, {1: MINE}, False),
+        (MINE, {2: MINE}, True),
+        (None, {1: MINE}, False),
+        (None, {}, False),
     ],
 )
 @pytest.mark.parametrize("everything", [False, True])
-def test_an_incomplete_attempt_may_be_running_only_on_a_broker(
-    attempt: UUID | None, ours: dict[int, UUID], loaded: bool, action: str, everything: bool
+def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
+    attempt: UUID | None, ours: dict[int, UUID], alone: bool, everything: bool
 ) -> None:
     item = ledger(1, offload_uuid=str(attempt) if attempt else None)
-    found, reason = one(item, ours=ours, loaded=loaded, everything=everything)
-    assert found == action
-    assert action == OFFLOAD or f"attempt {attempt} is its broker's" in reason
+    given_up = complete(5, bookkeeper_deleted=True)
+    rows = judged(state(ledger(0), item, complete(3), given_up, LAST), ours=ours, everything=everything, leftovers={5})
+    found = {i: rows[i]["action"] for i in (0, 1, 3, 5)}
+    if alone:
+        assert found == {0: KEEP, 1: KEEP, 3: DONE, 5: DONE}
+        assert all(f"attempt {attempt} of ledger 1 is not complete" in rows[i]["reason"] for i in (0, 1, 3, 5))
+    else:
+        assert found == {0: OFFLOAD, 1: OFFLOAD, 3: RELEASE, 5: RELEASE}
 
 
 @pytest.mark.parametrize(
@@ -267,8 +281,32 @@ def test_a_topic_that_is_not_touched() -> None:
         (None, 0, DONE),
     ],
 )
-def test_the_copy_in_bookkeeper_goes_once_the_lag_has_passed(lag: int | None, since: int | None, action: str) -> None:
-    assert one(complete(1, offloaded_at=since), replace(POLICY, deletion_lag_ms=lag))[0] == action
+def test_the_copy_in_bookkeeper_goes_once_our_lag_has_passed(lag: int | None, since: int | None, action: str) -> None:
+    assert one(complete(1, offloaded_at=since), our_lag_ms=lag)[0] == action
+
+
+@pytest.mark.parametrize("lag", [0, 1000, None])
+def test_nothing_is_released_where_brokers_release_by_themselves(lag: int | None) -> None:
+    """They prove nothing, and do it while we refuse: only a report is made, and the plan says why."""
+    policy = replace(POLICY, deletion_lag_ms=lag)
+    for item in (complete(1), complete(1, bookkeeper_deleted=True)):
+        action, reason = one(item, policy, leftovers={1})
+        assert (action, "it must be -1" in reason) == (WITHHELD, True)
+    assert one(complete(1, offloaded_at=NOW), policy)[0] == DONE
+    assert one(ledger(1), policy)[0] == OFFLOAD
+
+
+def test_what_a_run_would_leave_to_brokers_is_said_before_it() -> None:
+    given_up = complete(3, bookkeeper_deleted=True)
+    rows = judged(state(ledger(1), complete(2), given_up, ledger(4, size=0), LAST, left=True), leftovers={3})
+    assert {i: row["outlook"] for i, row in rows.items()} == {
+        1: LEFT_TO_BROKER,
+        2: LEFT_TO_BROKER,
+        3: "",  # nothing is written
+        4: "",
+        99: "",
+    }
+    assert {row["outlook"] for row in judged(state(ledger(1), LAST)).values()} == {""}
 
 
 def test_a_driver_that_does_not_act_releases_nothing() -> None:
@@ -306,19 +344,21 @@ def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
 ) -> None:
     """The canary would read the very copy that goes; whoever gives it up, brokers may not be able to read the other."""
     policy = replace(POLICY, deletion_lag_ms=lag, tiered_first=False)
-    action, reason = one(ledger(1), policy, release=release, everything=everything)
+    our_lag = LAG if release else None
+    action, reason = one(ledger(1), policy, our_lag_ms=our_lag, everything=everything)
     assert action == (OFFLOAD if offloads else KEEP)
     assert offloads or "managedLedgerDataReadPriority" in reason
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
-        action, reason = one(item, policy, release=release, everything=everything, leftovers={1})
+        action, reason = one(item, policy, our_lag_ms=our_lag, everything=everything, leftovers={1})
         assert (action, "managedLedgerDataReadPriority" in reason) == (DONE, True)
 
 
 def test_copies_are_the_brokers_to_give_up_unless_they_are_ours() -> None:
+    theirs = replace(POLICY, deletion_lag_ms=LAG)
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
-        action, reason = one(item, leftovers={1}, release=False)
+        action, reason = one(item, theirs, leftovers={1}, our_lag_ms=None)
         assert (action, "offload.release" in reason) == (DONE, True)
-    assert one(ledger(1), release=False)[0] == OFFLOAD
+    assert one(ledger(1), our_lag_ms=None)[0] == OFFLOAD
 
 
 def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
@@ -334,7 +374,8 @@ def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(give
     row = judged(state(item, LAST), leftovers={1}, buckets={"b"})[1]
     assert (row["action"], row["bucket"]) == (DONE, "old")
     assert row["reason"].endswith("; its copy in BookKeeper stays: name old in object_store.buckets")
-    assert one(item, leftovers={1}, buckets={"b"}, release=False)[1].endswith("(offload.release)")
+    theirs = replace(POLICY, deletion_lag_ms=LAG)
+    assert one(item, theirs, leftovers={1}, buckets={"b"}, our_lag_ms=None)[1].endswith("(offload.release)")
 
 
 @pytest.mark.parametrize("named", [None, ""])
@@ -344,7 +385,7 @@ def test_a_copy_of_which_its_topic_names_no_bucket_cannot_be_proven(named: str |
 
 
 def test_what_is_offloaded_again_goes_where_its_policy_says() -> None:
-    row = judged(state(ledger(1, offload_uuid=str(THEIRS), offload_bucket="old"), LAST))[1]
+    row = judged(state(ledger(1, offload_bucket="old"), LAST))[1]
     assert (row["action"], row["bucket"]) == (OFFLOAD, "b")
 
 
@@ -370,6 +411,7 @@ def test_a_row_says_where_and_why() -> None:
         "block_size": 5 << 20,
         "lag_ms": 1000,
         "warning": "retention is 0: only unacknowledged backlog is left to offload",
+        "outlook": "",
     }
     assert (rows[2]["uuid"], rows[2]["warning"]) == (str(THEIRS), "")
     assert (rows[99]["bytes"], rows[99]["closed_at"]) == (None, None)
@@ -380,11 +422,12 @@ def test_a_row_says_where_and_why() -> None:
 
 
 def table(count: int = 3, **changes: Any) -> pa.Table:
-    rows = judge(state(*(ledger(n) for n in range(count)), LAST), POLICY, FOREVER, NOW, {}, buckets={"b"})
+    topic = state(*(ledger(n) for n in range(count)), LAST)
+    rows = judge(topic, POLICY, FOREVER, NOW, {}, our_lag_ms=None, buckets={"b"})
     return pa.Table.from_pylist([row | changes if row["ledger_id"] == 1 else row for row in rows], CANDIDATES)
 
 
-SUMMARY = OffloadPlan("p", "c", "f", "e", 1000, True, ("gap",), ("warning",), 3, 30, 1, 10, "")
+SUMMARY = OffloadPlan("p", "c", "f", "e", 1000, True, ("gap",), ("warning",), 3, 30, 1, 10, 2, 20, 0, 0, "")
 
 
 def digest(rows: pa.Table, **changes: Any) -> str:

@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.plan import orphans
 from pulsar_lifecycle.plan.orphans import PENDING, Context, Finding
 from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.plan.snapshots import Memory
 from pulsar_lifecycle.plan.tables import BOOKKEEPER_LEDGERS
 
 DAY = 86_400_000
@@ -132,7 +133,10 @@ X = "persistent://t/n/x"
         ({"holds": {X}}, {"managed_ledger": "t/n/persistent/x-partition-12"}, "legal hold"),
         ({"holds": {f"{X}-partition-1"}}, {"component": "schema", "schema_id": "t/n/x"}, "hold on one of its partiti"),
         ({"kept_namespaces": {"t/n"}}, {}, "could not be read whole"),
-        ({"kept_topics": {X}}, {}, "in a ledger that is gone"),
+        ({"kept_topics": {X}}, {}, "gone or damaged"),
+        ({"kept_topics": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, "gone or damaged"),
+        ({"kept_topics": {X}}, {"managed_ledger": "t/c/n/persistent/x"}, "gone or damaged"),
+        ({"kept_topics": {X}}, {"component": "schema", "schema_id": "t/n/x"}, "gone or damaged"),
         ({"shadow_sources": {X}}, {}, "shadow"),
         ({"shadow_sources": {X}}, {"managed_ledger": "t/n/persistent/x-partition-0"}, "shadow"),
         ({"open_topics": {X}}, {}, "open"),
@@ -281,16 +285,17 @@ def test_a_compacted_ledger_goes_when_no_compaction_can_be_running(facts: dict[s
 @pytest.mark.parametrize(
     ("facts", "finding"),
     [
-        ({"cursor_exists": True, "first_ledger_id": 3}, Finding.KEPT),
-        ({"cursor_exists": True, "first_ledger_id": 5}, Finding.KEPT),  # ledger 5 is in the bucket's range
-        ({"cursor_exists": True, "first_ledger_id": 6}, Finding.ORPHAN),
-        ({"cursor_exists": True, "first_ledger_id": None}, Finding.KEPT),
-        ({"cursor_exists": True, "first_ledger_id": 9, "bucket_key": "odd"}, Finding.KEPT),
-        ({"cursor_exists": None, "first_ledger_id": 3}, Finding.ORPHAN),
-        ({"cursor_exists": True, "load_state": "unloaded"}, Finding.ORPHAN),
-        ({"cursor_exists": True, "topic_exists": None, "load_state": None}, Finding.ORPHAN),
-        ({"cursor_exists": True, "compaction": "SUCCESS"}, Finding.KEPT),
+        ({"memory": Memory.NOTHING}, Finding.ORPHAN),
+        *(({"memory": code}, Finding.KEPT) for code in Memory if code is not Memory.NOTHING),
+        ({"memory": None}, Finding.KEPT),
+        ({"memory": "unheard of"}, Finding.KEPT),
+        ({"memory": None, "compaction": "SUCCESS"}, Finding.KEPT),
+        ({"memory": None, "load_state": None}, Finding.KEPT),
+        ({"memory": None, "load_state": "unloaded"}, Finding.ORPHAN),
+        ({"memory": None, "load_state": "never_loaded"}, Finding.ORPHAN),
+        ({"memory": Memory.HELD_CURSOR, "topic_exists": None, "load_state": None}, Finding.ORPHAN),
     ],
 )
 def test_a_snapshot_goes_when_no_broker_can_hold_it(facts: dict[str, Any], finding: str) -> None:
     assert settled("delayed-index-bucket", **facts) == finding
+    assert settled("delayed-index-bucket", bucket_key="odd", **facts) == finding

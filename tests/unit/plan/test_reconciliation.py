@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.io.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.plan import outcomes
 from pulsar_lifecycle.plan.deletion import PLAN
 from pulsar_lifecycle.plan.reconciliation import (

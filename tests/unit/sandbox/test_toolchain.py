@@ -1,13 +1,14 @@
-"""What is said when Java or Maven is missing or old, and that the jars are fetched once."""
+"""What is said when Java or Maven is missing or old, and that the jars are fetched, and the plug-in built, once."""
 
 from __future__ import annotations
 
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from sandbox.toolchain import SandboxError, find_tools
+from sandbox.toolchain import SandboxError, Tools, find_tools, offloader_folder
 
 JAVA_17 = "echo 'openjdk version \"17.0.15\" 2025-04-15' >&2"
 JAVA_8 = "echo 'java version \"1.8.0_412\"' >&2"
@@ -21,6 +22,11 @@ for argument in "$@"; do
 done
 mkdir -p "$lib/pulsar" "$lib/s3proxy"
 touch "$lib/pulsar/a.jar" "$lib/s3proxy/b.jar"
+"""
+COMPILER = """
+echo compile >> "$FETCHES"
+while [ "$1" != -d ]; do shift; done
+touch "$2/Compiled.class"
 """
 BROKEN_MAVEN = 'case "$*" in -v) echo "Apache Maven 3.9.6"; exit 0;; esac; exit 1'
 
@@ -105,3 +111,23 @@ def test_a_failed_fetch_is_tried_again(machine: Machine) -> None:
         find_tools(silent)
     machine.install("mvn", MAVEN)
     assert (Path(find_tools(silent).s3proxy).parent / "b.jar").exists()
+
+
+def test_the_offloader_is_built_once_as_brokers_look_for_it(machine: Machine) -> None:
+    machine.install("java", COMPILER)
+    tools = Tools(str(machine.bin / "java"), f"{machine.cache}/pulsar/*", "")
+    folder = offloader_folder(tools, silent)
+    assert offloader_folder(tools, silent) == folder
+    assert machine.fetches.read_text() == "compile\n"
+    (plugin,) = folder.iterdir()
+    assert plugin.name == "offloader.nar"
+    with zipfile.ZipFile(plugin) as nar:
+        names = {"META-INF/bundled-dependencies/", "META-INF/services/pulsar-offloader.yaml", "Compiled.class"}
+        assert set(nar.namelist()) == names
+
+
+def test_without_a_compiler_it_says_what_is_needed(machine: Machine) -> None:
+    machine.install("java", "echo 'Module jdk.compiler not found' >&2; exit 1")
+    tools = Tools(str(machine.bin / "java"), f"{machine.cache}/pulsar/*", "")
+    with pytest.raises(SandboxError, match="a JDK is needed: Module"):
+        offloader_folder(tools, silent)

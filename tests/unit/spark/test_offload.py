@@ -7,9 +7,11 @@ import pytest
 
 from pulsar_lifecycle.engine.attempts import Attempt
 from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
-from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.engine.offload_proof import OriginalUnread, disproves
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
-from pulsar_lifecycle.io.journal import verified_copies
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import load_settings
@@ -44,8 +46,9 @@ class Scene:
     def task(self, item=None):
         """Prove it; then what the journal says of it."""
         task = _Task(self.settings, "run", ("/lease", 1), 1)
-        store, reader = self.cluster.open_store(), self.cluster.reader
-        return task._one(item or self.item, store, reader, self.objects, lambda size: None)
+        ports = Connections(self.settings)
+        vars(ports).update(store=self.cluster.open_store(), reader=self.cluster.reader, objects=self.objects)
+        return task._one(item or self.item, ports, lambda size: None)
 
     @property
     def journalled(self):
@@ -119,5 +122,40 @@ def test_objects_of_another_topic_are_not_proven(settings):
 def test_a_ledger_that_bookkeeper_does_not_have_is_not_proven(settings):
     scene = Scene(settings)
     scene.cluster.remove(scene.cluster.path(scene.ledger))
-    with pytest.raises(NotFound):
+    with pytest.raises(OriginalUnread) as unread:
         scene.task()
+    assert not disproves(unread.value)
+
+
+@pytest.mark.parametrize("spoil", ["flip", "data", "index"])
+def test_what_is_wrong_with_an_object_disproves_its_copy(settings, spoil):
+    scene = Scene(settings)
+    if spoil == "flip":
+        scene.spoil()
+    else:
+        key = scene.item.location.data_key if spoil == "data" else scene.item.location.index_key
+        del scene.buckets.objects[BUCKET][key]
+    with pytest.raises(LifecycleError) as wrong:
+        scene.task()
+    assert disproves(wrong.value)
+
+
+@pytest.mark.parametrize("error", [Unavailable("no bookie answers"), CorruptFormat("entry 1:0", 0, "its digest")])
+def test_what_is_wrong_with_bookkeeper_disproves_no_copy(settings, error):
+    scene = Scene(settings)
+    scene.cluster.reader.failures[scene.ledger] = error
+    with pytest.raises(Unavailable) as unread:
+        scene.task()
+    assert not disproves(unread.value)
+
+
+def test_a_bucket_that_does_not_answer_disproves_no_copy(settings, monkeypatch):
+    scene = Scene(settings)
+
+    def unanswered(bucket, keys):
+        raise Unavailable("503")
+
+    monkeypatch.setattr(scene.objects, "head_many", unanswered)
+    with pytest.raises(Unavailable) as unread:
+        scene.task()
+    assert not disproves(unread.value)

@@ -16,11 +16,11 @@ from pulsar_lifecycle.engine.offloading import CanaryFailed
 from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.plan.offload import CANDIDATES, OFFLOAD, RELEASE
-from pulsar_lifecycle.plan.offload_policy import DRIVER, OffloadPolicy, in_force
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.plan.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
+from pulsar_lifecycle.plan.outcomes import LEFT, OFFLOADED, REFUSED, ROLLED_BACK
 from pulsar_lifecycle.spark import offload
 from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen, driver_metadata, in_agreement, waves
+from pulsar_lifecycle.spark.offload_choice import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from tests.simulation.cluster import data_tags
 from tests.unit.engine.test_offloading import OTHER, TOPIC, Scene, context
 
@@ -79,7 +79,10 @@ def test_what_is_set_aside_uses_up_no_cap() -> None:
 def test_what_brokers_could_not_read_comes_last() -> None:
     elsewhere = planned(3, RELEASE) | {"topic": "persistent://acme/else/t"}
     rows = [planned(1, RELEASE), planned(2, OFFLOAD), elsewhere, planned(4, OFFLOAD) | {"topic": elsewhere["topic"]}]
-    here = ("acme/orders", "s3", tuple(sorted(driver_metadata(rows[0]))))
+    rows = [one | {"bucket": "c"} if one is elsewhere else one for one in rows]
+    rows[3]["bucket"] = "c"
+    elsewhere = rows[2]
+    here = ("s3", "b", "", "")
     assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
     assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
     several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
@@ -94,9 +97,22 @@ def test_what_brokers_could_not_read_comes_last() -> None:
     ]
 
 
+def test_what_stays_as_its_location_could_not_be_read_is_told() -> None:
+    here, elsewhere = ("s3", "b", "", ""), "persistent://acme/else/t"
+    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    rows = table(*several, planned(12, RELEASE) | {"topic": elsewhere, "bucket": "c"}, planned(13, OFFLOAD))
+    taken = chosen(rows, 0, MANY, HUGE, unread={here})
+    waits = [one for one in several if one["ledger_id"] == next(n for n in range(12) if n not in ids(taken))]
+    found = held_back(rows, taken, waits, {here})
+    assert (len(taken), sum(one.ledgers for one in found)) == (5, 8)
+    assert {(one.outcome, one.ledger_id) for one in found} == {(LEFT, -1)}
+    assert elsewhere not in {one.topic for one in found}
+    assert held_back(rows, taken, waits, ()) == []
+
+
 # ---------------------------------------------------------------------------------------------- what is in force by now
 
-POLICY = in_force(None, None, {DRIVER: "S3", "managedLedgerOffloadBucket": "b"})
+POLICY = in_force(None, None, {DRIVER: "S3", "managedLedgerOffloadBucket": "b", DELETION_LAG: "-1"})
 
 
 def planned(ledger_id: int, action: str) -> dict[str, Any]:
@@ -110,6 +126,8 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
         (POLICY, "", False, [1], "offload.release"),
         (POLICY, "its bucket", True, [], "its bucket"),
         (replace(POLICY, tiered_first=False), "", True, [1], "BookKeeper first"),
+        (replace(POLICY, deletion_lag_ms=0), "", True, [1], "it must be -1"),
+        (replace(POLICY, deletion_lag_ms=None), "", True, [1], "it must be -1"),
         (replace(POLICY, bucket="c"), "", True, [2], "another place"),
         (replace(POLICY, driver="filesystem"), "", True, [], "another place"),
         (replace(POLICY, endpoint="https://elsewhere"), "", True, [], "plan again"),
@@ -144,8 +162,10 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
     rows = [row(i, action) for i in scene.wanted] + [row(99, action, topic=str(OTHER))]
     assert ids(aside.without(rows)) == [99]
     assert ids(aside.rows) == scene.wanted
-    (said,) = aside.outcomes()
+    (said,) = aside.outcomes(action)
+    assert aside.outcomes(RELEASE if action == OFFLOAD else OFFLOAD) == []
     assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, LEFT_TO_BROKER)
+    assert (said.ledgers, said.bytes) == (3, 30)
     assert said.reason.startswith("3 of its ledgers wait: its topic counts as loaded (listed by")
     assert "offload.loaded_topics" in said.reason
     assert scene.objects.requests == []
@@ -157,13 +177,13 @@ def test_a_topic_that_was_just_written_waits() -> None:
     scene.offload(scene.ids[0], None)
     aside = waiting(scene)
     assert aside.without([row(i) for i in scene.wanted]) == []
-    assert "written too recently" in aside.outcomes()[0].reason
+    assert "written too recently" in aside.outcomes(OFFLOAD)[0].reason
 
 
 def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
     aside = waiting(Scene(loaded=True))
     assert ids(aside.without([row(7)])) == [7]
-    assert (aside.rows, aside.outcomes()) == ([], [])
+    assert (aside.rows, aside.outcomes(OFFLOAD)) == ([], [])
 
 
 def test_a_copy_that_is_given_up_already_goes_whoever_has_the_topic() -> None:
@@ -208,6 +228,9 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
         def offload(self, rows: Sequence[Row], _: object) -> None:
             done.append((OFFLOAD, ids(rows)))
 
+        def read_first(self, rows: Sequence[Row], _: object) -> None:
+            done.append(("read first", ids(rows)))
+
         def release(self, rows: Sequence[Row], _: object) -> None:
             done.append((RELEASE, ids(rows)))
 
@@ -220,7 +243,13 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(offload, "_begun", begun)
     offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
-    assert done == [("settle", [1, 2, 3, 4]), (RELEASE, [2]), (OFFLOAD, [1, 3]), ("finish", [])]
+    assert done == [
+        ("settle", [1, 2, 3, 4]),
+        ("read first", [2]),
+        (RELEASE, [2]),
+        (OFFLOAD, [1, 3]),
+        ("finish", []),
+    ]
 
 
 def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +262,8 @@ def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch:
             self.unread = ()
 
         def settle(self, planned: pa.Table, _: object) -> None: ...
+
+        def read_first(self, rows: Sequence[Row], _: object) -> None: ...
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
             raise CanaryFailed("the run stopped there", [taken_back])

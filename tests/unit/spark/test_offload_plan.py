@@ -7,16 +7,39 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.engine.topic_policies import Unknown, Unreadable
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.offload_policy import BROKER_READ_PRIORITY, DRIVER, in_force, retention_in_force
-from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED, DELETE_LEDGER, DELETED, KEPT, MARKED, RELEASE, RETRYING, SENT
+from pulsar_lifecycle.plan.offload_policy import BROKER_READ_PRIORITY, DRIVER, Retention, in_force, retention_in_force
+from pulsar_lifecycle.plan.outcomes import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETED,
+    KEPT,
+    MARKED,
+    RELEASE,
+    RETRYING,
+    SENT,
+    WAITING,
+    Waiting,
+)
 from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
-from pulsar_lifecycle.spark.offload_plan import Policies, broker_layer, in_flight, queued, unlike_object_store, unproven
+from pulsar_lifecycle.spark.offload_plan import (
+    Policies,
+    broker_layer,
+    in_flight,
+    of_topic,
+    queued,
+    totals,
+    unlike_object_store,
+    unproven,
+)
 from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
 from tests.unit.io.test_journal import PROOF, ROW
 
@@ -46,6 +69,15 @@ def test_namespaces_where_reading_proves_nothing_are_named() -> None:
     assert said.startswith("t/b: brokers read BookKeeper first")
 
 
+def test_a_plan_counts_what_a_run_would_leave_to_brokers() -> None:
+    rows = [("offload", 1, ""), ("offload", 2, "left-to-broker"), ("release", 4, "left-to-broker")]
+    table = pa.Table.from_pylist([{"action": a, "bytes": b, "outlook": o} for a, b, o in rows])
+    found = totals(table, pa.table({"bytes": [8]}))
+    assert (found["ledgers"], found["bytes"], found["released"], found["released_bytes"]) == (2, 3, 1, 4)
+    assert (found["left_to_broker"], found["left_to_broker_bytes"]) == (2, 6)
+    assert (found["withheld"], found["withheld_bytes"]) == (1, 8)
+
+
 # ------------------------------------------------------------------------------------------- what the brokers read from
 
 
@@ -71,6 +103,31 @@ def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -
     assert (policies.of(own)[2], policies.of(other)[2]) == ("its bucket", "")
 
 
+def test_a_topics_global_policy_counts_where_it_has_no_local_one() -> None:
+    broker, namespace = {DRIVER: "S3"}, {"retention_policies": {"retentionTimeInMinutes": 1, "retentionSizeInMB": 1}}
+    three, four = ({"retentionTimeInMinutes": n, "retentionSizeInMB": n} for n in (3, 4))
+    offloading = {"managedLedgerOffloadThresholdInBytes": 5, "managedLedgerOffloadThresholdInSeconds": None}
+    assert of_topic(TopicPolicies(), namespace, broker) is None
+    assert of_topic(TopicPolicies({"maxMessageSize": 1}, None), namespace, broker) is None
+    found = of_topic(TopicPolicies({"retentionPolicies": None}, {"retentionPolicies": three}), namespace, broker)
+    assert found
+    assert (found[0].driver, found[1]) == ("S3", Retention(3, 3))
+    local, everywhere = {"retentionPolicies": four}, {"retentionPolicies": three, "offloadPolicies": offloading}
+    found = of_topic(TopicPolicies(local, everywhere), namespace, broker)
+    assert found
+    assert (found[0].threshold_bytes, found[0].threshold_seconds, found[1]) == (5, -1, Retention(4, 4))
+    found = of_topic(TopicPolicies({"offloadPolicies": offloading}), namespace, broker)
+    assert found
+    assert (found[0].threshold_bytes, found[1]) == (5, Retention(1, 1))
+
+
+def test_topics_whose_policies_are_not_known_are_left_out() -> None:
+    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
+    policies = Policies({"t/b": (policy, retention)}, {}, {"t/b": str(unknown)}, (), (), {"t/b": unknown})
+    assert policies.of(Topic.parse("persistent://t/b/any"))[2] == str(unknown)
+
+
 # --------------------------------------------------------------------------------------------------- messages under way
 
 AT = ROW.at
@@ -78,6 +135,7 @@ DETAIL = json.dumps({**PROOF, "uuid": str(UUID(int=1)), "bucket": "b", "czxid": 
 RELEASED = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=DETAIL)
 MESSAGE = replace(ROW, action=DELETE_LEDGER, phase="send", outcome=SENT)
 ONE = BitMap64([ROW.ledger_id])
+NOW = AT + 90 * 86_400_000
 
 
 @pytest.fixture
@@ -87,14 +145,14 @@ def lake(tmp_path: Path) -> str:
 
 
 def test_a_ledger_that_was_released_and_whose_message_waits_is_in_flight(lake: str) -> None:
-    assert in_flight(lake, ROW.cluster, ONE, AT) == ONE
-    assert in_flight(lake, ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT) == BitMap64()
-    assert in_flight(lake, ROW.cluster, BitMap64(), AT) == BitMap64()
-    assert in_flight(lake, "another", ONE, AT) == BitMap64()
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(lake, ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT, NOW) == BitMap64()
+    assert in_flight(lake, ROW.cluster, BitMap64(), AT, NOW) == BitMap64()
+    assert in_flight(lake, "another", ONE, AT, NOW) == BitMap64()
 
 
 def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
-    assert in_flight(lake, ROW.cluster, ONE, AT + 1) == BitMap64()
+    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
 
 
 @pytest.mark.parametrize(
@@ -102,12 +160,33 @@ def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
 )
 def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: bool) -> None:
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=outcome, at=AT + 1)])
-    assert bool(in_flight(lake, ROW.cluster, ONE, AT)) == waits
+    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == waits
+
+
+@pytest.mark.parametrize(("waiting", "counts"), [(Waiting.NO_SCAN, True), (Waiting.UNREAD_LOCATION, False)])
+def test_a_message_that_waits_for_a_read_leaves_its_ledger_to_the_plan(
+    lake: str, waiting: Waiting, counts: bool
+) -> None:
+    """The read that frees its location is made by a run that has a ledger there to release."""
+    decided = replace(MESSAGE, phase="delete", outcome=WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1)
+    FileJournal(lake).record([decided])
+    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == counts
+    FileJournal(lake).record([replace(decided, outcome=RETRYING, detail="{}", at=AT + 2)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+
+
+def test_a_message_is_as_old_as_its_sending_however_often_it_was_decided_since(lake: str) -> None:
+    again = [replace(MESSAGE, phase="delete", outcome=WAITING, at=AT + day) for day in range(1, 9)]
+    FileJournal(lake).record(again)
+    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    FileJournal(lake).record([replace(MESSAGE, phase="redrive", at=AT + 5)])
+    assert in_flight(lake, ROW.cluster, ONE, AT + 5, NOW) == ONE
 
 
 def test_a_message_about_a_ledger_that_nobody_released_is_another(tmp_path: Path) -> None:
     FileJournal(str(tmp_path)).record([MESSAGE])
-    assert in_flight(str(tmp_path), ROW.cluster, ONE, AT) == BitMap64()
+    assert in_flight(str(tmp_path), ROW.cluster, ONE, AT, NOW) == BitMap64()
 
 
 @pytest.mark.parametrize(("main", "retry", "found"), [(0, 0, False), (1, 0, True), (0, 1, True)])
@@ -123,3 +202,19 @@ def test_a_queue_that_is_not_set_up_holds_none() -> None:
     assert not queued(admin)
     admin.topics[DELETION_TOPIC] = {}
     assert not queued(admin)
+
+
+def test_a_message_that_waits_for_a_read_and_was_sent_again_is_in_flight(lake: str) -> None:
+    """Else every offload run would send another, until a deletion run decides the first."""
+    waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 1)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()
+    FileJournal(lake).record([replace(MESSAGE, at=AT + 2)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+
+
+def test_a_send_that_a_clock_ahead_has_dated_hides_no_wait(lake: str) -> None:
+    FileJournal(lake).record([replace(MESSAGE, at=NOW + 1)])
+    waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 3)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()

@@ -11,7 +11,6 @@ from pulsar_lifecycle.engine.offload_listing import OffloadedData
 from pulsar_lifecycle.engine.offloaded_ledger import Location
 from pulsar_lifecycle.errors import ConfigError, Conflict, CorruptFormat, UsageError
 from pulsar_lifecycle.formats import message
-from pulsar_lifecycle.spark import offloaded
 from pulsar_lifecycle.spark.entry_tables import ENTRIES, EntryOptions
 from pulsar_lifecycle.spark.messages import MESSAGES
 from pulsar_lifecycle.spark.offloaded import OffloadedReader, PulsarOffload, pieces
@@ -32,7 +31,7 @@ def scene(tmp_path, monkeypatch):
         copy_ledger(
             found.reader, found.objects, Source(source_of(payloads).metadata, 1), Target(location, "c", "m", 800)
         )
-    monkeypatch.setattr(offloaded, "S3ObjectStore", lambda settings: found.objects)
+    monkeypatch.setattr("pulsar_lifecycle.io.s3.objects.S3ObjectStore", lambda _: found.objects)
     write_settings(tmp_path, monkeypatch, [BUCKET])
     return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,11 +10,12 @@ import pytest
 
 from assets.reconciliation import reconciled_shown, standings_shown
 from pulsar_lifecycle.engine.apply import Applied
-from pulsar_lifecycle.io.journal import FileJournal
-from pulsar_lifecycle.io.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.spark import reconcile
 from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import plan, two_scans
 from tests.unit.engine.test_apply import TOPIC
@@ -58,8 +58,7 @@ class Scene:
             apply_plan=lambda *_: Applied(1, 0, 0, ""),
         )
         monkeypatch.setattr(reconcile, "runs", runs)
-        monkeypatch.setattr(reconcile, "KazooStore", lambda *_, **__: nullcontext())
-        monkeypatch.setattr(reconcile, "HttpBrokerAdmin", lambda _: self.admin)
+        connect_to(monkeypatch, store=object, admin=lambda: self.admin)
 
     def reconcile(self, *, apply: bool) -> reconcile.Reconciled:
         return reconcile.reconcile(

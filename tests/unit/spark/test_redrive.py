@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from pulsar_lifecycle.engine.redrive import Redriven, Wanted
-from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.lake import Lake
-from pulsar_lifecycle.io.queue import DLQ_TOPIC
+from pulsar_lifecycle.errors import Refused, UsageError
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.spark import redrive
 from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.connections import connect_to
 from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.pipeline import scan
@@ -41,13 +40,12 @@ class Scene:
         self.lake = Lake(str(folder))
         self.topics = FakeDeletionTopics()
         self.topics.publish(b"no intent", topic=DLQ_TOPIC)
-        stand_ins: dict[str, Any] = {
-            "KazooStore": lambda *_: nullcontext(self.cluster.open_store(read_only=False)),
-            "HttpBrokerAdmin": lambda *_: SilentAdmin(),
-            "PulsarDeadLetterQueue": lambda *_: FakeDeadLetterQueue(self.topics),
-        }
-        for name, stand_in in stand_ins.items():
-            monkeypatch.setattr(redrive, name, stand_in)
+        connect_to(
+            monkeypatch,
+            stores=lambda *_, **__: self.cluster.open_store(read_only=False),
+            admin=FakeBrokerAdmin,
+            dead_letters=lambda: FakeDeadLetterQueue(self.topics),
+        )
 
     def scan(self, cluster: str) -> None:
         found = scan(self.cluster).epoch
@@ -56,11 +54,6 @@ class Scene:
 
     def redrive(self) -> Redriven:
         return redrive.redrive_now(self.settings, "run-1", Wanted(), 10, lambda _: None)
-
-
-class SilentAdmin(FakeBrokerAdmin):
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -86,3 +79,14 @@ def test_scans_of_another_cluster_say_nothing_of_this_store(scene: Scene) -> Non
     scene.scan("west")
     scene.cluster.zookeeper.restore(backup, zxid)
     assert scene.redrive().looked == 1
+
+
+def test_a_launch_sends_no_more_letters_again_than_the_settings_allow_ledgers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Scene(tmp_path, monkeypatch).settings
+    assert redrive.at_most(settings, None) == redrive.AT_ONCE
+    few = settings.model_copy(update={"apply": settings.apply.model_copy(update={"max_ledgers": 7})})
+    assert (redrive.at_most(few, None), redrive.at_most(few, 7)) == (7, 7)
+    with pytest.raises(UsageError, match=r"apply\.max_ledgers"):
+        redrive.at_most(few, 8)

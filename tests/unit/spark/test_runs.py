@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
+from datetime import date
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.engine.apply import Order
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.plan import deletion as plan_deletion
+from pulsar_lifecycle.plan.coverage import Census, Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
 from pulsar_lifecycle.plan.orphans import Context
 from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.spark import runs, sources
+from pulsar_lifecycle.settings import BookKeeperSettings, Settings
+from pulsar_lifecycle.spark import objects, offload, phase_one, runs, sources
+from pulsar_lifecycle.words import WordKind
 
 HOUR = 3_600_000
 EPOCH = Epoch("e1", "c", "fp", 100 * HOUR, 100 * HOUR + 1, (), 1, 1, ())
@@ -62,7 +76,7 @@ def cluster_with(epochs: list[Epoch], shadowed: dict[str, str]) -> Any:
     settings = SimpleNamespace(
         orphans=SimpleNamespace(confirm_after=86_400), bookkeeper=SimpleNamespace(shared_with=[])
     )
-    return SimpleNamespace(lake=lake, settings=settings)
+    return SimpleNamespace(lake=lake, settings=settings, clock=system_clock())
 
 
 def test_every_scan_between_two_is_asked_covered_or_not() -> None:
@@ -89,3 +103,136 @@ def test_a_mark_stands_until_a_scan_refutes_it_however_long_ago_or_a_restore_is_
     marks = {1: ("x", 20 * HOUR), 2: ("y", 20 * HOUR), 3: ("z", 61 * HOUR), 4: ("w", 5 * HOUR)}
     assert runs.standing_marks(cluster, epochs[-1], marks) == {1: marks[1], 3: marks[3]}
     assert runs.standing_marks(cluster, epochs[-1], {}) == {}
+
+
+MINIMAL = {
+    "cluster": "c",
+    "zookeeper": {"hosts": "zk:2181"},
+    "pulsar": {"admin_url": "http://b:8080", "service_url": "pulsar://b:6650"},
+}
+ACKNOWLEDGED = {"acknowledged_znodes": [{"path": "/schemas/a", "by": "mary", "why": "truncated"}]}
+
+
+def cluster_at(lake: Path, **orphans: Any) -> Any:
+    settings = Settings.model_validate({**MINIMAL, "lake": {"path": str(lake)}, "orphans": orphans})
+    return SimpleNamespace(
+        settings=settings, lake=Lake(str(lake)), clock=system_clock(), journal=FileJournal(str(lake))
+    )
+
+
+def test_a_run_journals_the_words_it_acts_under_and_those_that_were_withdrawn(tmp_path: Path) -> None:
+    def journalled(run_id: str, **orphans: Any) -> list[tuple[str, str, str]]:
+        runs.note_words(cluster_at(tmp_path, **orphans), run_id)
+        rows = journal_rows(str(tmp_path), run_id=run_id).to_pylist()
+        return [(row["component"], row["outcome"], json.loads(row["detail"])["subject"]) for row in rows]
+
+    words = {"legal_holds": ["acme"], **ACKNOWLEDGED}
+    hold, znode = ("legal-hold", "in-force", "acme"), ("acknowledged-znode", "in-force", "/schemas/a")
+    assert journalled("r1", **words) == [hold, znode]
+    assert journalled("r2", **words) == []
+    assert journalled("r3", **ACKNOWLEDGED) == [("legal-hold", "withdrawn", "acme")]
+    assert journalled("r4", **words) == [hold]
+
+
+def test_a_scan_that_an_acknowledgement_covered_proves_nothing_once_that_is_withdrawn(tmp_path: Path) -> None:
+    census = Census("schemas", "", 1, 0, 0, 0, corrupt=("/schemas/a",))
+    epoch = replace(EPOCH, shared_with=(), census=(census,), acknowledged=("/schemas/a", "/schemas/gone since"))
+    lake = Lake(str(tmp_path))
+    lake.store_epoch(epoch, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
+
+    def newest(**orphans: Any) -> Epoch:
+        cluster = cluster_at(tmp_path, **orphans)
+        cluster.settings = cluster.settings.model_copy(update={"bookkeeper": BookKeeperSettings(shared_with=())})
+        return runs.newest_epoch(cluster, "fp")
+
+    assert newest(**ACKNOWLEDGED).epoch_id == "e1"
+    with pytest.raises(Refused, match="what the settings file said then of /schemas/a"):
+        newest()
+    expired = {"acknowledged_znodes": [{**ACKNOWLEDGED["acknowledged_znodes"][0], "until": date(2020, 1, 1)}]}
+    with pytest.raises(Refused, match="expired"):
+        newest(**expired)
+
+
+def test_a_plan_of_such_a_scan_is_refused() -> None:
+    epoch = replace(EPOCH, relied_on=((WordKind.NOT_SHARING, "/west"),))
+    summary = SimpleNamespace(plan_id="orphans-e1", epoch_id="e1")
+
+    def check(*in_force: tuple[WordKind, str]) -> None:
+        plan_deletion.check_scan(cast("PlanSummary", summary), lambda _: epoch, epoch.started_at, 1, in_force)
+
+    check((WordKind.NOT_SHARING, "/west"))
+    with pytest.raises(Refused, match=r"plan orphans-e1: scan e1 .* then of /west"):
+        check((WordKind.GONE_NAMESPACE, "/west"))
+
+
+def test_so_does_one_that_an_acknowledged_entry_or_a_root_that_does_not_share_covered(tmp_path: Path) -> None:
+    entry, root = (WordKind.ACKNOWLEDGED_ENTRY, "/x 19 -1"), (WordKind.NOT_SHARING, "/west")
+    lake = Lake(str(tmp_path))
+    relying = replace(EPOCH, shared_with=(), relied_on=(entry, root))
+    lake.store_epoch(relying, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
+    assert lake.epoch("e1") == relying
+
+    def newest(not_sharing: Sequence[Any], **orphans: Any) -> Epoch:
+        cluster = cluster_at(tmp_path, **orphans)
+        sharing = BookKeeperSettings(shared_with=(), not_sharing=tuple(not_sharing))
+        cluster.settings = cluster.settings.model_copy(update={"bookkeeper": sharing})
+        return runs.newest_epoch(cluster, "fp")
+
+    said = [{"path": "/west", "by": "mary", "why": "own bookies"}]
+    lost = [{"entry": "/x 19 -1", "by": "mary", "why": "lost disk"}]
+    assert newest(said, acknowledged_entries=lost).epoch_id == "e1"
+    with pytest.raises(Refused, match="/west"):
+        newest([], acknowledged_entries=lost)
+    with pytest.raises(Refused, match="/x 19 -1"):
+        newest(said)
+
+
+class Noted(Exception):
+    """The words were noted."""
+
+
+PORTS: Any = MagicMock(clock=SimpleNamespace(now_ms=lambda: 0))
+
+
+@pytest.mark.parametrize(
+    ("module", "begin"),
+    [
+        (runs, lambda c: runs.apply_plan(c, "r", Order("p", "d"), lambda _: None)),
+        (runs, lambda c: runs._begun(c, "r", PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
+        (objects, lambda c: objects.sweep(c, "r", Order("p", "d"), lambda _: None)),
+        (offload, lambda c: offload._acting(c, "r", EPOCH, PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
+        (phase_one, lambda c: phase_one._acting(c, "r").__enter__()),  # pyright: ignore[reportPrivateUsage]
+    ],
+    ids=["apply", "delete", "sweep", "offload", "first phase"],
+)
+def test_every_effect_notes_the_operators_words_before_it_acts(
+    module: ModuleType, begin: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever sends or writes is missing here: it would fail otherwise than by ``Noted``."""
+
+    def note(*_: object) -> None:
+        raise Noted
+
+    stand_ins = {
+        "published": nullcontext,
+        "Connections": lambda *_, **__: nullcontext(PORTS),
+        "_rows_to_apply": lambda *_: (None, None),
+        "_chosen": lambda *_: (None, None),
+        "_context": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
+        "context_of": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
+        "topic_tools": lambda *_, **__: nullcontext(PORTS),
+        "newest_epoch": lambda *_: EPOCH,
+        "earlier_epochs": lambda *_: [EPOCH],
+        "_below_floor": lambda *_: [],
+    }
+    for name, stand_in in stand_ins.items():
+        if hasattr(module, name):
+            monkeypatch.setattr(module, name, stand_in)
+    nothing = ("check_may_act", "refuse_old_evidence", "refuse_scans_from_the_future", "since")
+    for name in nothing:
+        monkeypatch.setattr(runs, name, lambda *_: "fp")
+    monkeypatch.setattr(runs, "held_lease", lambda *_: nullcontext(SimpleNamespace(taken_at=0, guard=("/l", 1))))
+    monkeypatch.setattr(runs, "note_words", note)
+    monkeypatch.setattr(runs.control, "is_sandbox", lambda _: True)
+    with pytest.raises(Noted):
+        begin(cluster_at(tmp_path))

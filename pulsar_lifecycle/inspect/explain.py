@@ -1,0 +1,416 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Why one ledger is kept or may go: what its owners say now, joined with what the lake remembers of it.
+
+Belongs here: looking one ledger up afresh through the ports, and the answer. Not here: the rule, which is that of
+``plan/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is loaded, so what
+brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.engine import attempts, inventory, references
+from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.engine.decision import Released
+from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
+from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
+from pulsar_lifecycle.engine.undo import LOST
+from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, WITHIN_MS, lost_copies, unsettled
+from pulsar_lifecycle.errors import AccessDenied
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan import orphans, tables
+from pulsar_lifecycle.plan import references as kinds
+from pulsar_lifecycle.plan.coverage import Epoch
+from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.plan.orphans import Context, Finding
+from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT, STANDING, standing
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+
+Row = dict[str, Any]
+
+
+class Verdict(StrEnum):
+    """The answer in a word."""
+
+    IN_USE = "in_use"
+    """Something refers to it now."""
+    MAY_GO = "may_go"
+    """An orphan by every rule, in a covered scan and now."""
+    KEPT = "kept"
+    """Nothing refers to it now, and a rule keeps it."""
+    UNJUDGED = "unjudged"
+    """Nothing its owner has refers to it, and no scan says whether anything else does."""
+    DANGLING = "dangling"
+    """BookKeeper does not have it, and something refers to it."""
+    DELETED = "deleted"
+    """Our journal says which run deleted it."""
+    GONE = "gone"
+    """It is not there any more, and our journal has no deletion of it (yet)."""
+    UNKNOWN = "unknown"
+    """No trace of it anywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the lake knows of one ledger.
+
+    ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
+    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
+    ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
+    phase's standing mark; ``released`` what a release of ours gave up and no deletion run settled.
+    """
+
+    epoch: Epoch | None = None
+    context: Context | None = None
+    references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
+    finding: Row | None = None
+    plans: tuple[PlanSummary, ...] = ()
+    journal: tuple[Row, ...] = ()
+    archived: tuple[Row, ...] = ()
+    marked: tuple[int, int] | None = None
+    released: Released | None = None
+
+    def deletions(self) -> list[Row]:
+        """What the journal says of its deletion in BookKeeper."""
+        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
+
+    def intent(self) -> str:
+        """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.standing``); empty without one."""
+        rows = [{name: row[name] for name in STANDING} for row in self.journal if row["action"] == DELETE_LEDGER]
+        return next(iter(standing(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
+
+    def marks(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
+        return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
+
+    def releases(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether a release of ours gave up this very copy in BookKeeper, and no deletion run settled it yet."""
+        if ledger is None or self.released is None:
+            return False
+        return (self.released.czxid, self.released.topic) == (ledger["czxid"], orphans.owner_in(ledger)[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What owners say now: rows of ``tables.REFERENCES`` for one ledger, the z-nodes asked, what was not readable.
+
+    ``offloads``: its copies in tiered storage, in words. ``copies``: the keys of those that topics name as complete.
+    ``written``: when the newest of the topics' z-nodes was (ms).
+    """
+
+    references: pa.Table
+    asked: tuple[str, ...]
+    trouble: tuple[str, ...]
+    offloads: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer: ``verdict``, one sentence, more reasons, and all it rests on.
+
+    ``ledger`` is the row of ``tables.BOOKKEEPER_LEDGERS`` as read now, None where there is no z-node.
+    """
+
+    ledger_id: int
+    verdict: Verdict
+    answer: str
+    notes: tuple[str, ...]
+    ledger: Row | None
+    path: str
+    topic: str
+    look: Look
+    history: History
+
+
+def explain(
+    ledger_id: int, history: History, *, store: MetadataStore, reader: LedgerReader, now: int, ledgers_root: str
+) -> Explanation:
+    """Explain one ledger at ``now`` (ms). Raises what ``store`` raises; an unreadable owner keeps the ledger."""
+    store.sync("/")
+    path = ledger_path.ledger_path(ledger_id, ledgers_root)
+    node = store.read([path])[0]
+    rows = inventory.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
+    ledger = rows.to_pylist()[0] if rows.num_rows else None
+    topic = orphans.owner_in(ledger)[1] if ledger else ""
+    owners, schemas = _owners(ledger, history)
+    found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
+    if isinstance(node, Unread):
+        verdict, answer = Verdict.KEPT, f"its z-node cannot be read: {node.reason}"
+    elif ledger is None:
+        verdict, answer = _absent(found, history, now)
+    else:
+        verdict, answer = _present(ledger_id, rows, found, history, now)
+    notes = (*_notes(verdict, ledger, found, history), *found.offloads, *found.trouble)
+    return Explanation(ledger_id, verdict, answer, notes, ledger, path, topic, found, history)
+
+
+# -------------------------------------------------------------------------------------------------------- fresh look
+
+
+def look(
+    store: MetadataStore,
+    reader: LedgerReader,
+    ledger_id: int,
+    managed_ledgers: Iterable[str],
+    schema_ids: Iterable[str],
+    ledgers_root: str,
+) -> Look:
+    """Everything below these owners' z-nodes, and in the entries they lead to, that refers to the ledger."""
+    topic_paths = [f"{MANAGED_LEDGERS_ROOT}/{name}" for name in sorted(set(managed_ledgers))]
+    schema_paths = [f"{SCHEMAS_ROOT}/{name}" for name in sorted(set(schema_ids))]
+    units = [_unit(path) for path in topic_paths]
+    topics = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
+    schemas = _table(inventory.read_schemas(store, [_unit(path) for path in schema_paths]), tables.SCHEMAS)
+    read = [table.filter(pc.is_null(table.column("error"))) for table in (topics, cursors, schemas)]
+    compactions = [
+        (row["managed_ledger"], row["path"], row["cursors_ledger_id"])
+        for row in read[1].to_pylist()
+        if row["cursor"] == references.COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
+    ]
+    locators = [
+        (row["schema_id"], row["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in row["versions"]])
+        for row in read[2].to_pylist()
+    ]
+    words = kinds.from_words(
+        [
+            *references.compaction_words(store, reader, compactions, ledgers_root),
+            *references.schema_words(store, reader, locators, ledgers_root),
+        ]
+    )
+    makers = (kinds.from_managed_ledgers, kinds.from_cursors, kinds.from_schemas)
+    parts = [make(table) for make, table in zip(makers, read, strict=True) if table.num_rows]
+    every = pa.concat_tables([*parts, words])
+    trouble = [
+        f"{row['path']}: {row['error']}"
+        for t in (topics, cursors, schemas)
+        for row in t.to_pylist()
+        if row["error"] not in (None, tables.GONE)
+    ]
+    trouble += [error for error in words.column("error").to_pylist() if error]
+    mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
+    rows = read[0].to_pylist()
+    offloads = _offloads(store, ledger_id, rows)
+    copies = (
+        f"{item['offload_uuid']}-ledger-{ledger_id}"
+        for row in rows
+        for item in row["ledgers"]
+        if item["ledger_id"] == ledger_id and item["offload_uuid"] and item["offload_complete"]
+    )
+    written = max((row["mtime"] for row in rows), default=0)
+    return Look(mine, (*topic_paths, *schema_paths), tuple(trouble), tuple(offloads), tuple(copies), written)
+
+
+def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> Iterator[str]:
+    """What topics' metadata, and our own open attempts, say of a ledger in tiered storage."""
+    for row in topics:
+        for item in row["ledgers"]:
+            if item["ledger_id"] == ledger_id and item["offload_uuid"]:
+                copy = f"{item['offload_uuid']}-ledger-{ledger_id}, as {row['path']} says"
+                given_up = "; its copy in BookKeeper is given up" if item["bookkeeper_deleted"] else ""
+                complete = item["offload_complete"]
+                yield f"offloaded as {copy}{given_up}" if complete else f"offload under way, or broken off: {copy}"
+    for attempt in attempts.of_ledgers(store, [ledger_id]).values():
+        said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.reason}"
+        yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
+
+
+def _unit(path: str) -> Unit:
+    parent, _, name = path.rpartition("/")
+    return Unit(parent, (name,), 1)
+
+
+def _table(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
+    return pa.Table.from_batches(list(batches), schema)
+
+
+def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
+    """Managed ledgers and schema ids to ask: the owner by the tags, and whoever referred to it in the scan."""
+    owners: set[str] = set()
+    schemas: set[str] = set()
+    for row in history.references.to_pylist():
+        (schemas if row["kind"] == "R5" else owners).add(row["owner"])
+    topic = orphans.owner_in(ledger)[1] if ledger else ""
+    if ledger and topic and ledger["component"] == "schema":
+        schemas.add(ledger["schema_id"])
+    elif topic:
+        owners.add(Topic.parse(topic).managed_ledger)
+    elif not owners | schemas:  # a ledger that is gone: what the lake wrote down of it names its topic
+        past = [row["topic"] for row in ((history.finding,) if history.finding else history.journal) if row["topic"]]
+        owners.update(Topic.parse(name).managed_ledger for name in past[-1:])
+    return owners, schemas
+
+
+# ------------------------------------------------------------------------------------------------------- the verdict
+
+
+def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
+    needing = _needing(found.references)
+    deletions = history.deletions()
+    if needing:
+        return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
+    unsaid = unsettled(
+        pa.Table.from_pylist(list(history.archived), ARCHIVE), pa.Table.from_pylist(list(history.journal), SAID)
+    )
+    for run_id, _, at in unsaid:
+        answer = f"run {run_id} was about to delete it and ended before it could say so"
+        if now - at <= WITHIN_MS:
+            return Verdict.GONE, f"{answer}: the next one will"
+        days = WITHIN_MS // 86_400_000
+        return Verdict.GONE, (
+            f"{answer}. No run looks back further than {days} days: take it as deleted by that run. If it should not "
+            "have been, the job undo_deletions with its id says whether the bookies still have it"
+        )
+    if deletions:
+        run_id, reason = deletions[-1]["run_id"], deletions[-1]["reason"]
+        if set(found.copies) - _lost_of(found, history.journal):
+            return Verdict.DELETED, f"run {run_id} deleted it in BookKeeper, its topic reads it offloaded: {reason}"
+        return Verdict.DELETED, f"run {run_id} deleted it: {reason}"
+    if found.references.num_rows:
+        return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
+    for row in reversed(history.journal):
+        marked = (row["action"], row["phase"]) == (DELETE_LEDGER, "mark")
+        if marked and row["reason"].startswith((TOPIC_DELETED, BROKER_DELETED)):
+            return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
+    if found.trouble:
+        return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"
+    if history.references.num_rows or history.finding:
+        return Verdict.GONE, "the last scan knew it, now BookKeeper does not have it; our journal has no deletion of it"
+    if history.journal:
+        return Verdict.GONE, "BookKeeper does not have it; our journal knows it and has no deletion of it there"
+    return Verdict.UNKNOWN, "BookKeeper does not have it, and neither scans nor journal know it"
+
+
+def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+    needing = _needing(found.references)
+    if needing:
+        return Verdict.IN_USE, _referring(needing)
+    if found.trouble:
+        return Verdict.KEPT, "whether its owner refers to it could not be read"
+    epoch, context, ledger = history.epoch, history.context, rows.to_pylist()[0]
+    if history.marks(ledger):
+        return _marked(rows, found, history, now)
+    if epoch is None or context is None:
+        return Verdict.UNJUDGED, "its owner does not refer to it; only a scan can tell whether anything else does"
+    seen = _needing(history.references)
+    if seen:
+        return Verdict.KEPT, f"not so now, but in the last scan {_referring(seen)}: the next scan tells"
+    every = pa.concat_tables([found.references, history.references])
+    judged = orphans.judge(rows, kinds.referenced(every), context.at(now)).to_pylist()[0]
+    if judged["finding"] == orphans.PENDING:  # depends on what its broker said, which only a scan asks
+        judged = history.finding or {
+            "finding": Finding.KEPT.value,
+            "reason": "the last scan did not judge it yet, and its broker must be asked: the next scan tells",
+        }
+        if judged["finding"] == Finding.ORPHAN and found.written >= epoch.started_at:
+            return Verdict.KEPT, "free by the last scan, but its topic was loaded or written since: the next scan tells"
+    if judged["finding"] == Finding.OFFLOAD_LEFTOVER and history.releases(ledger):
+        return _released(ledger, history, context.at(now))
+    if judged["finding"] != Finding.ORPHAN:
+        name = "" if judged["finding"] == Finding.KEPT else f"{judged['finding'].replace('_', ' ')}: "
+        return Verdict.KEPT, f"{name}{judged['reason']}"
+    if rows.column("ctime")[0].as_py() >= epoch.started_at:
+        return Verdict.KEPT, "made after the last scan began: the next scan tells"
+    if not epoch.covered:
+        return Verdict.KEPT, "the last scan could not read everything that may refer to it"
+    return Verdict.MAY_GO, judged["reason"]
+
+
+GIVEN_UP = "offloaded, and a release of ours gave its copy in BookKeeper up"
+TAKEN_OFF = "our first phase took it off its topic's list"
+
+
+def _released(ledger: Row, history: History, context: Context) -> tuple[Verdict, str]:
+    """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
+    intent = history.intent()
+    if rule := orphans.released_rule(ledger, context):
+        return Verdict.KEPT, f"{GIVEN_UP}, but {rule[1]}"
+    if intent == DEAD:
+        return Verdict.KEPT, f"{GIVEN_UP}; its intent is a dead letter: the job redrive_dead_letters sends it again"
+    if intent != IN_FLIGHT:
+        last = f"its last intent was {intent}" if intent else "our journal has no intent"
+        return Verdict.KEPT, f"{GIVEN_UP}; {last}: the next offload plan proves its offloaded copy anew"
+    return Verdict.MAY_GO, f"{GIVEN_UP}: the next deletion run deletes that copy"
+
+
+def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:
+    """A deletion run waives grace period and earlier scan for it, and nothing else."""
+    epoch, context = history.epoch, history.context
+    after = history.marked is not None and epoch is not None and history.marked[1] < epoch.started_at
+    seen = _needing(history.references) if after else []
+    if seen:
+        return Verdict.KEPT, f"{TAKEN_OFF}, but in the last scan {_referring(seen)}"
+    if context is not None:
+        every = pa.concat_tables([found.references, history.references]) if after else found.references
+        waived = replace(context.at(now), grace=0)
+        judged = orphans.judge(rows, kinds.referenced(every), waived).to_pylist()[0]
+        if judged["finding"] not in (Finding.ORPHAN, orphans.PENDING):
+            return Verdict.KEPT, f"{TAKEN_OFF}, but {judged['reason']}"
+    if epoch is None or not after:
+        return Verdict.KEPT, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it"
+    if not epoch.covered:
+        return Verdict.KEPT, f"{TAKEN_OFF}, but the last scan could not read everything that may refer to it"
+    return Verdict.MAY_GO, f"{TAKEN_OFF}: the next deletion run deletes it"
+
+
+def _lost_of(found: Look, journal: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Those copies that its topic names, and that our journal says we deleted."""
+    lost = lost_copies(journal)
+    return {key for key in found.copies if any(key in name for name in lost)}
+
+
+def _needing(rows: pa.Table) -> list[Row]:
+    return [row for row in rows.to_pylist() if row["keeps_bookkeeper_copy"]]
+
+
+def _referring(rows: list[Row]) -> str:
+    first = f"{rows[0]['referrer']} ({kinds.KINDS[rows[0]['kind']].name})"
+    return f"{first} refers to it" if len(rows) == 1 else f"{first} and {len(rows) - 1} more refer to it"
+
+
+def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, history: History) -> list[str]:
+    """What an operator should know beside the answer."""
+    notes: list[str] = []
+    deletions = history.deletions()
+    if ledger and deletions:
+        notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
+    for row in {id(row): row for row in lost_copies(history.journal).values()}.values():
+        known = row["outcome"] == DELETED
+        done = "deleted an offloaded copy of it" if known else "was the last to delete an offloaded copy of it"
+        why = row["reason"] if known else "it ended before it could say so, or got no answer"
+        spared = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
+        notes.append(f"run {row['run_id']} {done}, which no undo brings back{spared}: {why}")
+    if verdict is Verdict.MAY_GO:
+        ours = history.marks(ledger) or history.releases(ledger)
+        if not ours and not any(plan.actionable for plan in history.plans):
+            notes.append("no actionable plan has it: a second scan, orphans.confirm_after later, must agree first")
+        notes.append("before it is deleted its owner is asked again, its broker's memory too")
+    if verdict is Verdict.DELETED:
+        lost = False
+        for row in history.journal:
+            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row not in deletions)
+        notes.append(
+            "the job undo_deletions found it lost since: the bookies have collected its entries"
+            if lost
+            else "until the bookies' next garbage collection, the job undo_deletions restores it from the archive"
+        )
+    return notes
+
+
+def readable(node: Node | Unread | None, path: str) -> Node | None:
+    """The z-node or None. Raises AccessDenied for one that is there and cannot be read."""
+    if isinstance(node, Unread):
+        raise AccessDenied(f"{path}: {node.reason}")
+    return node

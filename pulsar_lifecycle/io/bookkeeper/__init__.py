@@ -1,0 +1,1 @@
+"""Entries straight from the bookies over BookKeeper's v2 protocol; it reads only."""

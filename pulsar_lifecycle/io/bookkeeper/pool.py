@@ -1,0 +1,165 @@
+"""A connection to each bookie, and waiting for all of them at once.
+
+Belongs here: finding bookies, connecting, noticing silence and loss, asking again after a bookie's restart. Not here:
+what is asked (``ledger_stream``, ``replica_check``) and frames (``bookie_connection``).
+"""
+
+from __future__ import annotations
+
+import select
+import ssl
+import time
+from collections.abc import Sequence
+
+from pulsar_lifecycle.errors import ConfigError, CorruptFormat, LifecycleError, Unavailable
+from pulsar_lifecycle.formats import bookie_info
+from pulsar_lifecycle.io.bookkeeper.connection import Answer, BookieConnection, Request
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.settings import BookKeeperSettings, Tls
+
+DOWN_SECONDS = 10.0
+"""A bookie that could not be reached, or fell silent, is not tried again for so long."""
+_TRIES = 2
+"""How often a request is sent if connections break that had answered others."""
+
+
+class BookiePool:
+    """One thread at a time. Requests are answered, with an Answer or an error, inside :meth:`ask` and :meth:`wait`.
+
+    ``single_reads_only`` are the bookies that closed a fresh connection on BATCH_READ, as those before 4.17 do.
+    """
+
+    def __init__(self, store: MetadataStore, settings: BookKeeperSettings) -> None:
+        self.single_reads_only: set[str] = set()
+        self._store = store
+        self._settings = settings
+        self._tls = _context(settings.tls) if settings.tls else None
+        self._connections: dict[str, BookieConnection] = {}
+        self._down: dict[str, tuple[float, str]] = {}
+
+    def ask(self, bookie: str, request: Request) -> None:
+        """Send a request with the next :meth:`wait`; answered with Unavailable at once if the bookie is down."""
+        try:
+            connection = self._connection(bookie)
+        except Unavailable as error:
+            request.answer(error)
+        else:
+            connection.ask(request)
+
+    def wait(self, only: str | None = None) -> None:
+        """Wait until a bookie, or the ``only`` one, has sent something or failed; at once if no answer is due.
+
+        Only time spent in here counts as a bookie's silence.
+        """
+        poll = select.poll()
+        waiting: dict[int, tuple[str, BookieConnection]] = {}
+        for bookie, connection in list(self._connections.items()):
+            if connection.busy and only in (None, bookie):
+                try:
+                    connection.flush()
+                except OSError as error:
+                    self._lost(bookie, connection, error)
+                    return
+                waiting[connection.fileno()] = bookie, connection
+                poll.register(connection, select.POLLIN | (select.POLLOUT if connection.stuck else 0))
+        if not waiting:
+            return
+        left = min(self._settings.read_timeout - connection.silent for _, connection in waiting.values())
+        began = time.monotonic()
+        ready = {number for number, _ in poll.poll(max(0.0, left) * 1000)}
+        waited = time.monotonic() - began
+        for number, (bookie, connection) in waiting.items():
+            try:
+                if number in ready:
+                    connection.silent = 0.0
+                    connection.receive()
+                else:
+                    connection.silent += waited
+                    if connection.silent >= self._settings.read_timeout:
+                        raise TimeoutError("timed out")
+            except (OSError, CorruptFormat) as error:
+                self._lost(bookie, connection, error)
+
+    def exchange(self, questions: Sequence[tuple[str, int, int]]) -> list[Answer | LifecycleError]:
+        """Single reads of (bookie id, ledger id, entry id), all at once; an answer or an error for each, in order."""
+        results: dict[int, Answer | LifecycleError] = {}
+        for i, (bookie, ledger_id, entry_id) in enumerate(questions):
+            self.ask(bookie, Request(ledger_id, entry_id, lambda answer, i=i: results.__setitem__(i, answer)))
+        while len(results) < len(questions):
+            self.wait()
+        return [results[i] for i in range(len(questions))]
+
+    def batch(self, bookie: str, ledger_id: int, first: int, count: int) -> Answer | LifecycleError:
+        """Up to ``count`` consecutive entries from ``first`` on that one bookie has; fewer is normal."""
+        results: list[Answer | LifecycleError] = []
+        self.ask(bookie, Request(ledger_id, first, results.append, count))
+        while not results:
+            self.wait(bookie)
+        return results[0]
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # -------------------------------------------------------------------------------------------------------- private
+
+    def _lost(self, bookie: str, connection: BookieConnection, error: OSError | CorruptFormat) -> None:
+        """Give up a connection; ask again on a new one what may only have met a restart of the bookie."""
+        del self._connections[bookie]
+        connection.close()
+        failure = Unavailable(f"bookie {bookie}: {error}")
+        requests = [request for request in connection.unanswered() if request.wanted]
+        if isinstance(error, TimeoutError):
+            self._down[bookie] = (time.monotonic() + DOWN_SECONDS, str(failure))
+        elif isinstance(error, ConnectionError) and not connection.used and any(r.count is not None for r in requests):
+            self.single_reads_only.add(bookie)
+        for request in requests:
+            request.tries += 1
+            if isinstance(error, TimeoutError) or request.tries >= _TRIES or self._refused(bookie, connection, request):
+                request.answer(failure)
+            else:
+                self.ask(bookie, request)
+
+    def _refused(self, bookie: str, connection: BookieConnection, request: Request) -> bool:
+        """Whether a connection that broke without an answer was broken by, or tells enough about, this request."""
+        return not connection.used and (bookie not in self.single_reads_only or request.count is not None)
+
+    def _connection(self, bookie: str) -> BookieConnection:
+        if bookie in self._connections:
+            return self._connections[bookie]
+        until, reason = self._down.get(bookie, (0.0, ""))
+        if time.monotonic() < until:
+            raise Unavailable(reason)
+        try:
+            endpoint = self._endpoint(bookie)
+            connection = BookieConnection(endpoint.host, endpoint.port, self._settings.read_timeout, self._tls)
+        except (OSError, CorruptFormat, Unavailable) as error:
+            reason = f"bookie {bookie}: {error}"
+            self._down[bookie] = (time.monotonic() + DOWN_SECONDS, reason)
+            raise Unavailable(reason) from error
+        self._connections[bookie] = connection
+        return connection
+
+    def _endpoint(self, bookie: str) -> bookie_info.Endpoint:
+        available = f"{self._settings.ledgers_root}/available"
+        nodes = self._store.read([f"{available}/{bookie}", f"{available}/readonly/{bookie}"])
+        node = next((node for node in nodes if isinstance(node, Node)), None)
+        if node is None:
+            raise Unavailable(f"is not registered below {available}")
+        endpoint = bookie_info.decode(node.data, bookie).rpc
+        if endpoint is None:
+            raise Unavailable(f"registered no {bookie_info.PROTOCOL_RPC} endpoint")
+        return endpoint
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file or None)
+        if tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"bookkeeper.tls: cannot load the certificates: {error}") from error
+    context.check_hostname = tls.verify
+    return context

@@ -1,0 +1,1 @@
+"""What we keep ourselves: epochs and plans, the journal and the archive."""

@@ -1,0 +1,406 @@
+"""Pulsar's admin REST API over HTTP, as a :class:`~pulsar_lifecycle.ports.BrokerAdmin`.
+
+Belongs here: requests, redirects, status codes and the shapes of answers, of Pulsar 4.0
+(``org.apache.pulsar.broker.admin.v2``, ``org.apache.pulsar.broker.lookup.v2``). Not here: what an answer means for a
+ledger. Nothing is repeated: the caller decides by the class of the error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    ConfigError,
+    Conflict,
+    Failed,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.model import Position, Topic, encode_name
+from pulsar_lifecycle.ports import Acknowledged, TopicInternals
+from pulsar_lifecycle.settings import PulsarSettings, Tls
+
+MAX_REDIRECTS = 5
+TOO_MANY_REQUESTS = 429
+INTERNAL_ERROR = 500
+FAILED_AT_IT = (INTERNAL_ERROR, 502, 504)
+"""Answers of a broker that failed, and of a proxy whose broker did."""
+_RUNTIME = "/admin/v2/brokers/configuration/runtime"
+
+
+class HttpBrokerAdmin:
+    """One connection pool to the brokers behind ``settings.admin_url``.
+
+    Redirects are followed only to brokers the cluster itself lists, and never from https to http, because the token
+    goes with them. Reads raise Unavailable when there was no answer or a 5xx one, writes OutcomeUnknown.
+    """
+
+    def __init__(self, settings: PulsarSettings, transport: httpx.BaseTransport | None = None) -> None:
+        self._settings = settings
+        self._base = _base_url(settings.admin_url)
+        self._hosts = {self._base.host}
+        self._http = httpx.Client(
+            transport=transport,
+            verify=_tls_context(settings.tls),
+            timeout=settings.request_timeout,
+            trust_env=False,  # a proxy from the environment would see the token
+        )
+
+    def close(self) -> None:
+        """Close the connection pool."""
+        self._http.close()
+
+    # -------------------------------------------------------------------------------------------------- the cluster
+
+    def brokers(self) -> list[str]:
+        """Broker ids (``host:webport``) of the cluster the admin URL belongs to; never empty."""
+        path = "/admin/v2/brokers"
+        answer = self._get(path, redirects=0)
+        if not isinstance(answer, list) or not answer or not all(isinstance(name, str) and name for name in answer):
+            raise _unexpected(path, "a list of broker ids")
+        self._hosts = {self._base.host, *(_url(f"http://{name}", path).host for name in answer)}
+        return sorted(answer)
+
+    def loaded_topics(self) -> dict[str, str]:
+        """Full topic name -> broker id, from every broker's own statistics; any failure raises."""
+        loaded: dict[str, str] = {}
+        for broker in self.brokers():
+            url = self._web_url(broker).join("/admin/v2/broker-stats/topics")
+            answer = self._get(url)
+            try:
+                topics = [
+                    name
+                    for bundles in answer.values()
+                    for domains in bundles.values()
+                    for names in domains.values()
+                    for name in names
+                ]
+            except AttributeError:
+                raise _unexpected(url, "{namespace: {bundle: {domain: {topic: ...}}}}") from None
+            loaded.update(dict.fromkeys(topics, broker))
+        return loaded
+
+    def stats_interval_ms(self) -> int:
+        """How often brokers refresh :meth:`loaded_topics`: ``statsUpdateFrequencyInSecs``, the longest of all."""
+        longest = 0
+        for broker, configuration in self.configurations().items():
+            try:
+                seconds = int(configuration["statsUpdateFrequencyInSecs"])
+            except (KeyError, ValueError) as error:
+                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs") from error
+            if seconds <= 0:
+                raise _unexpected(f"{broker}{_RUNTIME}", "statsUpdateFrequencyInSecs above 0")
+            longest = max(longest, seconds)
+        return longest * 1000
+
+    def configurations(self) -> dict[str, Mapping[str, str]]:
+        """Broker id -> its runtime configuration, as text; any failure raises."""
+        found: dict[str, Mapping[str, str]] = {}
+        for broker in self.brokers():
+            url = self._web_url(broker).join(_RUNTIME)
+            answer = self._get(url)
+            if not isinstance(answer, dict):
+                raise _unexpected(url, "the runtime configuration as an object")
+            found[broker] = {name: str(value) for name, value in answer.items() if value is not None}
+        return found
+
+    def _web_url(self, broker: str) -> httpx.URL:
+        """Where a broker itself is reached, by looking up a topic of its heartbeat namespace, which it always owns.
+
+        A broker id has one port only, the plain one if there are two, so it is no address for https.
+        """
+        path = f"/lookup/v2/topic/persistent/pulsar/{quote(broker, safe='')}/healthcheck"
+        answer = self._get(path)
+        key = "httpUrlTls" if self._base.scheme == "https" else "httpUrl"
+        found = answer.get(key) if isinstance(answer, dict) else None
+        if not isinstance(found, str) or not found:
+            raise _unexpected(path, f"{key} of broker {broker}")
+        url = _url(found, path)
+        self._refuse_stranger(url, path)
+        return url
+
+    # ------------------------------------------------------------------------------------------------------- topics
+
+    def internal_stats(self, topic: Topic) -> TopicInternals:
+        """What the owner broker holds in memory; loads the topic."""
+        path = _path(topic, "internalStats")
+        answer = self._get(path)
+        try:
+            cursors: Mapping[str, Mapping[str, Any]] = answer["cursors"]
+            compacted = int(answer["compactedLedger"]["ledgerId"])
+            return TopicInternals(
+                state=str(answer["state"]),
+                ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["ledgers"]),
+                cursor_ledgers={
+                    name: int(cursor["cursorLedger"]) for name, cursor in cursors.items() if cursor["cursorLedger"] >= 0
+                },
+                cursor_properties={
+                    name: {key: int(value) for key, value in cursor["properties"].items()}
+                    for name, cursor in cursors.items()
+                },
+                compacted_ledger=compacted if compacted >= 0 else None,
+                schema_ledgers=tuple(int(ledger["ledgerId"]) for ledger in answer["schemaLedgers"]),
+                acknowledged={
+                    name: Acknowledged(
+                        _position(cursor["markDeletePosition"]), _ranges(cursor["individuallyDeletedMessages"])
+                    )
+                    for name, cursor in cursors.items()
+                },
+                last_confirmed=_position(answer["lastConfirmedEntry"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise _unexpected(path, "PersistentTopicInternalStats") from error
+
+    def fails_at(self, broker: str, topic: Topic) -> bool:
+        """Whether a broker, at its own address, answers 500 to ``internalStats``, then 200 to ``internal-info``.
+
+        The latter (``PersistentTopicsBase.internalGetManagedLedgerInfo``) needs no owner and loads nothing: the broker
+        asked reads the topic's z-nodes afresh. So it is there, lets us ask and reads metadata. A redirect says that it
+        does not own the topic; 502 and 504 are a proxy's.
+        """
+        address = self._web_url(broker)
+        answer = self._send("GET", address.join(_path(topic, "internalStats")), None)
+        if answer.status_code != INTERNAL_ERROR:
+            return False
+        path = address.join(_path(topic, "internal-info"))
+        info = self._get(path, redirects=0)
+        if not isinstance(info, dict) or not isinstance(info.get("ledgers"), list):
+            raise _unexpected(path, "ManagedLedgerInfo")
+        return True
+
+    def compaction_status(self, topic: Topic) -> str:
+        """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``; loads the topic."""
+        path = _path(topic, "compaction")
+        answer = self._get(path)
+        status = answer.get("status") if isinstance(answer, dict) else None
+        if status not in ("NOT_RUN", "RUNNING", "SUCCESS", "ERROR"):
+            raise _unexpected(path, "LongRunningProcessStatus")
+        return status
+
+    def partitions(self, topic: Topic) -> int | None:
+        """Number of partitions; 0 for a non-partitioned topic, None where there is no such topic."""
+        path = _path(topic, "partitions")
+        try:
+            answer = self._get(path)
+        except NotFound:
+            return None
+        count = answer.get("partitions") if isinstance(answer, dict) else None
+        if not isinstance(count, int):
+            raise _unexpected(path, "PartitionedTopicMetadata")
+        return count
+
+    def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
+        """Create a partitioned topic, or complete one whose creation stopped half-way."""
+        try:
+            self._request("PUT", _path(topic, "partitions"), partitions)
+        except Conflict as error:
+            found = self.partitions(topic)
+            if found != partitions:
+                raise Conflict(f"{topic}: wanted {partitions} partitions, it has {found}") from error
+            self._request("POST", _path(topic, "createMissedPartitions"))
+
+    def create_topic(self, topic: Topic) -> None:
+        """Create a non-partitioned topic; an existing one is fine, a partitioned one raises Conflict."""
+        try:
+            self._request("PUT", _path(topic))
+        except Conflict as error:
+            found = self.partitions(topic)
+            if found:
+                raise Conflict(f"{topic}: wanted a non-partitioned topic, it has {found} partitions") from error
+
+    def create_subscription(self, topic: Topic, subscription: str, position: str = "earliest") -> None:
+        """Create a durable subscription at ``earliest`` or ``latest``; an existing one is fine."""
+        # The broker decodes this segment twice: once as a path, once by Codec.decode.
+        name = quote(encode_name(subscription), safe="")
+        try:
+            self._request("PUT", _path(topic, "subscription", name), position)
+        except Conflict:
+            if subscription not in self.subscriptions(topic):
+                raise
+
+    def subscriptions(self, topic: Topic) -> list[str]:
+        """Names of the durable subscriptions, the broker's own ones such as ``__compaction`` included."""
+        path = _path(topic, "subscriptions")
+        answer = self._get(path)
+        if not isinstance(answer, list) or not all(isinstance(name, str) for name in answer):
+            raise _unexpected(path, "a list of subscriptions")
+        return answer
+
+    def backlog(self, topic: Topic, subscription: str) -> int:
+        """``msgBacklog``, counted precisely; NotFound when there is no such subscription."""
+        path = _path(topic, "stats?getPreciseBacklog=true&excludePublishers=true&excludeConsumers=true")
+        answer = self._get(path)
+        try:
+            if subscription not in answer["subscriptions"]:
+                raise NotFound(f"{topic}: no subscription {subscription}")
+            return int(answer["subscriptions"][subscription]["msgBacklog"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise _unexpected(path, "TopicStats") from error
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        """Have the topic's broker read one stored entry."""
+        self._request("GET", _path(topic, "ledger", str(position.ledger_id), "entry", str(position.entry_id)))
+
+    def unload(self, topic: Topic) -> None:
+        """Make its broker forget a topic; loads one that is not loaded, first."""
+        self._request("PUT", _path(topic, "unload"))
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        """The broker's own DELETE; without ``force`` it refuses a topic with connected clients (412, StoreError)."""
+        self._request("DELETE", f"{_path(topic)}?force={'true' if force else 'false'}")
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _get(self, where: str | httpx.URL, redirects: int = MAX_REDIRECTS) -> Any:
+        """The JSON answer of a read; None for an empty body, which is how the API says "unset"."""
+        response = self._request("GET", where, redirects=redirects)
+        if not response.content:
+            return None
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise _unexpected(response.url, "JSON") from error
+
+    def _request(
+        self, method: str, where: str | httpx.URL, body: object = None, redirects: int = MAX_REDIRECTS
+    ) -> httpx.Response:
+        url = self._base.join(where)
+        for _ in range(redirects):
+            response = self._send(method, url, body)
+            if response.status_code not in (307, 308):
+                return _checked(method, response)
+            target = url.join(response.headers.get("location", ""))
+            self._refuse_stranger(target, str(url))
+            url = target
+        return _checked(method, self._send(method, url, body))
+
+    def _send(self, method: str, url: httpx.URL, body: object) -> httpx.Response:
+        headers = {"Accept": "application/json", **self._authorization()}
+        content = None
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+            content = json.dumps(body)
+        try:
+            return self._http.request(method, url, headers=headers, content=content)
+        except httpx.ReadTimeout as error:
+            message = f"{method} {url}: {type(error).__name__}: {error}"
+            raise (Failed(message) if method == "GET" else OutcomeUnknown(message)) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _no_answer(method, f"{method} {url}: {type(error).__name__}: {error}") from error
+
+    def _authorization(self) -> dict[str, str]:
+        """Read for each request, because token files are rotated."""
+        if self._settings.token is None:
+            return {}
+        token = self._settings.token.resolve("pulsar.token")
+        if not re.fullmatch(r"[\x21-\x7e]+", token):  # else the HTTP library's error would quote it
+            raise ConfigError("pulsar.token: the secret is no token: expected printable ASCII without spaces")
+        return {"Authorization": f"Bearer {token}"}
+
+    def _refuse_stranger(self, target: httpx.URL, source: str) -> None:
+        """The token goes only to the configured host and to hosts the cluster lists as its brokers."""
+        if target.scheme not in ("http", "https") or (self._base.scheme == "https" and target.scheme != "https"):
+            raise StoreError(f"{source}: refused to go on to {target}: not {self._base.scheme}")
+        if target.host not in self._hosts:  # a broker may have joined since
+            self.brokers()
+        if target.host not in self._hosts:
+            raise StoreError(f"{source}: refused to go on to {target}: {target.host} is no broker of this cluster")
+
+
+def _position(text: str) -> Position:
+    """``ledger:entry``, as PositionImpl prints it."""
+    ledger, entry = text.split(":")
+    return Position(int(ledger), int(entry))
+
+
+def _ranges(text: str) -> tuple[tuple[Position, Position], ...]:
+    """``[(1:2..1:4],(2:-1..2:0]]``, as LongPairRangeSet prints it: the first excluded, the last included."""
+    found = re.findall(r"\((-?\d+:-?\d+)\.\.(-?\d+:-?\d+)\]", text)
+    if text != "[" + ",".join(f"({first}..{last}]" for first, last in found) + "]":
+        raise ValueError(f"expected ranges of positions, found {text[:80]!r}")
+    return tuple((_position(first), _position(last)) for first, last in found)
+
+
+def _path(topic: Topic, *rest: str) -> str:
+    """The path of a topic's resource; every name is percent-encoded once, since a bare ``+`` reads as a space."""
+    namespace = topic.namespace
+    version = "/admin" if namespace.cluster else "/admin/v2"
+    names = [topic.domain, *str(namespace).split("/"), topic.local]
+    return "/".join([version, *(quote(name, safe="") for name in names), *rest])
+
+
+def _checked(method: str, response: httpx.Response) -> httpx.Response:
+    status = response.status_code
+    if response.is_success:
+        return response
+    message = f"{method} {response.url}: {status}: {_reason(response)}"
+    if status in (401, 403):
+        raise AccessDenied(message)
+    if status == 404:
+        raise NotFound(message)
+    if status == 409:
+        raise Conflict(message)
+    if status == TOO_MANY_REQUESTS:
+        raise Unavailable(message)
+    if status in FAILED_AT_IT and method == "GET":
+        raise Failed(message)
+    if status >= 500:
+        raise _no_answer(method, message)
+    raise StoreError(message)
+
+
+def _no_answer(method: str, message: str) -> LifecycleError:
+    return Unavailable(message) if method == "GET" else OutcomeUnknown(message)
+
+
+def _reason(response: httpx.Response) -> str:
+    """The broker's reason; unexpected errors come as an HTML page, of which the first words must do."""
+    try:
+        reason = response.json()["reason"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        reason = re.sub(r"<[^>]*>", " ", response.text)
+    return " ".join(str(reason).split())[:200]
+
+
+def _unexpected(where: str | httpx.URL, expected: str) -> StoreError:
+    return StoreError(f"GET {where}: the answer is not what Pulsar 4.0 sends: expected {expected}")
+
+
+def _base_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"pulsar.admin_url: {error}: {text}") from error
+    if url.scheme not in ("http", "https") or not url.host:
+        raise ConfigError(f"pulsar.admin_url: expected http://host:port or https://host:port, found {text}")
+    return url
+
+
+def _url(text: str, source: str) -> httpx.URL:
+    """A URL that a server named."""
+    try:
+        return httpx.URL(text)
+    except httpx.InvalidURL as error:
+        raise StoreError(f"GET {source}: the answer names no URL: {text[:200]!r}: {error}") from error
+
+
+def _tls_context(tls: Tls | None) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=(tls and tls.ca_file) or None)
+        if tls and tls.cert_file:
+            context.load_cert_chain(tls.cert_file, tls.key_file or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"pulsar.tls: cannot load the certificates: {error}") from error
+    context.check_hostname = tls is None or tls.verify
+    return context

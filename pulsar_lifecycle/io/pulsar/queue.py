@@ -1,0 +1,353 @@
+"""The deletion queue of PIP-186 on the binary protocol: main, retry and dead-letter topic.
+
+Belongs here: topics, the durable subscription, sending, receiving, acknowledging, looking without taking. Not here:
+what a message says (``formats/``) and what is done about it. Upstream: PIP-186; the topics are ordinary ones and any
+client may write to them, so nothing received is to be believed.
+
+A topic without the subscription drops what is sent to it within seconds, because the broker trims what nobody waits
+for. So the subscription is made sure of on every partition before each send, dead letters included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pulsar
+
+from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.formats.deletion_message import (
+    PendingDeleteLedgerInfo,
+    decode_deletion_message,
+    encode_deletion_message,
+)
+from pulsar_lifecycle.formats.retry_letter import (
+    DELAY_TIME,
+    NEVER_AGAIN,
+    java_message_id,
+    reconsume_times,
+    retry_properties,
+    waiting_properties,
+    without_retry_properties,
+)
+from pulsar_lifecycle.io.pulsar.session import Outgoing, PulsarSession
+from pulsar_lifecycle.model import Namespace, Position, Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Page, Postponed, Received, Resent, Sent
+from pulsar_lifecycle.settings import PulsarSettings
+
+NAMESPACE = Namespace("pulsar", "system")
+DELETION_TOPIC = Topic(NAMESPACE, "__ledger_deletion")
+RETRY_TOPIC = Topic(NAMESPACE, "__ledger_deletion-RETRY")
+DLQ_TOPIC = Topic(NAMESPACE, "__ledger_deletion-DLQ")
+SUBSCRIPTION = "ledger-deletion"
+
+NOT_TEXT = "a property is not UTF-8 text, so its properties, and with them its retries, cannot be read"
+ENCRYPTED = "it is encrypted, and nobody gives us keys: intents are sent unencrypted"
+"""Problems of messages whose bytes are not looked at."""
+
+
+def topics_of(admin: BrokerAdmin, topic: Topic) -> list[Topic]:
+    """The partitions of a topic, itself if it has none, nothing where it does not exist."""
+    count = admin.partitions(topic)
+    if count is None:
+        return []
+    return [Topic(topic.namespace, f"{topic.local}-partition-{n}") for n in range(count)] or [topic]
+
+
+def pending(admin: BrokerAdmin) -> int:
+    """Intents in flight: messages of the main and the retry topic that the subscription has not acknowledged.
+
+    Creates nothing; topics that do not exist yet count as empty. Raises NotFound where a topic lacks the subscription.
+    """
+    return sum(waiting(admin, topic) for topic in (DELETION_TOPIC, RETRY_TOPIC))
+
+
+def pending_where_subscribed(admin: BrokerAdmin) -> tuple[int, list[Topic]]:
+    """:func:`pending`, and the partitions without the subscription, which count as empty: nothing is kept there."""
+    count, unsubscribed = 0, list[Topic]()
+    for part in (*topics_of(admin, DELETION_TOPIC), *topics_of(admin, RETRY_TOPIC)):
+        try:
+            count += admin.backlog(part, SUBSCRIPTION)
+        except NotFound:
+            unsubscribed.append(part)
+    return count, unsubscribed
+
+
+def waiting(admin: BrokerAdmin, topic: Topic) -> int:
+    """:func:`pending` of one topic."""
+    return sum(admin.backlog(part, SUBSCRIPTION) for part in topics_of(admin, topic))
+
+
+def subscribe_everywhere(admin: BrokerAdmin) -> list[Topic]:
+    """Give every partition of the three topics the durable subscription, from its first message that is left.
+
+    Returns those that lacked it: what they held before may be gone. Creates no topic, but completes a partitioned one.
+    """
+    mended: list[Topic] = []
+    for topic in (DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC):
+        for part in topics_of(admin, topic):
+            try:
+                found = admin.subscriptions(part)
+            except NotFound:  # a partition that nobody has written to yet
+                if part == topic:
+                    continue
+                admin.create_partitioned_topic(topic, admin.partitions(topic) or 0)
+                found = admin.subscriptions(part)
+            if SUBSCRIPTION not in found:
+                admin.create_subscription(part, SUBSCRIPTION, "earliest")
+                mended.append(part)
+    return mended
+
+
+def create_missing(admin: BrokerAdmin, parallelism: int) -> None:
+    """Create what is missing of topics and subscriptions; idempotent.
+
+    ``parallelism`` is the number of partitions a new main and retry topic get; the dead-letter topic has none, unless
+    somebody's auto-creation was first. Raises NotFound when the namespace ``pulsar/system`` does not exist, Conflict
+    when the main or the retry topic is there and not partitioned.
+    """
+    for topic in (DELETION_TOPIC, RETRY_TOPIC):
+        admin.create_partitioned_topic(topic, admin.partitions(topic) or parallelism)
+    if not admin.partitions(DLQ_TOPIC):
+        admin.create_topic(DLQ_TOPIC)
+    subscribe_everywhere(admin)
+
+
+class PulsarDeletionQueue:
+    """:class:`~pulsar_lifecycle.ports.DeletionQueue`: sends to the main topic, consumes main and retry topic.
+
+    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
+    """
+
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+        self._admin = admin
+        self._parallelism = parallelism
+        self._session = PulsarSession(settings)
+
+    def ensure(self) -> None:
+        """:func:`create_missing`."""
+        create_missing(self._admin, self._parallelism)
+
+    def backlog(self) -> int:
+        """:func:`pending`."""
+        return pending(self._admin)
+
+    def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
+        """One un-batched, keyless message per info, after :meth:`ensure`; waits for every receipt.
+
+        Each says its delay as a retry does, because a message's own delivery time is hidden from Python clients. A
+        failed send is an outcome of its own; it may nevertheless have reached the topic, where it does no harm.
+        """
+        self.ensure()
+        self._session.open_producer(DELETION_TOPIC)
+        properties = {DELAY_TIME: str(deliver_after_ms)} if deliver_after_ms else {}
+        receipts = self._session.send_all(
+            [Outgoing(DELETION_TOPIC, encode_deletion_message(info), properties, deliver_after_ms) for info in infos]
+        )
+        return [Sent(info, *receipt) for info, receipt in zip(infos, receipts, strict=True)]
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        """Send copies to the retry topic or, after ``max_times`` retries, to the dead-letter topic; waits for receipts.
+
+        Properties, keys and times are those of ``ConsumerImpl.reconsumeLater`` (pulsar-client 4.0.7). A count that no
+        client writes is dead-lettered as one that was just used up. The dead-letter topic has no consumer that keeps
+        its subscription, so that is made sure of before each dead letter.
+        """
+        outgoing: list[Outgoing] = []
+        counts: list[tuple[int, bool]] = []
+        for message in messages:
+            before = reconsume_times(message.properties)
+            times = (max_times if before == NEVER_AGAIN else before) + 1
+            dead = times > max_times
+            properties = retry_properties(
+                message.properties,
+                topic=Topic.parse(message.topic),
+                subscription=SUBSCRIPTION,
+                message_id=_java_id(message.handle),
+                times=times,
+                delay_ms=delay_ms,
+            )
+            topic, delay = (DLQ_TOPIC, 0) if dead else (RETRY_TOPIC, delay_ms)
+            outgoing.append(Outgoing(topic, message.raw, properties, delay, message.handle))
+            counts.append((times, dead))
+        if any(dead for _, dead in counts):
+            self.ensure()
+        receipts = self._session.send_all(outgoing)
+        return [
+            Postponed(message, times, dead, error)
+            for message, (times, dead), (_, error) in zip(messages, counts, receipts, strict=True)
+        ]
+
+    def send_back(
+        self, messages: Sequence[Received], notes: Sequence[Mapping[str, str]], delay_ms: int
+    ) -> list[Postponed]:
+        """Send copies to the retry topic, uncounted: a Java consumer that retries one counts on from where it was."""
+        outgoing = [
+            Outgoing(
+                RETRY_TOPIC,
+                message.raw,
+                waiting_properties(
+                    message.properties,
+                    topic=Topic.parse(message.topic),
+                    subscription=SUBSCRIPTION,
+                    message_id=_java_id(message.handle),
+                    delay_ms=delay_ms,
+                    notes=note,
+                ),
+                delay_ms,
+                message.handle,
+            )
+            for message, note in zip(messages, notes, strict=True)
+        ]
+        receipts = self._session.send_all(outgoing)
+        return [
+            Postponed(message, reconsume_times(message.properties), False, error)
+            for message, (_, error) in zip(messages, receipts, strict=True)
+        ]
+
+    def receive(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` messages of main and retry topic, fewer once no more come; none after ``wait_ms`` without."""
+        if not self._session.subscribed:
+            self.ensure()
+            self._session.subscribe([DELETION_TOPIC, RETRY_TOPIC], SUBSCRIPTION)
+        return [_received(message) for message in self._session.receive(limit, wait_ms)]
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """Acknowledge without waiting for the broker.
+
+        A lost acknowledgement does no harm, so none is confirmed: what was done is in the journal before, and the
+        message only comes again, where the next run finds its ledger gone or decides afresh. Waiting for the cursor
+        instead would cost a statistics call per batch and partition.
+        """
+        self._session.acknowledge([message.handle for message in messages])
+
+    def release(self, messages: Sequence[Received]) -> None:
+        """Leave messages unacknowledged: the broker hands them out again once this queue is closed.
+
+        No negative acknowledgement: its delay is shorter than a run, which would meet its own failures again.
+        """
+
+    def close(self) -> None:
+        """Send what acknowledgements are left, close producer, consumer and connections.
+
+        What was not acknowledged goes back to the subscription.
+        """
+        self._session.close()
+
+
+class PulsarDeadLetterQueue:
+    """:class:`~pulsar_lifecycle.ports.DeadLetterQueue`: consumes the dead-letter topic, sends to the main topic.
+
+    ``parallelism`` is that of :func:`create_missing`. Not thread-safe.
+    """
+
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin, parallelism: int) -> None:
+        self._admin = admin
+        self._parallelism = parallelism
+        self._session = PulsarSession(settings)
+
+    def backlog(self) -> int:
+        """Dead letters that the subscription has not acknowledged."""
+        return waiting(self._admin, DLQ_TOPIC)
+
+    def take(self, limit: int, wait_ms: int) -> list[Received]:
+        """Up to ``limit`` dead letters, fewer once ``wait_ms`` have passed; each once until this queue is closed."""
+        if not self._session.subscribed:
+            create_missing(self._admin, self._parallelism)
+            self._session.subscribe([DLQ_TOPIC], SUBSCRIPTION)
+        return [_received(message) for message in self._session.receive(limit, wait_ms)]
+
+    def send_again(self, messages: Sequence[Received]) -> list[Resent]:
+        """Send each to the main topic as it was sent first: same bytes, keys and properties, nothing of its retries."""
+        create_missing(self._admin, self._parallelism)
+        self._session.open_producer(DELETION_TOPIC)
+        receipts = self._session.send_all(
+            [
+                Outgoing(DELETION_TOPIC, one.raw, without_retry_properties(one.properties), 0, one.handle)
+                for one in messages
+            ]
+        )
+        return [Resent(message, *receipt) for message, receipt in zip(messages, receipts, strict=True)]
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """As :meth:`PulsarDeletionQueue.acknowledge`: one that is lost only sends the same intent again."""
+        self._session.acknowledge([message.handle for message in messages])
+
+    def close(self) -> None:
+        """Send what acknowledgements are left; dead letters that were taken and not acknowledged go back."""
+        self._session.close()
+
+
+class PulsarQueueReader:
+    """:class:`~pulsar_lifecycle.ports.QueueReader`; connects to the brokers' binary port only when something waits."""
+
+    def __init__(self, settings: PulsarSettings, admin: BrokerAdmin) -> None:
+        self._settings = settings
+        self._admin = admin
+        self._session: PulsarSession | None = None
+
+    def partitions(self, topic: Topic) -> list[Topic]:
+        """:func:`topics_of`."""
+        return topics_of(self._admin, topic)
+
+    def backlog(self, part: Topic) -> int:
+        """Messages of one partition that the subscription has not acknowledged."""
+        return self._admin.backlog(part, SUBSCRIPTION)
+
+    def waiting(self, part: Topic, after: Position | None, limit: int) -> Page:
+        """One page of what waits in a partition.
+
+        A position behind the topic's end is one of another life of the topic, and counts as none.
+        """
+        internals = self._admin.internal_stats(part)
+        acknowledged = internals.acknowledged.get(SUBSCRIPTION)
+        if acknowledged is None:
+            raise NotFound(f"{part}: no subscription {SUBSCRIPTION}")
+        end = internals.last_confirmed
+        start = acknowledged.mark_delete
+        if after is not None and start < after <= end:
+            start = after
+        if start >= end:
+            return Page((), start, True)
+        if self._session is None:
+            self._session = PulsarSession(self._settings)
+        found, complete = self._session.read(part, start, limit)
+        messages = tuple(_received(message) for position, message in found if position not in acknowledged)
+        return Page(messages, found[-1][0] if found else start, complete)
+
+    def close(self) -> None:
+        """Close the connections, if there are any."""
+        if self._session is not None:
+            self._session.close()
+
+
+def _java_id(message: Any) -> str:
+    found = message.message_id()
+    return java_message_id(found.ledger_id(), found.entry_id(), found.partition(), found.batch_index())
+
+
+def _received(message: pulsar.Message) -> Received:
+    raw = message.data()
+    properties: dict[str, str] = {}
+    info, problem = None, ""
+    try:
+        properties = dict(message.properties())
+        if message.encryption_context() is None:
+            info = decode_deletion_message(raw)
+        else:
+            problem = ENCRYPTED
+    except UnicodeDecodeError:
+        problem = NOT_TEXT
+    except CorruptFormat as error:
+        problem = str(error)
+    message_id = message.message_id()
+    return Received(
+        message_id=message_id.serialize(),
+        topic=message.topic_name(),
+        raw=raw,
+        properties=properties,
+        publish_time=message.publish_timestamp(),
+        info=info,
+        problem=problem,
+        handle=message,
+    )

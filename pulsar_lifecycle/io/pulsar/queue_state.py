@@ -1,0 +1,133 @@
+"""What waits in the topics of the deletion queue, partition by partition.
+
+Belongs here: looking, which loads these topics and changes nothing. Not here: what it means (``cli/queue.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, due_at, waiting_since
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.plan.outcomes import Waiting
+from pulsar_lifecycle.ports import BrokerAdmin, QueueReader, Received
+
+LOOKED_AT = 1_000
+"""Messages of one partition that are looked at to see which are due."""
+
+TOPICS = {"main": DELETION_TOPIC, "retry": RETRY_TOPIC, "dead letters": DLQ_TOPIC}
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Messages that runs sent back because they must wait: for what, how many, since when (ms) the oldest."""
+
+    waiting: Waiting
+    messages: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """One partition. ``backlog`` is None where the subscription is missing: nobody holds what is sent there.
+
+    ``due`` and ``later``: messages that may be delivered now, and those that may not yet; None where that could not be
+    seen. They, and ``waits``, are of the first :data:`LOOKED_AT` messages only where ``all_seen`` is false.
+    """
+
+    topic: str
+    subscribed: bool
+    backlog: int | None
+    due: int | None = None
+    later: int | None = None
+    all_seen: bool = True
+    waits: tuple[Waits, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """Partitions of each topic (:data:`TOPICS`); none where the topic does not exist. ``unseen``: why due is None."""
+
+    main: tuple[PartitionState, ...]
+    retry: tuple[PartitionState, ...]
+    dead_letters: tuple[PartitionState, ...]
+    unseen: str = ""
+
+    @property
+    def in_flight(self) -> int:
+        """The PIP's estimate: what main and retry topic hold."""
+        return sum(part.backlog or 0 for part in (*self.main, *self.retry))
+
+    @property
+    def dead(self) -> int:
+        """Dead letters that wait."""
+        return sum(part.backlog or 0 for part in self.dead_letters)
+
+    @property
+    def unsubscribed(self) -> tuple[str, ...]:
+        """Partitions without the durable subscription."""
+        return tuple(p.topic for p in (*self.main, *self.retry, *self.dead_letters) if not p.subscribed)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Topics that do not exist."""
+        parts = (self.main, self.retry, self.dead_letters)
+        return tuple(str(topic) for topic, found in zip(TOPICS.values(), parts, strict=True) if not found)
+
+    @property
+    def waits(self) -> tuple[Waits, ...]:
+        """What waits for something, of those looked at, by what it waits for."""
+        return _added(one for part in (*self.main, *self.retry) for one in part.waits)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        named: dict[str, list[Any]] = {"unsubscribed": list(self.unsubscribed), "missing": list(self.missing)}
+        named["waits"] = [asdict(one) for one in self.waits]
+        return {**asdict(self), "in_flight": self.in_flight, "dead": self.dead, **named}
+
+
+def look(admin: BrokerAdmin, reader: QueueReader, now: int) -> QueueState:
+    """Look at every partition, at ``now`` (ms). Raises what the admin API raises; a mute reader only hides ``due``."""
+    unseen: list[str] = []
+    found = [
+        tuple(_look(admin, reader, part, now, unseen, topic != DLQ_TOPIC) for part in topics_of(admin, topic))
+        for topic in TOPICS.values()
+    ]
+    return QueueState(*found, unseen=unseen[0] if unseen else "")
+
+
+def _look(
+    admin: BrokerAdmin, reader: QueueReader, part: Topic, now: int, unseen: list[str], delayed: bool
+) -> PartitionState:
+    if SUBSCRIPTION not in admin.subscriptions(part):
+        return PartitionState(str(part), False, None)
+    backlog = admin.backlog(part, SUBSCRIPTION)
+    if not delayed or not backlog or unseen:
+        return PartitionState(str(part), True, backlog, *((0, 0) if not backlog else (None, None)))
+    try:
+        page = reader.waiting(part, None, LOOKED_AT)
+    except LifecycleError as error:
+        unseen.append(str(error))
+        return PartitionState(str(part), True, backlog)
+    due = sum(due_at(message.properties, message.publish_time, now) <= now for message in page.messages)
+    waits = _added(_waits(message) for message in page.messages if WAITING_FOR in message.properties)
+    return PartitionState(str(part), True, backlog, due, len(page.messages) - due, page.end, waits)
+
+
+def _waits(message: Received) -> Waits:
+    """By its own word, which anybody may have written: what is no :class:`Waiting` is ``other``."""
+    said = message.properties[WAITING_FOR]
+    waiting = Waiting(said) if said in set(Waiting) else Waiting.OTHER
+    return Waits(waiting, 1, waiting_since(message.properties, message.publish_time) or message.publish_time)
+
+
+def _added(some: Iterable[Waits]) -> tuple[Waits, ...]:
+    found: dict[Waiting, Waits] = {}
+    for one in some:
+        known = found.get(one.waiting, Waits(one.waiting, 0, one.since))
+        found[one.waiting] = Waits(one.waiting, known.messages + one.messages, min(known.since, one.since))
+    return tuple(found[waiting] for waiting in sorted(found))

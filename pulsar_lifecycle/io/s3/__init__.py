@@ -1,0 +1,1 @@
+"""Buckets of tiered storage over S3."""

@@ -1,0 +1,81 @@
+"""What the library needs from the outside world, as Protocols; ``io/`` implements them, the tests fake them.
+
+Belongs here: interfaces and the values that cross them. Not here: anything that knows a vendor. Every adapter turns
+its vendor's errors into ``pulsar_lifecycle.errors`` and never retries a write whose outcome it does not know.
+Times are milliseconds since the epoch, sizes bytes.
+"""
+
+from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicInternals
+from pulsar_lifecycle.ports.journal import Archived, Clock, Journal, JournalRow
+from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck
+from pulsar_lifecycle.ports.metadata import (
+    Children,
+    Deletion,
+    DeletionResult,
+    MetadataStore,
+    Node,
+    ScanBatch,
+    ScanRow,
+    Stat,
+    Unread,
+)
+from pulsar_lifecycle.ports.objects import (
+    OCTET_STREAM,
+    ObjectDeletion,
+    ObjectHead,
+    ObjectStore,
+    ObjectSummary,
+    Part,
+    Payload,
+    Upload,
+)
+from pulsar_lifecycle.ports.queue import (
+    DeadLetterQueue,
+    DeletionQueue,
+    Page,
+    Postponed,
+    QueueReader,
+    Received,
+    Resent,
+    Sent,
+)
+
+__all__ = [
+    "BEFORE_ALL",
+    "OCTET_STREAM",
+    "Acknowledged",
+    "Archived",
+    "BrokerAdmin",
+    "Children",
+    "Clock",
+    "DeadLetterQueue",
+    "Deletion",
+    "DeletionQueue",
+    "DeletionResult",
+    "Entry",
+    "EntryBatch",
+    "Journal",
+    "JournalRow",
+    "LedgerReader",
+    "MetadataStore",
+    "Node",
+    "ObjectDeletion",
+    "ObjectHead",
+    "ObjectStore",
+    "ObjectSummary",
+    "Page",
+    "Part",
+    "Payload",
+    "Postponed",
+    "QueueReader",
+    "Received",
+    "ReplicaCheck",
+    "Resent",
+    "ScanBatch",
+    "ScanRow",
+    "Sent",
+    "Stat",
+    "TopicInternals",
+    "Unread",
+    "Upload",
+]

@@ -1,0 +1,134 @@
+"""What brokers are asked and told over their REST API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pulsar_lifecycle.model import Position, Topic
+
+BEFORE_ALL = Position(-1, -1)
+"""The position before a topic's first message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What a cursor has behind it: all up to ``mark_delete``, and beyond it ``ranges`` (first excluded, last not)."""
+
+    mark_delete: Position
+    ranges: tuple[tuple[Position, Position], ...] = ()
+
+    def __contains__(self, position: Position) -> bool:
+        """Whether the message, or the whole batch, at a position is acknowledged."""
+        return position <= self.mark_delete or any(first < position <= last for first, last in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInternals:
+    """What the owner broker holds in memory of one loaded topic (``internalStats``).
+
+    Cursors are keyed by the name of their z-node, non-durable ones by that of their subscription; ``cursor_ledgers``
+    has only those with a ledger of their own. ``last_confirmed`` is the position of the last message, or the one before
+    the first.
+    """
+
+    state: str
+    ledgers: tuple[int, ...]
+    cursor_ledgers: Mapping[str, int]
+    cursor_properties: Mapping[str, Mapping[str, int]]
+    compacted_ledger: int | None
+    schema_ledgers: tuple[int, ...]
+    acknowledged: Mapping[str, Acknowledged] = field(default_factory=dict[str, Acknowledged])
+    last_confirmed: Position = BEFORE_ALL
+
+    @property
+    def cursors(self) -> frozenset[str]:
+        """The names of all cursors: durable ones as their z-nodes', non-durable ones as their subscriptions'."""
+        return frozenset({*self.cursor_ledgers, *self.cursor_properties, *self.acknowledged})
+
+
+class BrokerAdmin(Protocol):
+    """The admin REST API; only calls that do not load a topic, except where a docstring says so."""
+
+    def brokers(self) -> list[str]:
+        """Broker ids (``host:webport``) of the cluster."""
+        ...
+
+    def loaded_topics(self) -> dict[str, str]:
+        """Full topic name -> broker id, from every broker's ``/broker-stats/topics``.
+
+        The list lags by ``statsUpdateFrequencyInSecs`` (60). Raises if any broker does not answer.
+        """
+        ...
+
+    def internal_stats(self, topic: Topic) -> TopicInternals:
+        """Loads the topic: ask only for a topic that is loaded already."""
+        ...
+
+    def fails_at(self, broker: str, topic: Topic) -> bool:
+        """Whether this very broker fails at the internals of a topic, and right after reads the topic's z-node for us.
+
+        Asks as :meth:`internal_stats` does: only for a topic that this broker has loaded already. Raises if anything
+        else is the answer.
+        """
+        ...
+
+    def compaction_status(self, topic: Topic) -> str:
+        """``NOT_RUN``, ``RUNNING``, ``SUCCESS`` or ``ERROR``. Loads the topic: ask only for a loaded one."""
+        ...
+
+    def stats_interval_ms(self) -> int:
+        """How often brokers refresh ``/broker-stats/topics`` (``statsUpdateFrequencyInSecs``), the longest of all."""
+        ...
+
+    def configurations(self) -> dict[str, Mapping[str, str]]:
+        """Broker id -> its runtime configuration: what broker.conf and dynamic settings come to, as text."""
+        ...
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        """Have the topic's broker read one stored entry. Loads the topic. Raises NotFound where it has no such one."""
+        ...
+
+    def create_partitioned_topic(self, topic: Topic, partitions: int) -> None:
+        """Create a partitioned topic; an existing one with the same number is fine, another number raises Conflict."""
+        ...
+
+    def create_topic(self, topic: Topic) -> None:
+        """Create a non-partitioned topic; an existing one is fine."""
+        ...
+
+    def partitions(self, topic: Topic) -> int | None:
+        """Number of partitions; 0 for an existing non-partitioned topic, None where there is no such topic."""
+        ...
+
+    def create_subscription(self, topic: Topic, subscription: str, position: str = "earliest") -> None:
+        """Create a durable subscription on one partition or topic; an existing one is fine. Loads the topic."""
+        ...
+
+    def subscriptions(self, topic: Topic) -> list[str]:
+        """Names of the durable subscriptions. Loads the topic."""
+        ...
+
+    def backlog(self, topic: Topic, subscription: str) -> int:
+        """``msgBacklog`` of one subscription of one partition or topic. Loads the topic."""
+        ...
+
+    def unload(self, topic: Topic) -> None:
+        """Make its broker forget a topic, so that the next load reads its z-node afresh; may be repeated.
+
+        Loads a topic that is not loaded, first. Raises NotFound for a missing topic, OutcomeUnknown.
+        """
+        ...
+
+    def delete_topic(self, topic: Topic, force: bool) -> None:
+        """The broker's own DELETE of one topic or partition with its cursors and ledgers.
+
+        Without ``force`` the broker refuses a topic with connected clients (StoreError). Raises NotFound for a missing
+        topic, Conflict for a partitioned one, OutcomeUnknown.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the connection pool."""
+        ...

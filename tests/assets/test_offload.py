@@ -1,0 +1,82 @@
+"""Job ``offload``: what it says of its run, and its alarm where a copy failed its proof."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from assets import offload as asset
+from assets.offload import CHECK, check_done, named, outcomes_shown
+from orchestration import offload
+from pulsar_lifecycle.engine.offload_words import Offloaded
+from pulsar_lifecycle.engine.topic_write import FAILED
+from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASE, UNPROVEN
+from pulsar_lifecycle.ports import JournalRow
+from resources.lifecycle import LifecycleResource
+
+NAME = "persistent://acme/orders/placed"
+DONE = Offloaded(NAME, 1, OFFLOADED, "", 10)
+LEFT = Offloaded(NAME, -1, LEFT_TO_BROKER, "19 of its ledgers wait", 190, ledgers=19)
+ALARM = Offloaded(NAME, 2, UNPROVEN, "one byte is another", 10)
+ROW = JournalRow("r", "pulsar", "", 2, "", NAME, RELEASE, "release", UNPROVEN, "one byte is another", 10, "", "{}", 1)
+
+
+def launched(
+    monkeypatch: pytest.MonkeyPatch, outcomes: Sequence[Offloaded], unproven: Sequence[JournalRow]
+) -> tuple[dg.ExecuteInProcessResult, list[tuple[str, bool]]]:
+    """The run, and what its instance has of checks."""
+    plan: Any = SimpleNamespace(epoch_id="e")
+    where: Any = SimpleNamespace(
+        settings=SimpleNamespace(cluster="pulsar"), lake=SimpleNamespace(offload_plan=lambda plan_id: (plan, None))
+    )
+    monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
+    monkeypatch.setattr(offload, "offload_now", lambda *_: list(outcomes))
+    monkeypatch.setattr(asset, "unproven_now", lambda *_: list(unproven))
+    config = {"ops": {"offload_ledgers": {"config": {"plan_id": "p", "digest": "d"}}}}
+    resources = {"lifecycle": LifecycleResource()}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = offload.offload_job.execute_in_process(
+            run_config=config, resources=resources, raise_on_error=False, instance=instance
+        )
+        logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
+    found = [log.dagster_event.asset_check_evaluation_data for log in logs if log.dagster_event]
+    return result, [(f"{one.asset_key.to_user_string()} {one.check_name}", one.passed) for one in found]
+
+
+def test_a_run_gives_its_ledgers_by_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, checks = launched(monkeypatch, [DONE, LEFT], [])
+    assert result.success
+    assert result.output_for_node("offload_ledgers") == {OFFLOADED: 1, LEFT_TO_BROKER: 19}
+    assert checks == [(f"pulsar/offload_candidates {CHECK}", True)]
+
+
+def test_a_copy_that_failed_its_proof_fails_run_and_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, checks = launched(monkeypatch, [DONE, ALARM], [ROW])
+    assert not result.success
+    assert checks == [(f"pulsar/offload_candidates {CHECK}", False)]
+
+
+def test_what_was_left_to_brokers_counts_ledgers() -> None:
+    shown = outcomes_shown([DONE, LEFT])
+    assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
+    assert "| left-to-broker | 19 |" in shown["outcomes"].md_str
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [
+        (Offloaded(NAME, 44, FAILED, "S3 says no"), f"{NAME}, ledger 44: S3 says no"),
+        (Offloaded(NAME, -1, FAILED, "it is owed an unload: x"), f"{NAME}: it is owed an unload: x"),
+        (Offloaded(NAME, -1, FAILED, f"{NAME}: ledger 44 was offloaded"), f"{NAME}: ledger 44 was offloaded"),
+        (Offloaded("", -1, FAILED, "/pulsar-lifecycle/x: no JSON"), "/pulsar-lifecycle/x: no JSON"),
+    ],
+)
+def test_each_topic_and_ledger_is_named_once(one: Offloaded, text: str) -> None:
+    assert named(one) == text
+    with pytest.raises(dg.Failure) as raised:
+        check_done([Offloaded(NAME, 1, OFFLOADED, ""), one])
+    assert raised.value.description == f"1 ledgers or topics failed, the first: {text}; what was done stays done"

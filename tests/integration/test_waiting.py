@@ -1,0 +1,199 @@
+"""Messages that must wait, on brokers that hand out few unacknowledged ones: they hide nothing, and none is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    LedgerType,
+    OffloadContext,
+    PendingDeleteLedgerInfo,
+)
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, PulsarQueueReader
+from pulsar_lifecycle.ports import Received
+from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.spark.deletion import WITHHELD
+from sandbox import plant
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import BUCKET, Cluster
+from tests.integration import pipeline as driving
+from tests.integration.pipeline import Pipeline, existing, new_namespace, waiting
+
+pytestmark = pytest.mark.integration
+
+MANY, FEW = 160, 8
+UNACKED = 10
+LIMIT = "/v2/namespaces/pulsar/system/maxUnackedMessagesPer"
+
+
+@pytest.fixture
+def narrow(sandbox: Cluster) -> Iterator[Cluster]:
+    """The sandbox, whose brokers leave off at a few unacknowledged messages of our topics."""
+    driving.drain(sandbox)
+    with Admin(sandbox.admin_url) as admin:
+        for what in ("Consumer", "Subscription"):
+            admin.call("POST", f"{LIMIT}{what}", UNACKED)
+        try:
+            yield sandbox
+        finally:
+            for what in ("Consumer", "Subscription"):
+                admin.call("DELETE", f"{LIMIT}{what}")
+            driving.drain(sandbox)
+
+
+def offloaded(topic: str, ledger_id: int) -> PendingDeleteLedgerInfo:
+    """A message about an offloaded copy that is gone."""
+    msb, lsb = (part - (1 << 63) for part in divmod(uuid4().int, 1 << 64))
+    context = OffloadContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": BUCKET})
+    return PendingDeleteLedgerInfo(
+        topic_name=topic,
+        component=LedgerComponent.MANAGED_LEDGER,
+        ledger_id=ledger_id,
+        ledger_type=LedgerType.OFFLOAD_LEDGER,
+        offload_context=context,
+    )
+
+
+def leaked(sandbox: Cluster, topic: str, count: int) -> list[PendingDeleteLedgerInfo]:
+    """Messages about orphans, which a run can decide."""
+    ids = [plant.young(sandbox, topic)[0].ledger_id for _ in range(count)]
+    return [
+        PendingDeleteLedgerInfo(topic_name=topic, component=LedgerComponent.MANAGED_LEDGER, ledger_id=i) for i in ids
+    ]
+
+
+def with_object_store(sandbox: Cluster) -> dict[str, Any]:
+    return {
+        "endpoint": sandbox.state.as_json()["s3"]["endpoint"],
+        "access_key": {"file": str(sandbox.data / "s3-access-key")},
+        "secret_key": {"file": str(sandbox.data / "s3-secret-key")},
+        "buckets": [BUCKET],
+        "addressing": "path",
+        "exclusive": True,
+    }
+
+
+def in_retry_topic(sandbox: Cluster) -> list[Received]:
+    settings = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+    with closing(HttpBrokerAdmin(settings)) as admin, closing(PulsarQueueReader(settings, admin)) as reader:
+        parts = reader.partitions(RETRY_TOPIC)
+        return [message for part in parts for message in reader.waiting(part, None, 10_000).messages]
+
+
+def outcomes_of(pipeline: Pipeline, run_id: str) -> dict[int, set[str]]:
+    found: dict[int, set[str]] = {}
+    for row in pipeline.journal():
+        if row["run_id"] == run_id:
+            found.setdefault(row["ledger_id"], set()).add(row["outcome"])
+    return found
+
+
+def test_a_flood_that_must_wait_hides_nothing_and_is_settled_once_it_can_be(
+    narrow: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    topic, other = (f"persistent://{new_namespace(narrow, name)}/leaked" for name in ("flood", "beside"))
+    deletion = {"waiting_delay": "1s"}
+    pipeline = pipelines({"deletion": deletion})
+    first = 1 << 40
+    flood = [offloaded(topic, first + n) for n in range(MANY)]
+    few = leaked(narrow, other, FEW)
+    pipeline.scan()
+    driving.send(narrow, flood)
+    driving.send(narrow, few)
+    outcomes = pipeline.scan_and_delete("without")
+    assert not existing(narrow, {info.ledger_id for info in few})
+    found = {(o.outcome, o.ledgers) for o in outcomes}
+    assert found == {("deleted", FEW), ("waiting", MANY)}, outcomes
+    wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == MANY)
+    copies = in_retry_topic(narrow)
+    assert sorted(one.info.ledger_id for one in copies if one.info) == [first + n for n in range(MANY)]
+    for one in copies:
+        said = one.properties
+        assert (said["LIFECYCLE_WAITING_FOR"], said["LIFECYCLE_WAITING_RUN"]) == ("no-object-store", "without")
+        assert 0 < int(said["LIFECYCLE_WAITING_SINCE"]) <= one.publish_time
+        assert "RECONSUMETIMES" not in said
+
+    again = pipeline.scan_and_delete("still without")
+    assert {(o.outcome, o.ledgers) for o in again} == {("waiting", MANY)}, again
+
+    mended = pipelines({"deletion": deletion, "object_store": with_object_store(narrow)}, lake=pipeline.lake)
+    settled = mended.scan_and_delete("with")
+    assert {(o.outcome, o.ledgers) for o in settled} == {("gone", MANY)}, settled
+    wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
+    last = outcomes_of(pipeline, "with")
+    assert {info.ledger_id: {"gone"} for info in flood} == last
+
+
+def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
+    narrow: Cluster, pipelines: Callable[..., Pipeline], tmp_path: Path
+) -> None:
+    topic = f"persistent://{new_namespace(narrow, 'killed')}/leaked"
+    pipeline = pipelines({"deletion": {"waiting_delay": "1s"}})
+    messages = [offloaded(topic, (1 << 41) + n) for n in range(6)]
+    pipeline.scan()
+    driving.send(narrow, messages)
+    pipeline.scan()
+    fault = {"port": "queue", "method": "send_back", "after": True, "victim": "driver", "flag": str(tmp_path / "s")}
+    command = [sys.executable, "-m", "tests.integration.killed_run", str(pipeline.file), "delete"]
+    run = subprocess.Popen(
+        [*command, json.dumps({"run_id": "killed"}), json.dumps(fault)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    _, errors = run.communicate(timeout=240)
+    assert (tmp_path / "s").exists(), errors[-3000:]
+    copies = Counter(one.info.ledger_id for one in in_retry_topic(narrow) if one.info)
+    assert copies
+    assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged
+    mended = pipelines({"object_store": with_object_store(narrow)}, lake=pipeline.lake)
+    wait_for("the killed run's session to end", lambda: _lease_is_free(mended), 60)
+    settled = mended.scan_and_delete("rerun")
+    assert {(o.outcome, o.ledgers) for o in settled} == {("gone", len(messages) + copies.total())}, settled
+    wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
+
+
+def _lease_is_free(pipeline: Pipeline) -> bool:
+    from pulsar_lifecycle.engine.control import LEASE, holder_of
+    from pulsar_lifecycle.io.zookeeper.store import KazooStore
+
+    with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
+        return store.read([holder_of(LEASE)]) == [None]
+
+
+def test_what_another_consumer_holds_fails_the_run_and_is_named(
+    narrow: Cluster, pipelines: Callable[..., Pipeline]
+) -> None:
+    topic = f"persistent://{new_namespace(narrow, 'held')}/leaked"
+    pipeline = pipelines()
+    few = leaked(narrow, topic, 4)
+    pipeline.scan()
+    driving.send(narrow, few)
+    with pulsar_client(narrow.service_url) as client:
+        holder = client.subscribe(
+            str(DELETION_TOPIC), SUBSCRIPTION, pulsar.ConsumerType.Shared, receiver_queue_size=UNACKED
+        )
+        held = [holder.receive(20_000) for _ in few]
+        outcomes = pipeline.scan_and_delete("hindered")
+        (said,) = outcomes
+        assert (said.outcome, said.ledgers) == (WITHHELD, len(few))
+        parts = Counter(message.topic_name() for message in held)
+        assert all(f"{part}: {count}" in said.reason for part, count in parts.items()), said.reason
+    assert {(o.outcome, o.ledgers) for o in pipeline.scan_and_delete("alone")} == {("deleted", len(few))}
