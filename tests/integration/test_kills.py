@@ -131,6 +131,15 @@ def traffic(cluster: Cluster) -> Iterator[Traffic]:
     assert not any(running.unread().values()), "acknowledged messages that no consumer got"
 
 
+KILLED_BROKERS_LEAK = {
+    "grace_period": 0,
+    "confirm_after": "0s",
+    "max_shrinkage": 1,
+    "max_shrinkage_raised": {"by": "it", "why": "a broker whose bookie dies leaves cursors' ledgers behind"},
+}
+"""Of a cluster as small as this one, they are a large share of what is listed."""
+
+
 def begin(
     cluster: Cluster, folder: Path, lake: str, task: str, arguments: dict[str, object], **fault: object
 ) -> subprocess.Popen[str]:
@@ -167,7 +176,9 @@ class Scene:
     orphans: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        file = settings_file(self.cluster, self.folder, {"zookeeper": {"session_timeout": "4s"}})
+        file = settings_file(
+            self.cluster, self.folder, {"zookeeper": {"session_timeout": "4s"}, "orphans": KILLED_BROKERS_LEAK}
+        )
         self.pipeline = Pipeline(file)
         leaked = f"persistent://{new_namespace(self.cluster, 'killed')}/leaked"
         with self.cluster.metadata() as zk:
