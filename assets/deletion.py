@@ -14,17 +14,19 @@ from assets import plots, show
 from assets.epochs import epoch_to_read
 from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.deletion_planning import run_config
+from pulsar_lifecycle.deletion.workers import FAILURES, WITHHELD, Outcome
 from pulsar_lifecycle.io.connect import Connections, system_clock
-from pulsar_lifecycle.io.lake.journal import deleted_by_topic, tallied
 from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
+from pulsar_lifecycle.journal import metrics
+from pulsar_lifecycle.journal.queries import deleted_by_topic
+from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import metrics
-from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
-from pulsar_lifecycle.plan.outcomes import DELETED, WAITS_FOR
-from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import FAILURES, WITHHELD, Outcome
-from pulsar_lifecycle.spark.session import reporting
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.outcomes import DELETED, WAITS_FOR
+from pulsar_lifecycle.runs.spark import reporting
 from resources.lifecycle import LifecycleResource
 
 
@@ -42,7 +44,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     def deletion_plan(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
-        summary, rows = runs.make_plan(where, where.lake.epoch(epoch_id))
+        summary, rows = deletion_run.make_plan(where, where.lake.epoch(epoch_id))
         register_namespaces(context, cluster, set(rows.column("namespace").to_pylist()))
         return dg.MaterializeResult(
             metadata={
@@ -82,7 +84,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             Connections(where.settings) as ports,
             reporting(where.spark, context.log.info, lambda: f"{pending(ports.admin)} intents left"),
         ):
-            outcomes = runs.delete_pending(where, context.run.run_id)
+            outcomes = deletion_run.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.lake.location)
         now = system_clock().now_ms()
         tallies = tallied(where.lake.location, now)

@@ -10,7 +10,7 @@ import dagster as dg
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
-from pulsar_lifecycle.spark.scan import Cluster
+from pulsar_lifecycle.runs.cluster import Cluster
 
 
 def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[str, int]:

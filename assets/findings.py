@@ -14,9 +14,9 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
-from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.spark.findings import build_findings
-from pulsar_lifecycle.spark.session import reporting
+from pulsar_lifecycle.deletion.findings import build_findings
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.runs.spark import reporting
 from resources.lifecycle import LifecycleResource
 
 _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {

@@ -9,9 +9,10 @@ import dagster as dg
 
 from assets.epochs import epoch_to_write, fingerprint_of
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
-from pulsar_lifecycle.plan.coverage import Census
-from pulsar_lifecycle.spark.scan import new_epoch_id, scan_table, stored_name
-from pulsar_lifecycle.spark.session import reporting
+from pulsar_lifecycle.records.epoch import Census
+from pulsar_lifecycle.runs.cluster import stored_name
+from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.scan.read import new_epoch_id, scan_table
 from resources.lifecycle import LifecycleResource
 
 _DESCRIPTIONS = {
@@ -24,7 +25,7 @@ _DESCRIPTIONS = {
 
 
 def metastore_assets(cluster: str) -> list[dg.AssetsDefinition]:
-    """One asset per table of ``pulsar_lifecycle.spark.sources``."""
+    """One asset per table of ``pulsar_lifecycle.metastore.sources``."""
     return [_table_asset(cluster, table) for table in METASTORE]
 
 

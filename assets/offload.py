@@ -21,19 +21,19 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.engine.offload_words import Offloaded
-from pulsar_lifecycle.engine.topic_write import FAILED
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.spark import reporting
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_choice import chosen
-from pulsar_lifecycle.spark.offload_plan import TABLE, make_offload_plan
-from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.session import reporting
-from pulsar_lifecycle.spark.unproven import unproven_now
+from pulsar_lifecycle.tiered.choice import chosen
+from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.tiered.unproven import unproven_now
+from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_unproven_copies"

@@ -1,6 +1,6 @@
 """What two-phase deletion did over time, as a picture for an asset's page.
 
-Belongs here: drawing. Not here: counting (``pulsar_lifecycle.plan.metrics``). The picture stands in the metadata
+Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``). The picture stands in the metadata
 itself, so that the page of an old event still shows what was known then; it is kept small.
 """
 
@@ -17,7 +17,7 @@ from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from pulsar_lifecycle.plan.metrics import Interval
+from pulsar_lifecycle.journal.metrics import Interval
 
 DAY_MS = 86_400_000
 SHOWN = 14 * DAY_MS

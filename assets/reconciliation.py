@@ -12,8 +12,8 @@ import dagster as dg
 from assets import show
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
-from pulsar_lifecycle.plan.reconciliation import DEAD, Standing
-from pulsar_lifecycle.spark.reconcile import Reconciled, reconcile
+from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
+from pulsar_lifecycle.journal.intents import DEAD, Standing
 from resources.lifecycle import LifecycleResource
 
 RECONCILIATION = "namespace_reconciliation"

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from assets import show
 from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key
-from pulsar_lifecycle.plan.references import KINDS
-from pulsar_lifecycle.spark.findings import close_epoch
-from pulsar_lifecycle.spark.scan import Cluster, build_references
-from pulsar_lifecycle.spark.session import reporting
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.scan.epochs import close_epoch
+from pulsar_lifecycle.scan.read import build_references
+from pulsar_lifecycle.scan.references import KINDS
 from resources.lifecycle import LifecycleResource
 
 COVERAGE = "coverage"

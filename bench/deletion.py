@@ -30,15 +30,16 @@ from typing import Any
 import pulsar
 from ground import expect, kazoo, number, take_epoch, tell, write_settings
 
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.ports import Deletion, Node
-from pulsar_lifecycle.spark import runs, scan
-from pulsar_lifecycle.spark.deletion import Outcome
+from pulsar_lifecycle.runs import cluster as runs_cluster
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Order
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.clients import pulsar_client
@@ -105,7 +106,9 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
         cluster.stop(purge=True)
 
 
-def _measure(cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledgers, size: int) -> dict[str, Any]:
+def _measure(
+    cluster: Cluster, where: runs_cluster.Cluster, tools: Tools, ledgers: _Ledgers, size: int
+) -> dict[str, Any]:
     client = _delete_with_client(cluster, tools, ledgers.make(size))
     tell(f"{size} ledgers: BookKeeper client {client:.0f}/s")
     shell = _delete_with_shell(cluster, tools, ledgers.make(SHELL_DELETIONS))
@@ -141,7 +144,7 @@ def _measure(cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledg
 
 
 def _measure_alone(
-    cluster: Cluster, where: scan.Cluster, tools: Tools, ledgers: _Ledgers, size: int
+    cluster: Cluster, where: runs_cluster.Cluster, tools: Tools, ledgers: _Ledgers, size: int
 ) -> dict[str, float]:
     client = _delete_with_client(cluster, tools, ledgers.make(size))
     step = _delete_step(where, ledgers.make(size))
@@ -208,7 +211,7 @@ class _Ledgers:
 # --------------------------------------------------------------------------------------------------------------- ours
 
 
-def _delete_step(where: scan.Cluster, ids: list[int]) -> float:
+def _delete_step(where: runs_cluster.Cluster, ids: list[int]) -> float:
     """Ledgers per second of the guarded, versioned transactions alone, in the run's batches."""
     settings = where.settings
     batch = settings.deletion.batch
@@ -226,30 +229,30 @@ def _delete_step(where: scan.Cluster, ids: list[int]) -> float:
     return len(ids) / seconds
 
 
-def _send(where: scan.Cluster, ledgers: _Ledgers, size: int) -> None:
+def _send(where: runs_cluster.Cluster, ledgers: _Ledgers, size: int) -> None:
     """Make ledgers, plan, send the intents, and scan once more."""
     ledgers.make(size)
-    applied = runs.apply_plan(where, "bench", _plan(where, size), lambda line: None)
+    applied = deletion_run.apply_plan(where, "bench", _plan(where, size), lambda line: None)
     expect("intents sent", applied.sent, size)
     take_epoch(where)
 
 
-def _delete_pending(where: scan.Cluster, ledgers: _Ledgers, size: int) -> float:
+def _delete_pending(where: runs_cluster.Cluster, ledgers: _Ledgers, size: int) -> float:
     """Seconds of the whole run."""
     began = time.monotonic()
-    outcomes = runs.delete_pending(where, "bench")
+    outcomes = deletion_run.delete_pending(where, "bench")
     seconds = time.monotonic() - began
     _expect_deleted(ledgers, outcomes, size)
     return seconds
 
 
-def _delete_directly(where: scan.Cluster, ledgers: _Ledgers, size: int) -> float:
+def _delete_directly(where: runs_cluster.Cluster, ledgers: _Ledgers, size: int) -> float:
     """Ledgers per second of the whole run when the plan is its queue."""
     ledgers.make(size)
     order = _plan(where, size)
     take_epoch(where)
     began = time.monotonic()
-    outcomes = runs.apply_directly(where, "bench", order)
+    outcomes = deletion_run.apply_directly(where, "bench", order)
     seconds = time.monotonic() - began
     _expect_deleted(ledgers, outcomes, size)
     return size / seconds
@@ -260,10 +263,10 @@ def _expect_deleted(ledgers: _Ledgers, outcomes: list[Outcome], size: int) -> No
     expect("ledgers left", ledgers.left(), 0)
 
 
-def _plan(where: scan.Cluster, size: int) -> Order:
+def _plan(where: runs_cluster.Cluster, size: int) -> Order:
     """Scan twice and plan; the order to apply all of it."""
     take_epoch(where)
-    summary, rows = runs.make_plan(where, take_epoch(where)[0])
+    summary, rows = deletion_run.make_plan(where, take_epoch(where)[0])
     expect("ledgers planned", rows.num_rows, size)
     return Order(summary.plan_id, summary.digest)
 

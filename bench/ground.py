@@ -18,10 +18,12 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from assets.names import METASTORE
+from pulsar_lifecycle.deletion import findings
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
-from pulsar_lifecycle.plan.coverage import Census, Epoch
-from pulsar_lifecycle.spark import findings, scan
+from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.runs import cluster as runs_cluster
+from pulsar_lifecycle.scan import epochs, read
 from sandbox.cluster import Cluster
 
 
@@ -45,15 +47,15 @@ def write_settings(cluster: Cluster, **sections: Mapping[str, Any]) -> Path:
 
 
 def take_epoch(
-    where: scan.Cluster, step: Callable[[str, Callable[[], Any]], Any] = lambda _, work: work()
+    where: runs_cluster.Cluster, step: Callable[[str, Callable[[], Any]], Any] = lambda _, work: work()
 ) -> tuple[Epoch, list[Census]]:
     """The five tables, references, coverage and findings, each through ``step``; fails if the scan is not covered."""
     now = where.clock.now_ms()
-    epoch_id = scan.new_epoch_id(now)
+    epoch_id = read.new_epoch_id(now)
     where.lake.begin_epoch(epoch_id, now, "")
-    census = [step(table, lambda table=table: scan.scan_table(where, epoch_id, table)) for table in METASTORE]
-    step("ledger_references", lambda: scan.build_references(where, epoch_id))
-    epoch = step("coverage", lambda: findings.close_epoch(where, epoch_id, now, census, where.clock.now_ms()))
+    census = [step(table, lambda table=table: read.scan_table(where, epoch_id, table)) for table in METASTORE]
+    step("ledger_references", lambda: read.build_references(where, epoch_id))
+    epoch = step("coverage", lambda: epochs.close_epoch(where, epoch_id, now, census, where.clock.now_ms()))
     step("findings", lambda: findings.build_findings(where, epoch_id))
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")

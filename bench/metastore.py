@@ -30,7 +30,8 @@ import dataset
 from dataset import LEDGERS_PER_TOPIC, Contents
 from ground import expect, kazoo, number, take_epoch, tell, write_settings
 
-from pulsar_lifecycle.spark import runs, scan
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.runs import cluster as runs_cluster
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.cluster import Cluster
@@ -98,7 +99,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
         cluster.stop(purge=True)
 
 
-def measure(cluster: Cluster, where: scan.Cluster, size: int, contents: Contents, own: int) -> dict[str, Any]:
+def measure(cluster: Cluster, where: runs_cluster.Cluster, size: int, contents: Contents, own: int) -> dict[str, Any]:
     """One size. ``own``: ledgers that the sandbox had before any of ours."""
     expected = contents.ledgers + own if size <= KAZOO_UP_TO else None
     shell, batching = (list_with_shell(cluster, driver, expected) for driver in (OWN_DRIVER, PULSAR_DRIVER))
@@ -147,21 +148,21 @@ def _ratios(one: Cost, other: Cost) -> dict[str, float | None]:
 # --------------------------------------------------------------------------------------------------------------- ours
 
 
-def _frame(where: scan.Cluster) -> Any:
+def _frame(where: runs_cluster.Cluster) -> Any:
     return where.spark.read.format("bookkeeper_ledgers").option("settings", where.settings_file).load()
 
 
-def rows_seen(where: scan.Cluster) -> int:
+def rows_seen(where: runs_cluster.Cluster) -> int:
     """How many ledgers the data source gives."""
     return int(_frame(where).count())
 
 
-def scan_into_arrow(where: scan.Cluster) -> None:
+def scan_into_arrow(where: runs_cluster.Cluster) -> None:
     """Every column of every ledger, decoded, as Arrow batches handed to Spark and then dropped."""
     _frame(where).write.format("noop").mode("overwrite").save()
 
 
-def plan(where: scan.Cluster, contents: Contents, own: int, stages: dict[str, Cost]) -> int:
+def plan(where: runs_cluster.Cluster, contents: Contents, own: int, stages: dict[str, Cost]) -> int:
     """What the assets do from ``bookkeeper_ledgers`` to ``deletion_plan``; returns how many ledgers are planned.
 
     ``stages`` gets the cost of each step.
@@ -172,7 +173,7 @@ def plan(where: scan.Cluster, contents: Contents, own: int, stages: dict[str, Co
         return result
 
     epoch, census = take_epoch(where, step)
-    summary, _ = step("deletion_plan", lambda: runs.make_plan(where, epoch))
+    summary, _ = step("deletion_plan", lambda: deletion_run.make_plan(where, epoch))
     expect("ledgers listed", census[0].listed, contents.ledgers + own)
     return summary.ledgers
 

@@ -32,9 +32,7 @@ import google_crc32c
 from ground import add_entries, cpu_seconds, expect, kazoo, tell
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
-from pulsar_lifecycle.engine.offload_copy import BLOCKS_IN_FLIGHT, Copied, Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offload_proof import Origin, verify
-from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, offload_data
 from pulsar_lifecycle.formats.entry import Entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
@@ -43,8 +41,10 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.s3.client import open_client
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import load_settings
-from pulsar_lifecycle.spark import scan
+from pulsar_lifecycle.tiered.proof import Origin, verify
+from pulsar_lifecycle.tiered.upload import BLOCKS_IN_FLIGHT, Copied, Source, Target, copy_ledger
 from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.cluster import BUCKET, Cluster
@@ -373,7 +373,7 @@ def measure(team: _Team, label: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def measure_scan(cluster: Cluster, where: scan.Cluster, label: str, team: _Team, rounds: int) -> dict[str, Any]:
+def measure_scan(cluster: Cluster, where: runs_cluster.Cluster, label: str, team: _Team, rounds: int) -> dict[str, Any]:
     """The objects as Spark tables."""
     size, entries = _totals(team.ledgers)
     pid = cluster.state.of_kind("s3proxy")[0].pid or 0

@@ -17,13 +17,11 @@ from assets.deletion import check_not_stopped, outcomes_shown
 from assets.names import FINDINGS, METASTORE, key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
-from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.redrive import Wanted, chosen
-from pulsar_lifecycle.plan.caps import Lowered
-from pulsar_lifecycle.plan.outcomes import DELETED, GONE
-from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import Outcome
-from pulsar_lifecycle.spark.redrive import at_most, redrive_now
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.redrive import Wanted, at_most, chosen, redrive_now
+from pulsar_lifecycle.deletion.workers import Outcome
+from pulsar_lifecycle.records.outcomes import DELETED, GONE
+from pulsar_lifecycle.runs.caps import Lowered, Order
 from resources.lifecycle import LifecycleResource
 
 SCANNED = (*METASTORE, "ledger_references", *FINDINGS)
@@ -93,9 +91,9 @@ def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecyc
     """Refuses a stale, report-only or foreign plan and one that exceeds its caps."""
     where = lifecycle.cluster()
     if config.direct:
-        context.add_output_metadata(deleted(runs.apply_directly(where, context.run_id, config.order())))
+        context.add_output_metadata(deleted(deletion_run.apply_directly(where, context.run_id, config.order())))
         return
-    applied = runs.apply_plan(where, context.run_id, config.order(), context.log.info)
+    applied = deletion_run.apply_plan(where, context.run_id, config.order(), context.log.info)
     context.add_output_metadata({"sent": applied.sent, "sent before": applied.already, "failed": applied.failed})
     if applied.problem:
         raise dg.Failure(f"{applied.problem}; apply the plan again to send the rest")

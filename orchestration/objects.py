@@ -12,8 +12,8 @@ from assets.names import key
 from assets.objects import rows_shown
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
-from pulsar_lifecycle.plan.outcomes import RETRYING
-from pulsar_lifecycle.spark.objects import Swept, rows_to_sweep, sweep
+from pulsar_lifecycle.records.outcomes import RETRYING
+from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep
 from resources.lifecycle import LifecycleResource
 
 

@@ -8,9 +8,9 @@ from assets.names import key
 from assets.offload import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
-from pulsar_lifecycle.engine.marking import GOES
-from pulsar_lifecycle.plan.outcomes import ROLLED_BACK
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now, take_back
+from pulsar_lifecycle.records.outcomes import ROLLED_BACK
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, take_back
+from pulsar_lifecycle.topics.marks import GOES
 from resources.lifecycle import LifecycleResource
 
 

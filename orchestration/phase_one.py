@@ -10,11 +10,12 @@ from pydantic import Field
 from assets import show
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
-from pulsar_lifecycle.engine.marking import NOTHING, Marked, Report, TrimOrder
-from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import LifecycleError, UsageError
-from pulsar_lifecycle.plan.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.spark import phase_one
+from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
+from pulsar_lifecycle.topics.marks import NOTHING, Marked, Report
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {
@@ -129,7 +130,7 @@ def trim_op(context: dg.OpExecutionContext, config: TrimConfig, lifecycle: Lifec
     orders = [one.order() for one in config.topics]
     cluster, dry_run = lifecycle.cluster(), config.dry_run
     metadata = finish(
-        dry_run, lambda report: phase_one.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report)
+        dry_run, lambda report: trim_run.trim(cluster, context.run_id, orders, dry_run=dry_run, report=report)
     )
     context.add_output_metadata(metadata)
 
@@ -155,7 +156,7 @@ def delete_topics_op(context: dg.OpExecutionContext, config: DeleteTopicsConfig,
     cluster, force, dry_run = lifecycle.cluster(), config.force, config.dry_run
     metadata = finish(
         dry_run,
-        lambda report: phase_one.delete_topics(
+        lambda report: trim_run.delete_topics(
             cluster, context.run_id, topics, force=force, dry_run=dry_run, report=report
         ),
     )

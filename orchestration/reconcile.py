@@ -6,7 +6,7 @@ from pydantic import Field
 from assets.names import key
 from assets.reconciliation import RECONCILIATION, SendConfig, check_sent, reconciled_shown, standings_shown
 from orchestration.failures import wrong_configuration_fails
-from pulsar_lifecycle.spark.reconcile import reconcile
+from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
 
 

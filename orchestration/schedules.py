@@ -17,15 +17,15 @@ from assets import dead_letters
 from assets.dead_letters import PartialReader, open_reader
 from assets.names import key
 from orchestration.jobs import CLUSTER_TAG
-from pulsar_lifecycle.engine.control import LEASE, check_not_paused, holder_of
-from pulsar_lifecycle.engine.redrive import letters_of
+from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
 from pulsar_lifecycle.io.connect import Connections, metadata_store, system_clock
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
 from pulsar_lifecycle.ports import MetadataStore, Node, QueueReader, Received
+from pulsar_lifecycle.runs.control import LEASE, check_not_paused, holder_of
+from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from assets import show
 from orchestration.failures import wrong_configuration_fails
-from pulsar_lifecycle.engine.undo import (
+from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
+from pulsar_lifecycle.deletion.undo.undone import (
     LOST,
     RECREATED,
     REFUSED,
@@ -18,7 +19,6 @@ from pulsar_lifecycle.engine.undo import (
     UNKNOWN,
     Undone,
 )
-from pulsar_lifecycle.spark.undo import Request, Result, undo_deletions
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {

@@ -10,12 +10,9 @@ import os
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
     Field,
     StrictBool,
     ValidationError,
@@ -24,6 +21,7 @@ from pydantic import (
 )
 
 from pulsar_lifecycle.errors import ConfigError
+from pulsar_lifecycle.setting_types import Seconds, SecretRef, Section, Tls
 from pulsar_lifecycle.words import (
     AcknowledgedEntry,
     AcknowledgedZnode,
@@ -39,64 +37,8 @@ from pulsar_lifecycle.words import (
 
 CONFIG_VARIABLE = "PULSAR_LIFECYCLE_CONFIG"
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-
-def parse_duration(value: object) -> float:
-    """``"10m"``, ``"24h"``, ``"7d"``, ``"500ms"`` or a bare number of seconds -> seconds."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value) if isinstance(value, str) else None
-    if not found:
-        raise ValueError(f'expected a duration such as "10m", "24h" or "7d", found {value!r}')
-    return float(found[1]) * _UNITS[found[2]]
-
-
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(ge=0)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class SecretRef(_Section):
-    """Where a secret is: exactly one of ``file`` (its whole content, trimmed) and ``env`` (a variable's name)."""
-
-    file: str = ""
-    env: str = ""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _named(cls, value: object) -> object:
-        if isinstance(value, str):  # never shown: it is probably the secret
-            raise ValueError("a secret is not written here: name { file = ... } or { env = ... }")
-        return value
-
-    def resolve(self, key: str) -> str:
-        """Read the secret now; raises ConfigError naming ``key``. Never log what it returns."""
-        if bool(self.file) == bool(self.env):
-            raise ConfigError(f"{key}: give exactly one of file and env")
-        if self.env:
-            value = os.environ.get(self.env, "")
-            if not value:
-                raise ConfigError(f"{key}.env: the environment variable {self.env} is not set")
-            return value
-        try:
-            return Path(self.file).read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise ConfigError(f"{key}.file: cannot read {self.file}: {error.strerror}") from error
-
-
-class Tls(_Section):
-    """TLS material as PEM files; ``verify = false`` turns off the host-name check only in tests."""
-
-    ca_file: str = ""
-    cert_file: str = ""
-    key_file: str = ""
-    verify: bool = True
-
-
-class ZooKeeperSettings(_Section):
+class ZooKeeperSettings(Section):
     """How to reach the metadata store and how hard to lean on it."""
 
     hosts: str
@@ -114,7 +56,7 @@ class ZooKeeperSettings(_Section):
     stop_above: Seconds = 0.5
 
 
-class PulsarSettings(_Section):
+class PulsarSettings(Section):
     """The brokers: admin REST and binary protocol."""
 
     admin_url: str
@@ -131,7 +73,7 @@ class PulsarSettings(_Section):
         return value
 
 
-class SharedRoot(_Section):
+class SharedRoot(Section):
     """Another Pulsar cluster whose ledgers live in the same BookKeeper: its metadata is read for references."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_-]+$")
@@ -141,7 +83,7 @@ class SharedRoot(_Section):
     digest: SecretRef | None = None
 
 
-class BookKeeperSettings(_Section):
+class BookKeeperSettings(Section):
     """The BookKeeper cluster and who shares it."""
 
     ledgers_root: str = "/ledgers"
@@ -175,7 +117,7 @@ class BookKeeperSettings(_Section):
         return in_force(self.gone_namespaces, now)
 
 
-class ObjectStoreSettings(_Section):
+class ObjectStoreSettings(Section):
     """The object store of tiered storage; nothing of it is ever taken from a message."""
 
     endpoint: str = ""
@@ -215,7 +157,7 @@ class ObjectStoreSettings(_Section):
         return self
 
 
-class LakeSettings(_Section):
+class LakeSettings(Section):
     """Where epochs, plans, journal and archive are kept: a folder that driver and executors share."""
 
     path: str
@@ -228,11 +170,11 @@ class LakeSettings(_Section):
         return value.rstrip("/")
 
 
-class SparkSettings(_Section):
+class SparkSettings(Section):
     """The Spark session; ``conf`` goes to it as it is."""
 
     master: str = "local[*]"
-    conf: dict[str, str] = {}
+    conf: dict[str, str] = Field(default_factory=dict)
     scan_partitions: int = Field(default=8, gt=0)
 
 
@@ -256,7 +198,7 @@ MAX_LOSS = (0.2, 1_000, 1 << 40)
 """Defaults of what may get lost between two scans: share, ledgers, bytes."""
 
 
-class OrphanSettings(_Section):
+class OrphanSettings(Section):
     """When a ledger that nothing refers to may be planned for deletion."""
 
     grace_period: Seconds = 7 * 86400.0
@@ -324,7 +266,7 @@ class OrphanSettings(_Section):
         return min(share, MAX_LOSS[0]), min(ledgers, MAX_LOSS[1]), min(nbytes, MAX_LOSS[2])
 
 
-class ApplySettings(_Section):
+class ApplySettings(Section):
     """Blast-radius caps of one apply."""
 
     max_ledgers: int = Field(default=100_000, gt=0)
@@ -334,7 +276,7 @@ class ApplySettings(_Section):
     max_ledgers_per_topic: int = Field(default=100_000, gt=0)
 
 
-class DeletionSettings(_Section):
+class DeletionSettings(Section):
     """The deletion queue and the deletion run. The camel-case names are PIP-186's own."""
 
     topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
@@ -355,7 +297,7 @@ class DeletionSettings(_Section):
     """Seconds after which a message that had to wait is looked at again."""
 
 
-class TrimmingSettings(_Section):
+class TrimmingSettings(Section):
     """Taking ledgers off the lists of topics that live on."""
 
     loaded_topics: StrictBool | tuple[str, ...] = False
@@ -373,12 +315,12 @@ class TrimmingSettings(_Section):
         return value if isinstance(value, bool) else _owner_names(value)
 
 
-class OffloadSettings(_Section):
+class OffloadSettings(Section):
     """Offloading ledgers to the object store from outside the brokers."""
 
     namespaces: tuple[str, ...] = ()
     """Namespaces whose topics may have offload policies of their own though the namespace has none."""
-    brokers: dict[str, str] = {}
+    brokers: dict[str, str] = Field(default_factory=dict)
     """What the brokers' own ``broker.conf`` says of tiered storage and no API shows: their bucket, region, endpoint and
     block size, by the names that they have there (``s3ManagedLedgerOffloadBucket`` ...)."""
     loaded_topics: StrictBool | tuple[str, ...] = False
@@ -407,7 +349,7 @@ class OffloadSettings(_Section):
         return value if isinstance(value, bool) else _owner_names(value)
 
 
-class MetricsSettings(_Section):
+class MetricsSettings(Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 
     textfile: str = ""
@@ -421,7 +363,7 @@ class MetricsSettings(_Section):
         return value
 
 
-class Settings(_Section):
+class Settings(Section):
     """The whole file."""
 
     cluster: str = Field(pattern=r"^[A-Za-z0-9_]+$")

@@ -15,9 +15,9 @@ from dagster_pyspark import LazyPySparkResource
 
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
-from pulsar_lifecycle.spark.scan import Cluster
-from pulsar_lifecycle.spark.session import CONF, prepare
+from pulsar_lifecycle.sources.session import CONF, prepare
 
 
 def spark_config(settings: Settings) -> dict[str, Any]:

@@ -26,16 +26,17 @@ from rich.table import Table
 
 from assets.names import key
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.deletion.deletion_planning import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.lake.journal import journal_rows
-from pulsar_lifecycle.plan.deletion import PlanSummary, run_config
-from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import DELETED
-from pulsar_lifecycle.plan.references import KINDS
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.outcomes import DELETED
+from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
-from pulsar_lifecycle.spark import objects
+from pulsar_lifecycle.tiered.buckets import bucket_runs
 from resources.lifecycle import LifecycleResource
 from sandbox import tiered, znodes
 from sandbox.cluster import Cluster
@@ -146,7 +147,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     )
     leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
     if leaked.ledgers:
-        ops = objects.run_config(leaked)["ops"]
+        ops = bucket_runs.run_config(leaked)["ops"]
         jobs.run("sweep_objects", "applying it: one message per leaked copy", ops)
     if plan.released or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)

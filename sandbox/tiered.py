@@ -16,10 +16,9 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
-from pulsar_lifecycle.engine import attempts
-from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
@@ -28,6 +27,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster

@@ -1,6 +1,6 @@
 """``pause``, ``resume``, ``status``, ``accept-restore``: may anything act, does anything act, on what evidence.
 
-Belongs here: the commands. Not here: the z-nodes (``engine/control.py``).
+Belongs here: the commands. Not here: the z-nodes (``runs/control.py``).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.lake.artefacts import Lake
-    from pulsar_lifecycle.plan.coverage import Epoch
     from pulsar_lifecycle.ports import MetadataStore
+    from pulsar_lifecycle.records.epoch import Epoch
     from pulsar_lifecycle.settings import Settings
 
 
@@ -28,7 +28,7 @@ def pause(
     reason: Annotated[str, typer.Argument(help="Why; `status` shows it to whoever wonders.")] = "",
 ) -> None:
     """Stop every effect on this cluster within one batch, until `resume`."""
-    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.runs import control
 
     settings = settings_of(context)
     with Connections(settings) as ports:
@@ -43,7 +43,7 @@ def pause(
 
 def resume(context: typer.Context) -> None:
     """Let effects go on."""
-    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.runs import control
 
     settings = settings_of(context)
     with Connections(settings) as ports:
@@ -69,9 +69,9 @@ def accept_restore(
     Writes to the lake and its journal, nothing to the cluster. Plans made of those scans cannot be applied any more;
     two new scans, orphans.confirm_after apart, begin afresh. What the queue holds is judged by them.
     """
-    from pulsar_lifecycle.engine.words import journal_row
     from pulsar_lifecycle.errors import Refused, UsageError
-    from pulsar_lifecycle.plan.words import KnownWord
+    from pulsar_lifecycle.journal.operator_words import journal_row
+    from pulsar_lifecycle.records.known_words import KnownWord
     from pulsar_lifecycle.words import WordKind
 
     if not reason.strip():
@@ -118,10 +118,10 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 
 
 def _status(settings: Settings) -> dict[str, Any]:
-    from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.errors import LifecycleError, NotFound
     from pulsar_lifecycle.io.pulsar.queue import pending
     from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+    from pulsar_lifecycle.runs import control
 
     lake = Connections(settings).lake
     scans, root = lake.epochs(cluster=settings.cluster), settings.bookkeeper.ledgers_root
@@ -176,7 +176,7 @@ def _status(settings: Settings) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], settings: Settings) -> None:
     from pulsar_lifecycle.cli.plans import condition
-    from pulsar_lifecycle.plan.deletion import PlanSummary
+    from pulsar_lifecycle.records.deletion_plan import PlanSummary
 
     now = now_ms()
     scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]
@@ -230,8 +230,8 @@ def words_in_force(settings: Settings, lake: Lake, scans: Sequence[Epoch]) -> li
     ``since`` (ms) is when a run first met it, None if none has yet. An accepted restore is in force until two covered
     scans since then are ``orphans.confirm_after`` apart. ``scans``: the finished ones that count.
     """
-    from pulsar_lifecycle.plan.outcomes import IN_FORCE
-    from pulsar_lifecycle.plan.words import meet
+    from pulsar_lifecycle.records.known_words import meet
+    from pulsar_lifecycle.records.outcomes import IN_FORCE
 
     now = now_ms()
     known = lake.words(settings.cluster)
@@ -275,20 +275,20 @@ def _offloading(document: dict[str, Any]) -> list[str]:
 
 def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[str]:
     """Why every run with effects would refuse before it begins; ``scans`` are the finished ones of this cluster."""
-    from pulsar_lifecycle.engine import history
     from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
-    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
+    from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
+    from pulsar_lifecycle.scan import history_check
 
     root = settings.bookkeeper.ledgers_root
-    broken = history.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else ""
+    broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root) if scans else ""
     off = "" if settings.deletion.topicTwoPhaseDeletionEnabled else SWITCHED_OFF
     return [why for why in (off, broken) if why]
 
 
 def open_attempts(store: MetadataStore) -> dict[str, Any]:
     """How many of our offload attempts are open, and what cannot be read of them."""
-    from pulsar_lifecycle.engine.attempts import Attempt, BrokenAttempt
-    from pulsar_lifecycle.engine.attempts import open_attempts as found_in
+    from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
+    from pulsar_lifecycle.copies.attempts import open_attempts as found_in
     from pulsar_lifecycle.errors import LifecycleError
 
     try:
@@ -324,8 +324,8 @@ def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
 
     ``at_work``: the run that owes it may be at it now, and no other settles it.
     """
-    from pulsar_lifecycle.engine import control
     from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.runs import control
 
     try:
         found = control.owed_unloads(store)
@@ -365,7 +365,7 @@ def unread_locations(store: MetadataStore) -> list[dict[str, Any]]:
 
     ``since`` (ms): the newest failed read, by ZooKeeper's clock.
     """
-    from pulsar_lifecycle.engine.unread_locations import NAMES, UNREAD_LOCATIONS, all_held
+    from pulsar_lifecycle.copies.unread_locations import NAMES, UNREAD_LOCATIONS, all_held
     from pulsar_lifecycle.errors import LifecycleError
 
     try:

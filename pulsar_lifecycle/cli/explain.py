@@ -57,8 +57,11 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     """What the lake knows. A scan whose findings are not stored yet has none."""
     from pulsar_lifecycle.errors import NotFound
     from pulsar_lifecycle.inspect.explain import History
-    from pulsar_lifecycle.io.lake.journal import archived_nodes, journal_rows, marked_ledgers, released_ledgers
-    from pulsar_lifecycle.plan.confirmation import standing_marks
+    from pulsar_lifecycle.journal.archive import archived_nodes
+    from pulsar_lifecycle.journal.marks import marked_ledgers
+    from pulsar_lifecycle.journal.offloads import released_ledgers
+    from pulsar_lifecycle.journal.queries import journal_rows
+    from pulsar_lifecycle.scan.confirmation import standing_marks
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
@@ -196,7 +199,7 @@ def _owner(found: Explanation) -> str | None:
 
 
 def _now(found: Explanation) -> list[str]:
-    from pulsar_lifecycle.plan.references import KINDS
+    from pulsar_lifecycle.scan.references import KINDS
 
     lines = [
         f"{row['referrer']} refers to it ({KINDS[row['kind']].name}"
@@ -209,7 +212,7 @@ def _now(found: Explanation) -> list[str]:
 
 
 def _scan(history: History, now: int) -> list[str]:
-    from pulsar_lifecycle.plan.references import KINDS
+    from pulsar_lifecycle.scan.references import KINDS
 
     epoch = history.epoch
     if epoch is None:
@@ -234,7 +237,7 @@ def _plans(found: Explanation, settings: Settings, now: int) -> list[str] | None
 def _next(found: Explanation, now: int) -> str | None:
     """What to do, where there is something to do."""
     from pulsar_lifecycle.inspect.explain import Verdict
-    from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT
+    from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 
     history = found.history
     ready = [plan for plan in history.plans if plan.actionable]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pulsar_lifecycle.io.lake.artefacts import Lake
-    from pulsar_lifecycle.plan.deletion import PlanSummary
+    from pulsar_lifecycle.records.deletion_plan import PlanSummary
     from pulsar_lifecycle.settings import Settings
 
 SAMPLE = 20
@@ -64,8 +64,8 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
-    from pulsar_lifecycle.io.lake.journal import journal_rows
-    from pulsar_lifecycle.plan import deletion
+    from pulsar_lifecycle.deletion import deletion_planning
+    from pulsar_lifecycle.journal.queries import journal_rows
 
     settings = settings_of(context)
     lake = Connections(settings).lake
@@ -75,7 +75,7 @@ def plan(
     journalled = journal_rows(settings.lake.path, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
     settled = _settled(rows, journalled)
-    config = deletion.run_config(summary)
+    config = deletion_planning.run_config(summary)
     if run_config:
         show.json_document(config)
     elif as_json:
@@ -110,7 +110,7 @@ def journal(
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.errors import UsageError
-    from pulsar_lifecycle.io.lake.journal import journal_rows
+    from pulsar_lifecycle.journal.queries import journal_rows
 
     if ledger is None and run is None and plan is None:
         raise UsageError("journal: name at least one of --ledger, --run, --plan")
@@ -149,23 +149,25 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
 def refusal_of(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
-    from pulsar_lifecycle.plan import artefact, deletion
-    from pulsar_lifecycle.plan.caps import effective_caps
+    from pulsar_lifecycle.records import deletion_plan
+    from pulsar_lifecycle.records.plans import check_applicable
+    from pulsar_lifecycle.runs import plan_checks
+    from pulsar_lifecycle.runs.caps import effective_caps
 
     valid_for_ms = int(settings.orphans.plan_valid_for * 1000)
     try:
         if not settings.deletion.topicTwoPhaseDeletionEnabled:
-            raise Refused(deletion.SWITCHED_OFF)
-        artefact.check_applicable(
+            raise Refused(plan_checks.SWITCHED_OFF)
+        check_applicable(
             summary,
-            deletion.digest(rows, summary.to_json()),
+            deletion_plan.digest(rows, summary.to_json()),
             digest_given=summary.digest,
             fingerprint=summary.fingerprint,
             now=now,
             valid_for_ms=valid_for_ms,
         )
-        deletion.check_caps(summary, rows, effective_caps(settings.apply))
-        deletion.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
+        plan_checks.check_caps(summary, rows, effective_caps(settings.apply))
+        plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
     except Refused as refused:
         return str(refused)
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
@@ -175,7 +177,7 @@ def _settled(rows: pa.Table, journalled: pa.Table) -> int:
     """How many of a plan's ledgers deletion runs of this plan are done with: deleted, gone, kept or refused."""
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, FINAL
+    from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
 
     ended = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FINAL))
     ended &= pc.field("action") == DELETE_LEDGER

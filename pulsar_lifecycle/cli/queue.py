@@ -1,7 +1,7 @@
 """``queue status``: what waits, what became of what was sent, whether anything needs an operator.
 
 Belongs here: gathering and laying out. Not here: looking (``io/pulsar/queue_state.py``), counting
-(``plan/metrics.py``). It writes nothing to the cluster and loads only the queue's own topics.
+(``journal/metrics.py``). It writes nothing to the cluster and loads only the queue's own topics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.pulsar.queue_state import QueueState
-    from pulsar_lifecycle.plan.metrics import DeletionRun
+    from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import QueueReader
     from pulsar_lifecycle.settings import Settings
 
@@ -59,12 +59,12 @@ def status(
 
 
 def _status(settings: Settings, textfile: str) -> dict[str, Any]:
-    from pulsar_lifecycle.engine import control
-    from pulsar_lifecycle.io.lake.journal import tallied
-    from pulsar_lifecycle.io.prometheus import write_textfile
     from pulsar_lifecycle.io.pulsar.queue_state import look
-    from pulsar_lifecycle.plan import metrics
-    from pulsar_lifecycle.plan.deletion import SWITCHED_OFF
+    from pulsar_lifecycle.journal import metrics
+    from pulsar_lifecycle.journal.prometheus import write_textfile
+    from pulsar_lifecycle.journal.tallies import tallied
+    from pulsar_lifecycle.runs import control
+    from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 
     now = now_ms()
     with Connections(settings, read_only=True) as ports:
@@ -115,7 +115,7 @@ def _run(run: Any) -> dict[str, Any]:
 
 def _stuck(waiting: QueueState, now: int) -> list[str]:
     """What waits for an operator; what waits for a scan only once it has waited for long."""
-    from pulsar_lifecycle.plan.outcomes import WAITS_FOR, Waiting
+    from pulsar_lifecycle.records.outcomes import WAITS_FOR, Waiting
 
     return [
         f"{show.counted(one.messages, 'intent')}, the oldest for {show.span(now - one.since)}, waiting for "
@@ -132,9 +132,9 @@ def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     """
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET, STILL_IN_USE
-    from pulsar_lifecycle.io.lake.journal import journal_rows
-    from pulsar_lifecycle.plan.metrics import FAILED
+    from pulsar_lifecycle.deletion.owners import NOT_KNOWN_YET, STILL_IN_USE
+    from pulsar_lifecycle.journal.metrics import FAILED
+    from pulsar_lifecycle.journal.queries import journal_rows
 
     failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
     reasons = (journal_rows(lake, run_id=run.run_id).filter(failed)["reason"].to_pylist() for run in runs)
@@ -151,11 +151,11 @@ def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
 
 def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int) -> list[str]:
     """The reasons of those looked at, each with a ledger to follow."""
-    from pulsar_lifecycle.engine.redrive import letters_of, look
+    from pulsar_lifecycle.deletion.redrive import letters_of, look
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.io.lake.journal import dead_letter_reasons
     from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
     from pulsar_lifecycle.io.pulsar.queue_state import LOOKED_AT
+    from pulsar_lifecycle.journal.queries import dead_letter_reasons
 
     told = show.counted(count, "dead letter")
     try:
@@ -205,7 +205,7 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Sett
 
 
 def _print(document: dict[str, Any], settings: Settings) -> None:
-    from pulsar_lifecycle.plan.metrics import METRICS
+    from pulsar_lifecycle.journal.metrics import METRICS
 
     queue, lease, paused, last = (document[key] for key in ("queue", "lease", "paused", "last_run"))
     findings = document["findings"]

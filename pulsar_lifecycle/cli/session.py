@@ -16,7 +16,7 @@ import typer
 from pulsar_lifecycle.io.connect import Connections, system_clock
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.engine.inventory import Brokers
+    from pulsar_lifecycle.metastore.load_state import Brokers
     from pulsar_lifecycle.ports import LedgerReader, MetadataStore, ObjectStore
     from pulsar_lifecycle.settings import Settings
 
@@ -62,8 +62,8 @@ def buckets(settings: Settings) -> Iterator[tuple[ObjectStore, tuple[str, ...]]]
 
 def brokers_of(settings: Settings) -> Brokers:
     """Who has which topic loaded, by the brokers' own lists; their silence is told in the value."""
-    from pulsar_lifecycle.engine.inventory import Brokers
     from pulsar_lifecycle.errors import LifecycleError
+    from pulsar_lifecycle.metastore.load_state import Brokers
 
     with Connections(settings, read_only=True) as ports:
         try:

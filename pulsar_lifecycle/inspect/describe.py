@@ -13,18 +13,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pulsar_lifecycle.engine import inventory, references
-from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Brokers
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound
 from pulsar_lifecycle.formats import bookie_info, ledger_metadata, ledger_path, managed_ledger, schema
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.inspect import explain
+from pulsar_lifecycle.metastore import load_state as metastore_load_state
+from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.schemas import schema_versions
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Position, Topic, cursor_name
-from pulsar_lifecycle.plan import orphans
-from pulsar_lifecycle.plan.references import KINDS
 from pulsar_lifecycle.ports import Children, Entry, LedgerReader, MetadataStore, Node, Stat
+from pulsar_lifecycle.records.owners import owner_in
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.scan.references import KINDS
 
 Document = dict[str, Any]
 
@@ -150,8 +154,8 @@ def ledger(store: MetadataStore, reader: LedgerReader, ledger_id: int, ledgers_r
         problem = shown.get("error", "the z-node is empty: a half-deleted ledger")
         return document | {"error": problem, "raw": shown.get("raw", "")}
     metadata = ledger_metadata.decode(node.data)
-    row = inventory.ledger_rows([node], ledgers_root).to_pylist()[0]
-    namespace, topic = orphans.owner_in(row)
+    row = ledger_rows([node], ledgers_root).to_pylist()[0]
+    namespace, topic = owner_in(row)
     document["owner"] = {
         "namespace": namespace,
         "topic": topic,
@@ -221,7 +225,7 @@ def topic(
     last = max((item["ledgerId"] for item in ledgers), default=None)
     state = next((item["bookkeeper"].get("state") for item in ledgers if item["ledgerId"] == last), None)
     broker = brokers.loaded.get(str(subject))
-    load_state, reason = inventory.load_state(info, node.stat.mtime, state, broker, brokers, now)
+    load_state, reason = metastore_load_state.load_state(info, node.stat.mtime, state, broker, brokers, now)
     return {
         "topic": str(subject),
         "path": path,
@@ -273,7 +277,7 @@ def _ledgers(
     """Each LedgerInfo joined with BookKeeper's metadata, in the order of ids."""
     shown = {item["ledgerId"]: item for item in described("managed-ledger", data).get("ledgerInfo", [])} if data else {}
     ids = sorted(item.ledger_id for item in info.ledgers)
-    metadata = dict(zip(ids, references.metadata_of(store, ids, root), strict=True))
+    metadata = dict(zip(ids, stored_references.metadata_of(store, ids, root), strict=True))
     open_ = [(i, m) for i, m in metadata.items() if isinstance(m, LedgerMetadata) and m.state != LedgerState.CLOSED]
     last = dict(zip((i for i, _ in open_), reader.last_entries(open_), strict=True))
     return [{**shown[i], "bookkeeper": _bookkeeper(metadata[i], last.get(i))} for i in ids]
@@ -303,7 +307,7 @@ def _cursors(store: MetadataStore, reader: LedgerReader, path: str, root: str) -
             decoded.append(error)
     ids = [info.cursors_ledger_id for info in decoded if isinstance(info, cursor_format.ManagedCursorInfo)]
     ids = [i for i in ids if i >= 0]
-    entries = dict(zip(ids, references.last_entries(store, reader, ids, root), strict=True))
+    entries = dict(zip(ids, stored_references.last_entries(store, reader, ids, root), strict=True))
     return [_cursor(name, info, entries) for name, info in zip(names, decoded, strict=True)]
 
 
@@ -353,10 +357,10 @@ def _schema(store: MetadataStore, reader: LedgerReader, subject: Topic, root: st
         node = explain.readable(store.read([path])[0], path)
         if node is None:
             return None
-        versions = inventory.schema_versions(node.data)
+        versions = schema_versions(node.data)
     except LifecycleError as error:
         return {"schemaId": subject.schema_id, "path": path, "error": str(error)}
-    entries = references.last_entries(store, reader, [ledger for _, ledger, _ in versions], root)
+    entries = stored_references.last_entries(store, reader, [ledger for _, ledger, _ in versions], root)
     return {
         "schemaId": subject.schema_id,
         "path": path,

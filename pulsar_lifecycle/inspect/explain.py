@@ -3,8 +3,8 @@
 """Why one ledger is kept or may go: what its owners say now, joined with what the lake remembers of it.
 
 Belongs here: looking one ledger up afresh through the ports, and the answer. Not here: the rule, which is that of
-``plan/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is loaded, so what
-brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for itself.
+``deletion/orphans.py``; reading the lake; printing. Nothing is written, no broker is asked and no topic is loaded, so
+what brokers hold in memory is not seen: an answer never deletes anything, and the deletion run asks for itself.
 """
 
 from __future__ import annotations
@@ -17,24 +17,30 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.engine import attempts, inventory, references
-from pulsar_lifecycle.engine.attempts import Attempt
-from pulsar_lifecycle.engine.decision import Released
-from pulsar_lifecycle.engine.inventory import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
-from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
-from pulsar_lifecycle.engine.undo import LOST
-from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, WITHIN_MS, lost_copies, unsettled
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.deletion import orphans
+from pulsar_lifecycle.deletion.undo.undone import LOST
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE, SAID, WITHIN_MS, lost_copies, unsettled
+from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT, STANDING, standing
+from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.metastore.schemas import read_schemas
+from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import orphans, tables
-from pulsar_lifecycle.plan import references as kinds
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.orphans import Context, Finding
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED
-from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT, STANDING, standing
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.records.owners import owner_in
+from pulsar_lifecycle.scan import references as kinds
+from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.trimming.delete_topic import BROKER_DELETED, TOPIC_DELETED
 
 Row = dict[str, Any]
 
@@ -97,7 +103,7 @@ class History:
         """Whether a release of ours gave up this very copy in BookKeeper, and no deletion run settled it yet."""
         if ledger is None or self.released is None:
             return False
-        return (self.released.czxid, self.released.topic) == (ledger["czxid"], orphans.owner_in(ledger)[1])
+        return (self.released.czxid, self.released.topic) == (ledger["czxid"], owner_in(ledger)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +147,9 @@ def explain(
     store.sync("/")
     path = ledger_path.ledger_path(ledger_id, ledgers_root)
     node = store.read([path])[0]
-    rows = inventory.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
+    rows = ledgers.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
     ledger = rows.to_pylist()[0] if rows.num_rows else None
-    topic = orphans.owner_in(ledger)[1] if ledger else ""
+    topic = owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)
     found = look(store, reader, ledger_id, owners, schemas, ledgers_root)
     if isinstance(node, Unread):
@@ -171,14 +177,14 @@ def look(
     topic_paths = [f"{MANAGED_LEDGERS_ROOT}/{name}" for name in sorted(set(managed_ledgers))]
     schema_paths = [f"{SCHEMAS_ROOT}/{name}" for name in sorted(set(schema_ids))]
     units = [_unit(path) for path in topic_paths]
-    topics = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
-    cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
-    schemas = _table(inventory.read_schemas(store, [_unit(path) for path in schema_paths]), tables.SCHEMAS)
+    topics = _table(read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    cursors = _table(read_cursors(store, units), tables.MANAGED_CURSORS)
+    schemas = _table(read_schemas(store, [_unit(path) for path in schema_paths]), tables.SCHEMAS)
     read = [table.filter(pc.is_null(table.column("error"))) for table in (topics, cursors, schemas)]
     compactions = [
         (row["managed_ledger"], row["path"], row["cursors_ledger_id"])
         for row in read[1].to_pylist()
-        if row["cursor"] == references.COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
+        if row["cursor"] == stored_references.COMPACTION_CURSOR and row["cursors_ledger_id"] >= 0
     ]
     locators = [
         (row["schema_id"], row["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in row["versions"]])
@@ -186,8 +192,8 @@ def look(
     ]
     words = kinds.from_words(
         [
-            *references.compaction_words(store, reader, compactions, ledgers_root),
-            *references.schema_words(store, reader, locators, ledgers_root),
+            *stored_references.compaction_words(store, reader, compactions, ledgers_root),
+            *stored_references.schema_words(store, reader, locators, ledgers_root),
         ]
     )
     makers = (kinds.from_managed_ledgers, kinds.from_cursors, kinds.from_schemas)
@@ -242,7 +248,7 @@ def _owners(ledger: Row | None, history: History) -> tuple[set[str], set[str]]:
     schemas: set[str] = set()
     for row in history.references.to_pylist():
         (schemas if row["kind"] == "R5" else owners).add(row["owner"])
-    topic = orphans.owner_in(ledger)[1] if ledger else ""
+    topic = owner_in(ledger)[1] if ledger else ""
     if ledger and topic and ledger["component"] == "schema":
         schemas.add(ledger["schema_id"])
     elif topic:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pulsar_lifecycle.engine.offloaded_ledger import Location, OffloadedLedger, open_offloaded
+from pulsar_lifecycle.copies.offloaded_ledger import Location, OffloadedLedger, open_offloaded
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, UsageError
 from pulsar_lifecycle.formats import message, offload_index, offload_object
 from pulsar_lifecycle.inspect.describe import described

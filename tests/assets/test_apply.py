@@ -11,10 +11,10 @@ import pytest
 
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
 from orchestration.objects import SweepConfig, sweep_objects_job
+from pulsar_lifecycle.deletion.workers import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.plan.caps import AS_SET
-from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, NOT_DELETED
-from pulsar_lifecycle.spark.deletion import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
+from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, NOT_DELETED
+from pulsar_lifecycle.runs.caps import AS_SET
 from resources.lifecycle import LifecycleResource
 
 SLOW = Outcome(NOT_DELETED, "ZooKeeper is too slow", 3, 0)

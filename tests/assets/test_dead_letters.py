@@ -14,7 +14,7 @@ from assets import dead_letters
 from orchestration import jobs, schedules
 from orchestration.definitions import build_defs
 from orchestration.schedules import PAGE
-from pulsar_lifecycle.engine.redrive import Redriven, Wanted
+from pulsar_lifecycle.deletion.redrive import Redriven, Wanted
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
@@ -25,7 +25,7 @@ from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
-from tests.unit.engine.test_redrive import BILLS, intent
+from tests.unit.deletion.test_redrive import BILLS, intent
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

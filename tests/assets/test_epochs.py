@@ -15,9 +15,9 @@ from pyroaring import BitMap64
 from assets import epochs
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.references import Referenced
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.referenced import Referenced
 
 HERE = "this-cluster"
 

@@ -12,10 +12,10 @@ import pytest
 from assets import offload as asset
 from assets.offload import CHECK, check_done, named, outcomes_shown
 from orchestration import offload
-from pulsar_lifecycle.engine.offload_words import Offloaded
-from pulsar_lifecycle.engine.topic_write import FAILED
-from pulsar_lifecycle.plan.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASE, UNPROVEN
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASE, UNPROVEN
+from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 
 NAME = "persistent://acme/orders/placed"

@@ -8,11 +8,12 @@ import dagster as dg
 import pytest
 
 from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
-from pulsar_lifecycle.engine.marking import NOTHING, REMOVED, Marked, Report, TrimOrder
-from pulsar_lifecycle.engine.topic_write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import REFUSED
+from pulsar_lifecycle.records.outcomes import REFUSED
+from pulsar_lifecycle.topics.marks import NOTHING, REMOVED, Marked, Report
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from pulsar_lifecycle.trimming.trim import TrimOrder
 
 NAME = "persistent://acme/orders/placed"
 

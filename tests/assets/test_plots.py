@@ -10,7 +10,7 @@ import pytest
 
 from assets import plots
 from assets.plots import DAY_MS, STEP, deletions_over_time
-from pulsar_lifecycle.plan.metrics import Interval
+from pulsar_lifecycle.journal.metrics import Interval
 
 INTERVALS = [Interval(n * STEP, n % 3 * 100, n % 2, n // 50, n << 30) for n in range(plots.SHOWN // STEP)]
 

@@ -16,16 +16,16 @@ from orchestration import schedules
 from orchestration.definitions import build_defs
 from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
-from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import control
 from resources.lifecycle import LifecycleResource
 from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin

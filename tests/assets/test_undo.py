@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from orchestration.undo import UndoConfig, shortfall, undone_shown
-from pulsar_lifecycle.engine.undo import (
+from pulsar_lifecycle.deletion.undo.undo_run import Request, Result
+from pulsar_lifecycle.deletion.undo.undone import (
     LOST,
     PRESENT,
     RECREATED,
@@ -19,7 +20,6 @@ from pulsar_lifecycle.engine.undo import (
     Undone,
 )
 from pulsar_lifecycle.ports import Archived
-from pulsar_lifecycle.spark.undo import Request, Result
 
 
 def result(*outcomes: str, not_archived: tuple[int, ...] = ()) -> Result:

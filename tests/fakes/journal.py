@@ -7,13 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine.decision import Released
-from pulsar_lifecycle.engine.release import released_of
-from pulsar_lifecycle.engine.unsettled import ARCHIVE, SAID, unsettled
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA, open_marks
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE, UNPROVEN
+from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE, SAID, unsettled
+from pulsar_lifecycle.journal.marks import open_marks
+from pulsar_lifecycle.journal.offloads import released_of
 from pulsar_lifecycle.ports import Archived, JournalRow
+from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE, UNPROVEN
 
 ENDED = pa.schema([JOURNAL_SCHEMA.field("ledger_id"), JOURNAL_SCHEMA.field("at")])
 

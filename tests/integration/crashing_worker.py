@@ -15,15 +15,15 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine.decision import Run
+from pulsar_lifecycle.deletion import deletion_run, workers
+from pulsar_lifecycle.deletion.decision import Run
+from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import load_settings
-from pulsar_lifecycle.spark import deletion, runs
-from pulsar_lifecycle.spark.deletion import Outcome
-from pulsar_lifecycle.spark.scan import Cluster
 
 PORTS = {
     "delete": (KazooStore, "delete_many"),
@@ -39,7 +39,7 @@ def die(*_: Any, **__: Any) -> NoReturn:
 
 def work(_: Any, settings: Any, run: Run) -> list[Outcome]:
     slot = pa.RecordBatch.from_pydict({"id": [0]})
-    list(deletion._Worker(settings, run, 1, None)([slot]))
+    list(workers._Worker(settings, run, 1, None)([slot]))
     return []
 
 
@@ -49,6 +49,6 @@ if __name__ == "__main__":
     settings = settings.model_copy(update={"deletion": settings.deletion.model_copy(update={"batch": int(batch)})})
     port, method = PORTS[step]
     setattr(port, method, die)
-    runs.delete_from_queue = work  # type: ignore[assignment]
+    deletion_run.delete_from_queue = work  # type: ignore[assignment]
     spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
-    runs.delete_pending(Cluster(spark, settings, path, Lake(settings.lake.path)), f"killed at {step}")
+    deletion_run.delete_pending(Cluster(spark, settings, path, Lake(settings.lake.path)), f"killed at {step}")

@@ -19,14 +19,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.marking import TrimOrder
+from pulsar_lifecycle.deletion import workers
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.spark import deletion, offload, phase_one
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.tiered import offload_run
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.integration.pipeline import NO_CAPS, Pipeline
 
 PORTS: dict[str, type] = {
@@ -96,7 +98,7 @@ class Fault:
 class StruckWorker:
     """Spark's deletion worker, which arms the fault in the process it comes to."""
 
-    worker: deletion._Worker
+    worker: workers._Worker
     fault: Fault
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -108,7 +110,7 @@ class StruckWorker:
 class StruckTask:
     """Spark's offload task, which arms the fault in the process it comes to."""
 
-    task: offload._Task
+    task: offload_run._Task
     fault: Fault
 
     def work(self, bundle: Iterable[Any]) -> Iterator[Any]:
@@ -124,8 +126,8 @@ def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> N
     """Run one task."""
     pipeline = Pipeline(Path(settings))
     if task == "delete":
-        made = deletion._Worker
-        deletion._Worker = lambda *values: StruckWorker(made(*values), fault)  # type: ignore[assignment,misc]
+        made = workers._Worker
+        workers._Worker = lambda *values: StruckWorker(made(*values), fault)  # type: ignore[assignment,misc]
         print(pipeline.delete_pending(arguments["run_id"]))
         return
     where = pipeline.where
@@ -133,13 +135,13 @@ def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> N
     if task == "apply":
         print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
     elif task == "offload":
-        task_of = offload._Task
-        offload._Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
-        order = offload.OffloadOrder(arguments["plan_id"], arguments["digest"])
-        print(offload.offload_now(where, arguments["run_id"], order, print))
+        task_of = offload_run._Task
+        offload_run._Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
+        order = offload_run.OffloadOrder(arguments["plan_id"], arguments["digest"])
+        print(offload_run.offload_now(where, arguments["run_id"], order, print))
     elif task == "trim":
         orders = [TrimOrder(Topic.parse(arguments["topic"]), up_to=arguments["up_to"])]
-        print(phase_one.trim(where, arguments["run_id"], orders, dry_run=False))
+        print(trim_run.trim(where, arguments["run_id"], orders, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")
 

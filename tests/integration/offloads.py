@@ -15,21 +15,22 @@ from uuid import UUID
 import boto3
 from botocore.config import Config
 
-from pulsar_lifecycle.engine import attempts, control
-from pulsar_lifecycle.engine.offload_copy import Source
-from pulsar_lifecycle.engine.offload_proof import verify
-from pulsar_lifecycle.engine.offloaded_ledger import Location
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger, offload_object
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.offload import OffloadPlan
 from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.offload_plan import make_offload_plan
+from pulsar_lifecycle.tiered.offload_planning import make_offload_plan
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.proof import verify
+from pulsar_lifecycle.tiered.upload import Source
 from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
 from tests.integration.pipeline import Pipeline

@@ -17,10 +17,11 @@ from uuid import uuid4
 
 from kazoo.client import KazooClient
 
-from pulsar_lifecycle.engine.apply import Applied, Order
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.findings import build_findings
+from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.lake.journal import archived_nodes, journal_rows
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
@@ -30,15 +31,16 @@ from pulsar_lifecycle.io.pulsar.queue import (
     PulsarDeletionQueue,
     topics_of,
 )
-from pulsar_lifecycle.plan.caps import AS_SET, Lowered
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import PlanSummary
+from pulsar_lifecycle.journal.archive import archived_nodes
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.runs.apply import Applied
+from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
+from pulsar_lifecycle.runs.cluster import Cluster as Where
+from pulsar_lifecycle.scan.epochs import close_epoch
+from pulsar_lifecycle.scan.read import build_references, new_epoch_id, scan_table
 from pulsar_lifecycle.settings import PulsarSettings
-from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import Outcome
-from pulsar_lifecycle.spark.findings import build_findings, close_epoch
-from pulsar_lifecycle.spark.scan import Cluster as Where
-from pulsar_lifecycle.spark.scan import build_references, new_epoch_id, scan_table
 from resources.lifecycle import LifecycleResource
 from sandbox import znodes
 from sandbox.clients import Admin, wait_for
@@ -129,7 +131,7 @@ class Pipeline:
         return epoch
 
     def plan(self, epoch: Epoch) -> Planned:
-        summary, rows = runs.make_plan(self.where, epoch)
+        summary, rows = deletion_run.make_plan(self.where, epoch)
         return Planned(summary, rows.to_pylist())
 
     def confirmed_plan(self) -> Planned:
@@ -141,11 +143,11 @@ class Pipeline:
         return Order(planned.summary.plan_id, planned.summary.digest, caps, limit)
 
     def apply(self, order: Order, run_id: str = "apply") -> Applied:
-        return runs.apply_plan(self.where, run_id, order, lambda _: None)
+        return deletion_run.apply_plan(self.where, run_id, order, lambda _: None)
 
     def delete_pending(self, run_id: str = "") -> list[Outcome]:
         """Work the queue off with the newest scan as it is; each run has an id of its own, as Dagster's have."""
-        return runs.delete_pending(self.where, run_id or f"delete-{uuid4().hex[:8]}")
+        return deletion_run.delete_pending(self.where, run_id or f"delete-{uuid4().hex[:8]}")
 
     def scan_and_delete(self, run_id: str = "") -> list[Outcome]:
         """What job ``delete_pending`` does: a scan younger than every intent, then the queue."""

@@ -16,14 +16,15 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from pulsar_lifecycle.engine import closed_ledgers
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.settings import Tls, load_settings
+from pulsar_lifecycle.setting_types import Tls
+from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.sources import closed_ledgers
 from sandbox import servers
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, settings_file

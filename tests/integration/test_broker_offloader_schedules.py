@@ -8,13 +8,14 @@ from uuid import UUID
 
 import pytest
 
-from pulsar_lifecycle.engine.marking import TrimOrder
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.lake.journal import journal_rows
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.spark import phase_one, runs
-from pulsar_lifecycle.spark.offload import take_back
+from pulsar_lifecycle.tiered.offload_run import take_back
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import topics, znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
@@ -171,7 +172,7 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
     released = given_up(offloading, given)
     assert released
     plan, _ = planned(pipeline, namespaces[1])
-    delete = runs.delete_from_queue
+    delete = deletion_run.delete_from_queue
 
     def fail_first(*begun: Any) -> Any:
         said = offload(pipeline, plan, "beside")
@@ -181,7 +182,7 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
 
     offloading.restart("broker-1", {"s3ManagedLedgerOffloadServiceEndpoint": "http://127.0.0.1:9"})
     try:
-        monkeypatch.setattr(runs, "delete_from_queue", fail_first)
+        monkeypatch.setattr(deletion_run, "delete_from_queue", fail_first)
         pipeline.delete_pending()
         monkeypatch.undo()
         assert existing(offloading, released) == released
@@ -223,9 +224,7 @@ def test_a_topic_with_a_running_offload_is_left_alone_whole(
         before = written(offloading, topic)
         if what == "trim":
             order = TrimOrder(Topic.parse(topic), up_to=second)
-            said = {
-                one.ledger_id: one.outcome for one in phase_one.trim(pipeline.where, "trim", [order], dry_run=False)
-            }
+            said = {one.ledger_id: one.outcome for one in trim_run.trim(pipeline.where, "trim", [order], dry_run=False)}
         else:
             said = {ledger: outcome for ledger, (outcome, _) in offload(pipeline, plan, what).items()}
         assert written(offloading, topic) == before, said

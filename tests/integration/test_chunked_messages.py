@@ -9,8 +9,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from pulsar_lifecycle.spark.entries import BookKeeperEntriesReader
-from pulsar_lifecycle.spark.entry_tables import EntryOptions
+from pulsar_lifecycle.sources.entries import BookKeeperEntriesReader
+from pulsar_lifecycle.sources.entry_tables import EntryOptions
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster

@@ -19,9 +19,10 @@ from pathlib import Path
 import pulsar
 import pytest
 
-from pulsar_lifecycle.engine.marking import GOES, TrimOrder
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.spark import phase_one
+from pulsar_lifecycle.topics.marks import GOES
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -252,7 +253,7 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
     order = TrimOrder(Topic.parse(topic), up_to=asked[-1])
 
     def may_go() -> bool:
-        found = phase_one.trim(pipeline.where, "look", [order], dry_run=True)
+        found = trim_run.trim(pipeline.where, "look", [order], dry_run=True)
         return [one.outcome for one in found] == [GOES, GOES]
 
     wait_for(f"the ledgers of {topic} to be consumed", may_go, 60)

@@ -11,9 +11,8 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.engine.offload_copy import Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.other_copies import Places, Spare, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import Places, Spare, why_last, why_unlike
+from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
@@ -22,9 +21,10 @@ from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import EntryBatch, Node
+from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.settings import load_settings
+from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster

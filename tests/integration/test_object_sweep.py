@@ -14,20 +14,20 @@ from uuid import UUID, uuid4
 import dagster as dg
 import pytest
 
-from pulsar_lifecycle.engine import attempts
-from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.attempts import Attempt
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.objects import Kind
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.caps import Lowered
-from pulsar_lifecycle.plan.objects import Kind
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.spark.objects import TABLE, rows_to_sweep, sweep, take_inventory
+from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, rows_to_sweep, sweep, take_inventory
 from sandbox import znodes
 from sandbox.cluster import BUCKET, Cluster
 from sandbox.state import CLUSTER

@@ -18,10 +18,8 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_lifecycle.cli import main
-from pulsar_lifecycle.engine import closed_ledgers, offload_copy
-from pulsar_lifecycle.engine.offload_copy import Copied, Source, Target, copy_ledger
-from pulsar_lifecycle.engine.offload_proof import Origin, Verified, are_whole, find_copy, verify
-from pulsar_lifecycle.engine.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
+from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
+from pulsar_lifecycle.copies.proof import are_whole
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_data
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
@@ -31,7 +29,12 @@ from pulsar_lifecycle.io.bookkeeper.stream import READ_AHEAD
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
+from pulsar_lifecycle.sources import closed_ledgers
+from pulsar_lifecycle.tiered import upload
+from pulsar_lifecycle.tiered.proof import Origin, find_copy, verify
+from pulsar_lifecycle.tiered.upload import Copied, Source, Target, copy_ledger
 from sandbox.cluster import BUCKET, Cluster
 from tests.integration.pipeline import Pipeline, settings_file
 
@@ -131,7 +134,7 @@ def test_a_topic_comes_back_from_its_bucket_message_by_message(
         copied = offloading.copy(metadata, target)
         verified = offloading.verify(metadata, target, copied)
         assert offloading.verify(metadata, target) == verified
-        assert verified.checksum == offload_copy.digest(copied.checksums)
+        assert verified.checksum == upload.digest(copied.checksums)
         assert are_whole(offloading.objects, [(target.location, verified)])[0] == ""
         assert find_copy(offloading.objects, target.location, Source(metadata, 1)) == ""
         context = OffloadContext(target.location.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})

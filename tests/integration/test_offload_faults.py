@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.engine.topic_write import FAILED
-from pulsar_lifecycle.plan.objects import Kind
-from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
-from pulsar_lifecycle.spark.objects import take_inventory
-from pulsar_lifecycle.spark.offload import OffloadOrder, offload_now
-from pulsar_lifecycle.spark.unproven import unproven_now
+from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.outcomes import OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.unproven import unproven_now
+from pulsar_lifecycle.topics.write import FAILED
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster

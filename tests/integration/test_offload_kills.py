@@ -17,8 +17,8 @@ from typing import Any
 import pulsar
 import pytest
 
-from pulsar_lifecycle.plan.offload import OffloadPlan
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, REFUSED, RELEASED
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.outcomes import OFFLOADED, REFUSED, RELEASED
 from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster

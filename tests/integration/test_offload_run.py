@@ -14,16 +14,18 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from pulsar_lifecycle.engine import attempts, control
-from pulsar_lifecycle.engine.canary import Copy, entries_to_ask
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.location import Copy
 from pulsar_lifecycle.errors import Failed
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
-from pulsar_lifecycle.io.lake.journal import journal_rows
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.plan.outcomes import OFFLOADED, RELEASED
-from pulsar_lifecycle.spark.offload import take_back
+from pulsar_lifecycle.records.outcomes import OFFLOADED, RELEASED
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered.asked_entries import entries_to_ask
+from pulsar_lifecycle.tiered.offload_run import take_back
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster

@@ -21,7 +21,8 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageContext
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from sandbox import znodes

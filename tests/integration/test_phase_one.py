@@ -12,14 +12,15 @@ import pulsar
 import pytest
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.marking import GOES, LEFT_TO_BROKER, REMOVED, Marked, TrimOrder
-from pulsar_lifecycle.engine.topic_write import FAILED
-from pulsar_lifecycle.io.lake.journal import journal_rows
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import REFUSED
-from pulsar_lifecycle.spark import phase_one
+from pulsar_lifecycle.records.outcomes import REFUSED
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics.marks import GOES, REMOVED, Marked
+from pulsar_lifecycle.topics.write import FAILED
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -44,7 +45,7 @@ SETTINGS = {
 
 def trim(pipeline: Pipeline, topic: str, up_to: int, *, dry_run: bool = False) -> dict[int, Marked]:
     order = TrimOrder(Topic.parse(topic), up_to=up_to)
-    return by_ledger(phase_one.trim(pipeline.where, "trim", [order], dry_run=dry_run))
+    return by_ledger(trim_run.trim(pipeline.where, "trim", [order], dry_run=dry_run))
 
 
 def by_ledger(found: list[Marked]) -> dict[int, Marked]:
@@ -218,7 +219,7 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
         assert owed(pipeline) == []
         with KazooStore(pipeline.where.settings.zookeeper) as store:  # as a run leaves it that was killed
             control.owe_unload(store, control.OwedUnload(Topic.parse(topic), True, 0, control.LEASE))
-        assert phase_one.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
+        assert trim_run.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
         assert owed(pipeline) == []
         wait_listed(sandbox, topic)
         deleted(pipeline, gone)
@@ -273,7 +274,7 @@ def test_a_whole_topic_goes_with_a_message_for_each_ledger(
     assert existing(sandbox, ids) == ids
     assert {row["outcome"] for ledger in ids for row in pipeline.journal(ledger)} <= {"kept", "retrying", "waiting"}
 
-    done = by_ledger(phase_one.delete_topics(pipeline.where, "whole", [Topic.parse(topic)], force=False, dry_run=False))
+    done = by_ledger(trim_run.delete_topics(pipeline.where, "whole", [Topic.parse(topic)], force=False, dry_run=False))
     assert ids <= set(done)
     assert set(outcomes(done).values()) == {REMOVED}
     assert FAILED not in outcomes(done).values()
@@ -296,7 +297,7 @@ def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
     before_it = waiting(sandbox)
     assert trim(pipeline, topic, ids[0])[ids[0]].reason == "legal hold"
     assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: REFUSED}
-    held = by_ledger(phase_one.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
+    held = by_ledger(trim_run.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
     assert [(one.outcome, one.reason) for one in held.values()] == [(REFUSED, "legal hold")]
     assert waiting(sandbox) == before_it
 
@@ -318,7 +319,7 @@ def test_the_source_of_a_shadow_topic_made_after_the_scan_is_refused(
         reader.close()
         before_it = waiting(sandbox)
         for dry_run in (True, False):
-            done = phase_one.delete_topics(pipeline.where, "s", [Topic.parse(source)], force=True, dry_run=dry_run)
+            done = trim_run.delete_topics(pipeline.where, "s", [Topic.parse(source)], force=True, dry_run=dry_run)
             assert [(one.outcome, one.reason) for one in done] == [(REFUSED, "source of a shadow topic")]
             found = trim(pipeline, source, ids[0], dry_run=dry_run)
             assert (found[ids[0]].outcome, found[ids[0]].reason) == (REFUSED, "source of a shadow topic")

@@ -19,10 +19,10 @@ from uuid import uuid4
 import pytest
 
 from pulsar_lifecycle._pb import pulsar_schema_pb2
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.errors import LifecycleError
-from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import Outcome
+from pulsar_lifecycle.records.findings import Finding
 from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -346,7 +346,7 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
         "found": {i: (findings.get(i, {}).get("finding"), findings.get(i, {}).get("reason")) for i in world.direct},
     }
     rank = max(index for index, row in enumerate(planned.rows) if row["ledger_id"] in world.direct) + 1
-    direct = runs.apply_directly(pipeline.where, "direct", pipeline.order(planned, limit=rank))
+    direct = deletion_run.apply_directly(pipeline.where, "direct", pipeline.order(planned, limit=rank))
     alive_after_direct = existing(sandbox, world.direct)
 
     applied = pipeline.apply(pipeline.order(planned))
@@ -538,7 +538,7 @@ def test_a_plan_is_not_sent_twice(story: Story) -> None:
 
 
 def test_a_plan_may_be_applied_directly_again(story: Story) -> None:
-    outcomes = runs.apply_directly(story.pipeline.where, "direct again", story.pipeline.order(story.planned))
+    outcomes = deletion_run.apply_directly(story.pipeline.where, "direct again", story.pipeline.order(story.planned))
     assert {outcome.outcome for outcome in outcomes} == {"gone"}, outcomes
 
 

@@ -21,10 +21,10 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.gaps import GapCode
-from pulsar_lifecycle.plan.orphans import Finding
-from pulsar_lifecycle.spark.findings import _other_roots
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.scan.epochs import _other_roots
 from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster

@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.plan.deletion import run_config
+from pulsar_lifecycle.deletion.deletion_planning import run_config
 from sandbox import plant
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_unlisted, waiting

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pulsar_lifecycle.engine import control
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion.workers import STOPPED
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import ZooKeeperSettings
-from pulsar_lifecycle.spark import runs
-from pulsar_lifecycle.spark.deletion import STOPPED
 from sandbox import plant
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
@@ -33,7 +33,7 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
     pipeline.scan()
     order = pipeline.order(planned)
     with ThreadPoolExecutor(1) as pool, KazooStore(ZooKeeperSettings(hosts=sandbox.zookeeper)) as store:
-        running = pool.submit(runs.apply_directly, pipeline.where, "paused", order)
+        running = pool.submit(deletion_run.apply_directly, pipeline.where, "paused", order)
         try:
             wait_for("the first deletion", lambda: existing(sandbox, ids) != ids or running.done(), timeout=120)
             control.pause(store, "the test says so")
@@ -49,6 +49,6 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
     for ledger in ids - after:
         assert [row["outcome"] for row in pipeline.journal(ledger)] == ["deleted"]
 
-    outcomes = runs.apply_directly(pipeline.where, "resumed", order)
+    outcomes = deletion_run.apply_directly(pipeline.where, "resumed", order)
     assert {outcome.outcome for outcome in outcomes} <= {"deleted", "gone"}, outcomes
     assert not existing(sandbox, ids)

@@ -14,12 +14,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from orchestration.jobs import ApplyConfig
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.apply import Order
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import LifecycleError, Paused, Refused, UsageError
-from pulsar_lifecycle.plan.caps import Lowered
-from pulsar_lifecycle.plan.deletion import PlanSummary, digest
-from pulsar_lifecycle.spark import runs
+from pulsar_lifecycle.records.deletion_plan import PlanSummary, digest
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Lowered, Order
 from sandbox import plant
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import NO_CAPS, Pipeline, Planned, existing, new_namespace, waiting
@@ -70,7 +69,7 @@ def refuses(pipeline: Pipeline, order: Order, words: str, kind: type[LifecycleEr
     with pytest.raises(kind, match=words):
         pipeline.apply(order)
     with pytest.raises(kind, match=words):
-        runs.apply_directly(pipeline.where, "direct", order)
+        deletion_run.apply_directly(pipeline.where, "direct", order)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +184,7 @@ def test_waiting_times_below_their_floors_on_a_cluster_that_is_no_sandbox(ready:
             with pytest.raises(Refused, match="floor"):
                 ready.pipeline.delete_pending()
             with pytest.raises(Refused, match="floor"):
-                runs.apply_directly(ready.pipeline.where, "direct", ready.pipeline.order(ready.planned))
+                deletion_run.apply_directly(ready.pipeline.where, "direct", ready.pipeline.order(ready.planned))
             epoch = ready.pipeline.where.lake.epoch(ready.planned.summary.epoch_id)
             assert not ready.pipeline.plan(epoch).summary.actionable
         finally:

@@ -12,17 +12,16 @@ import pytest
 
 from assets import dead_letters
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.redrive import Redriven, Wanted
+from pulsar_lifecycle.deletion.redrive import Redriven, Wanted, redrive_now
 from pulsar_lifecycle.errors import Paused, Refused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.lake.journal import journal_rows
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeadLetterQueue, PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings, load_settings
-from pulsar_lifecycle.spark.redrive import redrive_now
 from resources.lifecycle import LifecycleResource
 from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving

@@ -13,14 +13,13 @@ import pytest
 from assets.reconciliation import run_config
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
-from pulsar_lifecycle.engine.redrive import Wanted
+from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
+from pulsar_lifecycle.deletion.redrive import Wanted, redrive_now
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.lake.journal import intents_standing
+from pulsar_lifecycle.journal.intents import IN_FLIGHT
+from pulsar_lifecycle.journal.queries import intents_standing
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.reconciliation import IN_FLIGHT
-from pulsar_lifecycle.spark import phase_one
-from pulsar_lifecycle.spark.reconcile import Reconciled, reconcile
-from pulsar_lifecycle.spark.redrive import redrive_now
+from pulsar_lifecycle.trimming import trim_run
 from sandbox import plant, topics, verify, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -62,8 +61,8 @@ def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
     for effect in (
         lambda: off.apply(order),
         lambda: off.scan_and_delete("off"),
-        lambda: phase_one.trim(off.where, "off", [], dry_run=False),
-        lambda: phase_one.delete_topics(off.where, "off", [Topic.parse(leaked)], force=False, dry_run=False),
+        lambda: trim_run.trim(off.where, "off", [], dry_run=False),
+        lambda: trim_run.delete_topics(off.where, "off", [Topic.parse(leaked)], force=False, dry_run=False),
         lambda: redrive_now(off.where.settings, "off", Wanted(), 10, lambda _: None),
         lambda: reconciled(off, [namespace], apply=True),
     ):
@@ -197,7 +196,7 @@ def test_a_store_that_went_back_is_report_only_until_it_is_accepted(
     for effect in (
         lambda: pipeline.apply(pipeline.order(planned)),
         pipeline.delete_pending,
-        lambda: phase_one.trim(pipeline.where, "back", [], dry_run=False),
+        lambda: trim_run.trim(pipeline.where, "back", [], dry_run=False),
     ):
         with pytest.raises(Refused, match="went back in time"):
             effect()

@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.engine.topic_policies import NamespacePolicies, read_namespace
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
@@ -20,7 +19,8 @@ from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.settings import Settings, load_settings
-from pulsar_lifecycle.spark.offload_plan import policies_now
+from pulsar_lifecycle.tiered.offload_planning import policies_now
+from pulsar_lifecycle.topics.change_events import NamespacePolicies, read_namespace
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster

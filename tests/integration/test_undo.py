@@ -19,14 +19,14 @@ import pulsar
 import pytest
 
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.engine.undo import LOST, PRESENT, RECREATED, RECREATING, RESTORABLE, RESTORED, UNKNOWN
+from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, check_on_executors, undo_deletions
+from pulsar_lifecycle.deletion.undo.undone import LOST, PRESENT, RECREATED, RECREATING, RESTORABLE, RESTORED, UNKNOWN
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
-from pulsar_lifecycle.io.lake.journal import journal_rows
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import ReplicaCheck
-from pulsar_lifecycle.spark.undo import Request, Result, check_on_executors, undo_deletions
 from sandbox import plant, topics, znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster

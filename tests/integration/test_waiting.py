@@ -16,6 +16,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
+from pulsar_lifecycle.deletion.workers import WITHHELD
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
@@ -26,7 +27,6 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, PulsarQueueReader
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
-from pulsar_lifecycle.spark.deletion import WITHHELD
 from sandbox import plant
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
@@ -171,8 +171,8 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
 
 
 def _lease_is_free(pipeline: Pipeline) -> bool:
-    from pulsar_lifecycle.engine.control import LEASE, holder_of
     from pulsar_lifecycle.io.zookeeper.store import KazooStore
+    from pulsar_lifecycle.runs.control import LEASE, holder_of
 
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
         return store.read([holder_of(LEASE)]) == [None]

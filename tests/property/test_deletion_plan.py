@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import AccessDenied, Refused, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
+from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
 from tests.simulation.cluster import (
     SimulatedCluster,
     bucket_tags,

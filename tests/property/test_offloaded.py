@@ -11,14 +11,15 @@ from uuid import UUID
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.engine.decision import Asked, OffloadPolicy
+from pulsar_lifecycle.deletion.evidence import OffloadPolicy
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import DELETED, GONE
+from pulsar_lifecycle.records.copies import Asked
+from pulsar_lifecycle.records.outcomes import DELETED, GONE
 from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
 
 TOPICS = [

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from uuid import UUID
 
-from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
+from pulsar_lifecycle.runs import control
 from tests.simulation import acts, disasters
 from tests.simulation.offloaded import copy_message
 from tests.simulation.operator import ExecutorLost, Operator

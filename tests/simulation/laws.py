@@ -17,7 +17,8 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.offload_object import data_key
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import (
+from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
+from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
     DELETE_LEDGER,
     DELETE_OFFLOADED,
@@ -29,7 +30,6 @@ from pulsar_lifecycle.plan.outcomes import (
     RETRYING,
     WAITING,
 )
-from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
 from tests.simulation.world import BOOKKEEPER, HOUR, Counters, Ledger, World

@@ -12,33 +12,28 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from pulsar_lifecycle.engine import (
-    deletion,
-    history,
-    inventory,
-    offloaded,
-    owners,
-    references,
-    snapshots,
-    standing,
-    topic_deletion,
-    unsettled,
-    whole_copies,
-)
-from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
-from pulsar_lifecycle.engine.offloaded_ledger import Location
-from pulsar_lifecycle.engine.topic_write import TopicWrite
+from pulsar_lifecycle.copies import whole_copies
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.deletion import batch, deletion_run, offloaded_copies, owners
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.evidence import Evidence
+from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.errors import OutcomeUnknown
-from pulsar_lifecycle.plan import caps, trimming
-from pulsar_lifecycle.plan import snapshots as plan_snapshots
-from pulsar_lifecycle.plan.other_roots import Neighbours
-from pulsar_lifecycle.plan.outcomes import RETRYING
-from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.plan.shrinkage import Limits
-from pulsar_lifecycle.plan.snapshots import Memory
+from pulsar_lifecycle.journal import in_doubt
+from pulsar_lifecycle.metastore import walk
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
-from pulsar_lifecycle.spark import phase_one, runs
-from pulsar_lifecycle.spark import undo as undoing
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import RETRYING
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import caps
+from pulsar_lifecycle.scan import evidence, history_check, snapshot_inquiry, stored_references
+from pulsar_lifecycle.scan import snapshot_memory as plan_snapshots
+from pulsar_lifecycle.scan.neighbours import Neighbours
+from pulsar_lifecycle.scan.shrinkage import Limits
+from pulsar_lifecycle.scan.snapshot_memory import Memory
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.write import TopicWrite
+from pulsar_lifecycle.trimming import delete_topic, rules, trim_run
 from tests.fakes.metadata_store import FakeStore
 from tests.simulation import pipeline
 from tests.simulation.ports import SimDeadLetters, SimStore
@@ -48,26 +43,26 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 def skip_owner_check() -> AbstractContextManager[Any]:
     """What a scan has seen is good enough."""
-    return patch.object(deletion, "look_at_owners", lambda run, tools, live: None)
+    return patch.object(batch, "look_at_owners", lambda run, tools, live: None)
 
 
 @contextmanager
 def acknowledge_first() -> Iterator[None]:
     """Acknowledge what was decided, then delete and journal it."""
-    real = deletion.delete_batch
+    real = batch.delete_batch
 
     def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
         tools.queue.acknowledge(messages)
         return real(run, tools, messages, budgets)
 
-    with patch.object(deletion, "delete_batch", eager):
+    with patch.object(batch, "delete_batch", eager):
         yield
 
 
 @contextmanager
 def acknowledge_before_journal() -> Iterator[None]:
     """Acknowledge after deleting, and journal last."""
-    real = deletion.delete_batch
+    real = batch.delete_batch
 
     def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
         journal = tools.journal
@@ -86,13 +81,13 @@ def acknowledge_before_journal() -> Iterator[None]:
         finally:
             tools.journal = journal
 
-    with patch.object(deletion, "delete_batch", eager):
+    with patch.object(batch, "delete_batch", eager):
         yield
 
 
 @contextmanager
 def _evidence(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
-    real = deletion.work_off
+    real = batch.work_off
     from tests.simulation import operator
 
     def working(run: Run, *rest: Any) -> Any:
@@ -176,8 +171,8 @@ def lost_means_not_deleted() -> Iterator[None]:
                 d.settle(RETRYING, "the connection was lost: it was not deleted")
         confirmed(tools, doomed, outcomes, failed)
 
-    confirmed = deletion._confirm
-    with patch.object(SimStore, "delete_many", hasty), patch.object(deletion, "_confirm", confirm):
+    confirmed = batch._confirm
+    with patch.object(SimStore, "delete_many", hasty), patch.object(batch, "_confirm", confirm):
         yield
 
 
@@ -195,14 +190,14 @@ def unreadable_is_absent() -> Iterator[None]:
 @contextmanager
 def unreadable_is_gone_to_scans() -> Iterator[None]:
     """A scan takes a z-node that may not be read for one that is gone."""
-    real = inventory._scanned
+    real = walk.scanned
 
     def blind(store: Any, paths: list[str], listed: Any) -> Any:
         for rows in real(store, paths, listed):
             rows.errors = ["gone" if (e or "").startswith("unread: no permission") else e for e in rows.errors]
             yield rows
 
-    with patch.object(inventory, "_scanned", blind):
+    with patch.object(walk, "scanned", blind):
         yield
 
 
@@ -216,7 +211,7 @@ def skip_sync() -> Iterator[None]:
 @contextmanager
 def no_archive() -> Iterator[None]:
     """Delete without having kept what is deleted."""
-    with patch.object(deletion, "_archive", lambda run, tools, doomed: None):
+    with patch.object(batch, "_archive", lambda run, tools, doomed: None):
         yield
 
 
@@ -227,7 +222,7 @@ def retry_uncopied() -> Iterator[None]:
     def forgetful(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
         return None
 
-    with patch.object(deletion, "_reconsume", forgetful):
+    with patch.object(batch, "_reconsume", forgetful):
         yield
 
 
@@ -240,13 +235,13 @@ def waiting_is_done() -> Iterator[None]:
             d.sent_back = True
             d.extra["waiting_since"] = 0
 
-    with patch.object(deletion, "send_back", hasty):
+    with patch.object(batch, "send_back", hasty):
         yield
 
 
 def wait_at_the_head() -> AbstractContextManager[Any]:
     """What must wait stays where it is, unacknowledged."""
-    return patch.object(deletion, "send_back", lambda run, tools, waits: None)
+    return patch.object(batch, "send_back", lambda run, tools, waits: None)
 
 
 @contextmanager
@@ -262,7 +257,7 @@ def waiting_is_counted() -> Iterator[None]:
             d.sent_back = not sent.error
             d.extra["waiting_since"] = 0
 
-    with patch.object(deletion, "send_back", counting):
+    with patch.object(batch, "send_back", counting):
         yield
 
 
@@ -273,17 +268,17 @@ def trust_any_scan() -> Iterator[None]:
     def newest(cluster: Any, fingerprint: str) -> Any:
         epochs = cluster.lake.epochs(fingerprint)
         if not epochs:
-            raise runs.NotFound("no scan")
+            raise deletion_run.NotFound("no scan")
         return epochs[-1]
 
-    with patch.object(runs, "newest_epoch", newest):
+    with patch.object(deletion_run, "newest_epoch", newest), patch.object(evidence, "newest_epoch", newest):
         yield
 
 
 @contextmanager
 def no_pause() -> Iterator[None]:
     """Go on while paused."""
-    from pulsar_lifecycle.engine import control
+    from pulsar_lifecycle.runs import control
 
     with patch.object(control, "check_not_paused", lambda store: None):
         yield
@@ -292,14 +287,14 @@ def no_pause() -> Iterator[None]:
 @contextmanager
 def no_budget() -> Iterator[None]:
     """Delete as fast as it goes."""
-    with patch.object(deletion.Budgets, "take", lambda self, doomed: None):
+    with patch.object(batch.Budgets, "take", lambda self, doomed: None):
         yield
 
 
 @contextmanager
 def no_latency_guard() -> Iterator[None]:
     """Go on while ZooKeeper is slow."""
-    with patch.object(deletion, "mind_latency", lambda *given: None):
+    with patch.object(batch, "mind_latency", lambda *given: None):
         yield
 
 
@@ -335,18 +330,18 @@ def compensate() -> Iterator[None]:
 
 def trim_past_cursors() -> AbstractContextManager[Any]:
     """Trim whatever is asked, wherever the cursors stand."""
-    return patch.object(standing, "positions", lambda *given: {})
+    return patch.object(snapshot, "positions", lambda *given: {})
 
 
 def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
     """What a run deleted and could not journal is nobody's business."""
-    return patch.object(unsettled, "settle", lambda *given: 0)
+    return patch.object(in_doubt, "settle", lambda *given: 0)
 
 
 @contextmanager
 def any_copy_may_go() -> Iterator[None]:
     """An offloaded copy is deleted whatever metadata names it."""
-    with patch.object(offloaded, "in_use", lambda run, tools, d, why: None):
+    with patch.object(offloaded_copies, "in_use", lambda run, tools, d, why: None):
         yield
 
 
@@ -356,22 +351,22 @@ def copies_unseen() -> AbstractContextManager[Any]:
     def judge(run: Run, d: Decision, found: Any) -> None:
         d.extra["objects"] = [{"key": one.key} for one in found]
 
-    return patch.object(offloaded, "_judge", judge)
+    return patch.object(offloaded_copies, "_judge", judge)
 
 
 def take_any_copy() -> AbstractContextManager[Any]:
     """An offloaded ledger leaves its list wherever its copy is."""
-    return patch.object(trimming, "copy_rule", lambda offload, context: "")
+    return patch.object(rules, "copy_rule", lambda offload, context: "")
 
 
 def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever may be writing its topic."""
-    return patch.object(trimming, "intent_rule", lambda topic, context: "")
+    return patch.object(rules, "intent_rule", lambda topic, context: "")
 
 
 def take_beside_attempts() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever its topic's broker is offloading."""
-    return patch.object(trimming, "open_attempt", lambda info, ours=(): "")
+    return patch.object(rules, "open_attempt", lambda info, ours=(): "")
 
 
 def whatever_is_beside() -> AbstractContextManager[Any]:
@@ -383,12 +378,12 @@ def whatever_is_beside() -> AbstractContextManager[Any]:
 @contextmanager
 def take_off_system_topics() -> Iterator[None]:
     """The first phase asks for its own setting of system topics alone."""
-    real = phase_one._context
+    real = trim_run._context
 
     def context(cluster: Any, fingerprint: str) -> Any:
         return replace(real(cluster, fingerprint), system_topics=cluster.settings.trimming.system_topics)
 
-    with patch.object(phase_one, "_context", context):
+    with patch.object(trim_run, "_context", context):
         yield
 
 
@@ -399,7 +394,7 @@ def delete_topics_at_once() -> Iterator[None]:
     def send(*given: Any) -> list[Any]:
         return []
 
-    with patch.object(topic_deletion, "send_messages", send):
+    with patch.object(delete_topic, "send_messages", send):
         yield
 
 
@@ -428,17 +423,23 @@ def redrive_unsaid() -> Iterator[None]:
 
 def only_two_scans_count() -> AbstractContextManager[Any]:
     """What the scans between the two found in use is nobody's business."""
-    return patch.object(runs, "since", lambda cluster, earlier, epoch: [earlier])
+    return patch.object(deletion_run, "since", lambda cluster, earlier, epoch: [earlier])
 
 
-def shadows_are_forgotten() -> AbstractContextManager[Any]:
+@contextmanager
+def shadows_are_forgotten() -> Iterator[None]:
     """Only the newest scan says which topics are the sources of shadow topics."""
-    return patch.object(runs, "context_of", lambda cluster, epoch: cluster.lake.context(epoch.epoch_id))
+
+    def newest(cluster: Any, epoch: Any) -> Any:
+        return cluster.lake.context(epoch.epoch_id)
+
+    with patch.object(deletion_run, "context_of", newest), patch.object(evidence, "context_of", newest):
+        yield
 
 
 def time_goes_forward() -> AbstractContextManager[Any]:
     """Nobody looks whether the metadata store went back in time."""
-    return patch.object(history, "broken_since", lambda *given: "")
+    return patch.object(history_check, "broken_since", lambda *given: "")
 
 
 @contextmanager
@@ -451,13 +452,13 @@ def launches_have_caps_of_their_own() -> Iterator[None]:
             return real(settings, asked)
         return caps.Caps(asked.max_ledgers, 1.0, 1 << 50, asked.max_ledgers)
 
-    with patch.object(runs, "effective_caps", asked_for):
+    with patch.object(caps, "effective_caps", asked_for):
         yield
 
 
 def trims_have_no_caps() -> AbstractContextManager[Any]:
     """Taking ledgers off lists is capped by nothing."""
-    return patch.object(phase_one, "check_blast", lambda rows, listed, caps: None)
+    return patch.object(trim_run, "check_blast", lambda rows, listed, caps: None)
 
 
 def cursors_have_z_nodes() -> AbstractContextManager[Any]:
@@ -473,13 +474,13 @@ def cursors_have_z_nodes() -> AbstractContextManager[Any]:
 @contextmanager
 def trimmed_snapshots_are_free() -> Iterator[None]:
     """A snapshot whose range the topic has no ledgers of is nobody's."""
-    at_scan, at_deletion = snapshots._memory, owners._settle_pending
+    at_scan, at_deletion = snapshot_inquiry._memory, owners._settle_pending
 
     def trimmed(key: str | None, first: int | None) -> bool:
         return bool(key and first is not None and int(key.split("_")[2]) < first)
 
     def scanned(row: Mapping[str, Any], inquiry: Any) -> Memory | None:
-        free = snapshots._held_perhaps(row) and trimmed(row["bucket_key"], row["first_ledger_id"])
+        free = snapshot_inquiry._held_perhaps(row) and trimmed(row["bucket_key"], row["first_ledger_id"])
         return Memory.NOTHING if free else at_scan(row, inquiry)
 
     def settle(run: Run, tools: Tools, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
@@ -487,7 +488,7 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
         at_deletion(run, tools, topic, node, info, internals, left)
 
-    with patch.object(snapshots, "_memory", scanned), patch.object(owners, "_settle_pending", settle):
+    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owners, "_settle_pending", settle):
         yield
 
 
@@ -515,12 +516,12 @@ def damage_keeps_nobody() -> AbstractContextManager[Any]:
 
 def silence_names_nothing() -> AbstractContextManager[Any]:
     """A broker that does not say what it has in memory has nothing there."""
-    return patch.object(references, "_silent", lambda *given: list[Any]())
+    return patch.object(stored_references, "_silent", lambda *given: list[Any]())
 
 
 def silence_stops_all() -> AbstractContextManager[Any]:
     """Whatever a broker does not say may be anybody's."""
-    return patch.object(references, "_of_this_topic", lambda error: False)
+    return patch.object(stored_references, "_of_this_topic", lambda error: False)
 
 
 def nobody_looks_around() -> AbstractContextManager[Any]:
@@ -555,8 +556,8 @@ def compare_the_lengths() -> AbstractContextManager[Any]:
 
 def only_the_newest_listing_counts() -> AbstractContextManager[Any]:
     """What no topic lists at the newest scan is nobody's, whatever the scans before it saw listed."""
-    real = offloaded._places
-    return patch.object(offloaded, "_places", lambda run: replace(real(run), earlier=Referenced()))
+    real = offloaded_copies._places
+    return patch.object(offloaded_copies, "_places", lambda run: replace(real(run), earlier=Referenced()))
 
 
 LARGE = 200
@@ -566,13 +567,13 @@ LARGE = 200
 @contextmanager
 def compare_small_copies() -> Iterator[None]:
     """A large copy is not read before it goes."""
-    real = offloaded.why_unlike
+    real = offloaded_copies.why_unlike
 
     def hasty(spare: Any, location: Location, places: Any, **ports: Any) -> Any:
         head = ports["objects"].head(location.bucket, location.data_key)
         return "" if head and head.size > LARGE else real(spare, location, places, **ports)
 
-    with patch.object(offloaded, "why_unlike", hasty):
+    with patch.object(offloaded_copies, "why_unlike", hasty):
         yield
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from uuid import UUID
 
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.decision import Asked, Decision, OffloadEvidence, OffloadPolicy, Released, Site, Tools
-from pulsar_lifecycle.engine.deletion import work_off
+from pulsar_lifecycle.deletion.batch import work_off
+from pulsar_lifecycle.deletion.decision import Decision
+from pulsar_lifecycle.deletion.evidence import OffloadEvidence, OffloadPolicy
 from pulsar_lifecycle.formats import offload_index
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -27,6 +27,9 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_data import DEFAULT_BLOCK_SIZE, DataObjectBuilder
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Asked, Released, Site
+from pulsar_lifecycle.runs import control
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of

@@ -1,4 +1,5 @@
-"""The control plane in a schedule: the driver's code of ``spark/runs.py`` over the simulator's ports, without Spark.
+"""The control plane in a schedule: the driver's code of ``deletion/deletion_run.py`` over the simulator's ports,
+without Spark.
 
 Belongs here: what stands for the lake, for Spark's executors and for the adapters, and one method per thing an operator
 does. Not here: the scan's joins (``pipeline.py``), what goes wrong (``faults.py``), what must hold (``laws.py``).
@@ -20,31 +21,35 @@ from uuid import UUID
 import pyarrow as pa
 
 from pulsar_lifecycle.cli.plans import refusal_of
-from pulsar_lifecycle.engine import control
-from pulsar_lifecycle.engine.apply import Order
-from pulsar_lifecycle.engine.decision import Asked, Run, Tools
-from pulsar_lifecycle.engine.deletion import work_off
-from pulsar_lifecycle.engine.marking import TrimOrder
-from pulsar_lifecycle.engine.redrive import Wanted
-from pulsar_lifecycle.engine.withheld import withheld
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.deletion import redrive as redriving
+from pulsar_lifecycle.deletion.batch import work_off
+from pulsar_lifecycle.deletion.decision import Run
+from pulsar_lifecycle.deletion.redrive import Wanted
+from pulsar_lifecycle.deletion.undo import undo_run as undoing
+from pulsar_lifecycle.deletion.waiting import withheld
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, UsageError
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.io.lake.journal import ENDS, JOURNAL_SCHEMA, open_copies, open_marks
+from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.journal.marks import ENDS, open_copies, open_marks
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import deletion as plan_deletion
-from pulsar_lifecycle.plan import orphans
-from pulsar_lifecycle.plan.caps import AS_SET, Lowered
-from pulsar_lifecycle.plan.coverage import Epoch, last_covered
-from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.gaps import GapCode
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, LEFT, MARKED, SENT
-from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.plan.words import KnownWord
 from pulsar_lifecycle.ports import Archived, JournalRow
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import deletion_plan as plan_deletion
+from pulsar_lifecycle.records import findings
+from pulsar_lifecycle.records.copies import Asked
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch, last_covered
+from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.records.known_words import KnownWord
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, LEFT, MARKED, SENT
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
+from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.spark import phase_one, runs
-from pulsar_lifecycle.spark import redrive as redriving
-from pulsar_lifecycle.spark import undo as undoing
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.fakes.deletion_queue import MAIN, RETRY, FakeQueueReader
 from tests.simulation import disasters, pipeline
 from tests.simulation.laws import Laws, Violation
@@ -53,7 +58,8 @@ from tests.simulation.world import ModelTopic, World
 
 IDLE_MS = 1_000
 
-_COMPOSING = [module for name, module in sorted(sys.modules.items()) if name.startswith("pulsar_lifecycle.spark.")]
+_LIBRARY = [module for name, module in sorted(sys.modules.items()) if name.startswith("pulsar_lifecycle.")]
+_COMPOSING = [module for module in _LIBRARY if not module.__name__.startswith("pulsar_lifecycle.io.")]
 """Every module that may open a port: all that the operator's runs import."""
 
 
@@ -93,7 +99,7 @@ class Lake:
     def referenced(self, epoch_id: str) -> Referenced:
         return self.scan(epoch_id).refs
 
-    def context(self, epoch_id: str) -> orphans.Context:
+    def context(self, epoch_id: str) -> findings.Context:
         return self.scan(epoch_id).context
 
     def read_epoch_table(self, epoch_id: str, table: str, columns: list[str] | None = None) -> pa.Table:
@@ -155,7 +161,7 @@ class Operator:
             journal=world.journal,
         )
         self.policy = pipeline.Policy(
-            shared_with=runs._roots(self.cluster),
+            shared_with=evidence.declared_roots(self.cluster),
             holds=settings.orphans.holds(0),
             system_topics=settings.orphans.system_topics,
             acknowledged=tuple(settings.orphans.acknowledged(0)),
@@ -247,7 +253,7 @@ class Operator:
             return "no scan yet"
         world, zxid, acts = self.world, self.world.zookeeper.zxid, len(self.world.interceptor.fired)
         with self._adapters():
-            summary, rows = runs.make_plan(self.cluster, self.lake.scans[-1].epoch)
+            summary, rows = deletion_run.make_plan(self.cluster, self.lake.scans[-1].epoch)
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != zxid:
             raise Violation("I6: a plan wrote to the metadata store")
         shuffled = rows.take(pa.array(self.random.sample(range(rows.num_rows), rows.num_rows), pa.int64()))
@@ -273,7 +279,7 @@ class Operator:
         said = refusal_of(*self.lake.kept_plans[plan_id], self.lake, self.settings, self.world.clock.now_ms())  # type: ignore[arg-type]
         try:
             with self._adapters(), self._within_caps(run_id):
-                applied = runs.apply_plan(self.cluster, run_id, order, lambda line: None)
+                applied = deletion_run.apply_plan(self.cluster, run_id, order, lambda line: None)
         except Refused as refused:
             if as_set and str(refused).startswith("max_") and not said:
                 raise Violation(f"P13: a launch is refused that the plan's page does not refuse: {refused}") from None
@@ -294,7 +300,7 @@ class Operator:
         self.world.trace = None
         try:
             with self._adapters(), self._within_caps(run_id):
-                runs.apply_plan(self.cluster, run_id, order, lambda line: None)
+                deletion_run.apply_plan(self.cluster, run_id, order, lambda line: None)
         except UsageError as refused:
             return str(refused)
         raise Violation(f"P13: {plan_id} was applied under caps above those of the settings")
@@ -320,7 +326,7 @@ class Operator:
         """One deletion run."""
         run_id, began = self._run_id("delete"), self.world.time.now_ms()
         with self._tracing(Trace(run_id)), self._adapters():
-            outcomes = runs.delete_pending(self.cluster, run_id)
+            outcomes = deletion_run.delete_pending(self.cluster, run_id)
         if self.depth == 0:
             self.laws.all_said(began)
         return str(outcomes)
@@ -331,7 +337,7 @@ class Operator:
         run_id = self._run_id("direct")
         order = Order(plan_id, summary.digest, self._launched_with(f"{run_id} {plan_id}"))
         with self._tracing(Trace(run_id)), self._adapters(), self._within_caps(run_id):
-            outcomes = runs.apply_directly(self.cluster, run_id, order)
+            outcomes = deletion_run.apply_directly(self.cluster, run_id, order)
         return str(outcomes)
 
     def trim(self, of: ModelTopic | None = None) -> str:
@@ -349,7 +355,7 @@ class Operator:
         self.world.trace = None
         run_id = self._run_id("trim")
         with self._adapters(), self._within_caps(run_id):
-            done = phase_one.trim(self.cluster, run_id, [order], dry_run=False)
+            done = trim_run.trim(self.cluster, run_id, [order], dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
     def delete_topic(self) -> str:
@@ -362,7 +368,7 @@ class Operator:
         self.laws.whole_deletion(topic, run_id)
         self.world.trace = None
         with self._adapters(), self._within_caps(run_id):
-            done = phase_one.delete_topics(self.cluster, run_id, [topic], force=True, dry_run=False)
+            done = trim_run.delete_topics(self.cluster, run_id, [topic], force=True, dry_run=False)
         return f"{topic}: " + "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
     def undo(self) -> str:
@@ -526,7 +532,7 @@ class Operator:
     def _delete_directly(
         self, spark: Any, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
     ) -> list[str]:
-        from pulsar_lifecycle.spark.deletion import PlanQueue
+        from pulsar_lifecycle.deletion.workers import PlanQueue
 
         return self._work(run, lambda: PlanQueue(rows, plan_id, sent_at))
 

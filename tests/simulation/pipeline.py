@@ -15,25 +15,37 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import apply, control, history, inventory, references, snapshots, unsettled
-from pulsar_lifecycle.engine.decision import Decision, Evidence, Run, Tools
-from pulsar_lifecycle.engine.deletion import work_off
-from pulsar_lifecycle.engine.inventory import Brokers
-from pulsar_lifecycle.engine.other_roots import look_around
+from pulsar_lifecycle.deletion import deletion_planning, orphans
+from pulsar_lifecycle.deletion.batch import work_off
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.evidence import Evidence
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
-from pulsar_lifecycle.plan import deletion as plan_deletion
-from pulsar_lifecycle.plan import orphans, other_roots, shrinkage, tables
-from pulsar_lifecycle.plan import references as plan_references
-from pulsar_lifecycle.plan.caps import Caps
-from pulsar_lifecycle.plan.coverage import Census, Epoch, broken_history, last_covered, prove
-from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.gaps import Gap
-from pulsar_lifecycle.plan.offloads import OffloadUuids
-from pulsar_lifecycle.plan.outcomes import LEFT, MARKED
-from pulsar_lifecycle.plan.references import KEEPS_OWNER, Referenced
+from pulsar_lifecycle.journal import in_doubt
+from pulsar_lifecycle.metastore import load_state, namespaces, walk
+from pulsar_lifecycle.metastore import topics as metastore_topics
+from pulsar_lifecycle.metastore.ledgers import ledger_units, read_ledgers, under_replicated
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.metastore.schemas import read_schemas, schema_units
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import deletion_plan, tables
+from pulsar_lifecycle.records import owners as records_owners
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.outcomes import LEFT, MARKED
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import apply, control
+from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.scan import history_check, neighbours, shrinkage, snapshot_inquiry, stored_references
+from pulsar_lifecycle.scan import references as plan_references
+from pulsar_lifecycle.scan.coverage import broken_history, prove
+from pulsar_lifecycle.scan.other_roots import look_around
+from pulsar_lifecycle.scan.references import KEEPS_OWNER
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.sharing import shared
 
@@ -64,7 +76,7 @@ class Scan:
 
     epoch: Epoch
     refs: Referenced
-    context: orphans.Context
+    context: Context
     findings: pa.Table
     offload_uuids: OffloadUuids = field(default_factory=OffloadUuids)
     listings: tuple[shrinkage.Listing, ...] = ()
@@ -80,14 +92,14 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     policy = policy or Policy()
     store = cluster.open_store(read_only=True)
     started = cluster.clock.now_ms()
-    ledgers = _table(inventory.read_ledgers(store, inventory.ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
-    units = inventory.topic_units(store)
-    owners = _table(inventory.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
-    cursors = _table(inventory.read_cursors(store, units), tables.MANAGED_CURSORS)
-    schemas = _table(inventory.read_schemas(store, inventory.schema_units(store)), tables.SCHEMAS)
+    ledgers = _table(read_ledgers(store, ledger_units(store)), tables.BOOKKEEPER_LEDGERS)
+    units = metastore_topics.topic_units(store)
+    owners = _table(metastore_topics.read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
+    cursors = _table(metastore_topics.read_cursors(store, units), tables.MANAGED_CURSORS)
+    schemas = _table(read_schemas(store, schema_units(store)), tables.SCHEMAS)
     brokers = _hear(cluster, store)
     topics = _table(
-        inventory.read_topics(
+        load_state.read_topics(
             store, units, brokers, {}, cluster.admin.compaction_status, cluster.clock.now_ms(), "/ledgers"
         ),
         tables.TOPICS,
@@ -110,13 +122,13 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     errors = sorted(set(_values(refs_table, "error")) - {None, ""})
     context = _context(policy, store, started, refs_table, refs, ledgers, owners, cursors, schemas)
     if shared:
-        others = frozenset[str]().union(*(inventory.namespaces(root) for root in shared.values()))
+        others = frozenset[str]().union(*(namespaces.namespaces(root) for root in shared.values()))
         context = replace(context, namespaces=context.namespaces | others, shared_namespaces=others)
     try:
         fingerprint = cluster_fingerprint(store, "/ledgers")
     except LifecycleError as error:
         fingerprint, errors = "", [*errors, str(error)]
-    marks = history.read_marks(store, fingerprint, "/ledgers")
+    marks = history_check.read_marks(store, fingerprint, "/ledgers")
     epoch = Epoch(
         epoch_id=f"epoch-{started}",
         cluster="simulated",
@@ -137,12 +149,12 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     tagged = _values(ledgers, "component").count("schema")
     last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
     deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
-    deleted += len(unsettled.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
+    deleted += len(in_doubt.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
     epochs = [one.epoch for one in previous]
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
-    coded = other_roots.undeclared(
+    coded = neighbours.undeclared(
         look_around(store, "", "/ledgers"),
-        [inventory.birth(root) for root in (store, *shared.values())] if fingerprint else [],
+        [metastore_topics.birth(root) for root in (store, *shared.values())] if fingerprint else [],
         [],
         policy.not_sharing,
     )
@@ -166,7 +178,7 @@ def _lost(
     listings: Sequence[shrinkage.Listing],
     since: int,
 ) -> list[Gap]:
-    """What the last covered scan saw listed and nothing lists now, as ``spark/findings.py`` asks for it."""
+    """What the last covered scan saw listed and nothing lists now, as ``scan/epochs.py`` asks for it."""
     marks = [r for r in cluster.journal.rows if r.phase == "mark" and r.at >= since - 24 * HOUR]
     left = {r.ledger_id: r.at for r in marks if r.outcome == LEFT}
     ours = BitMap64(r.ledger_id for r in marks if r.outcome == MARKED and left.get(r.ledger_id, -1) < r.at)
@@ -209,7 +221,7 @@ _by_topics, _by_cursors, _by_schemas = map(shared, (shrinkage.by_topics, shrinka
 
 @shared
 def census(rows: pa.Table, table: str, root: str = "") -> Census:
-    """Count a table as ``spark/scan.py`` does."""
+    """Count a table as ``scan/read.py`` does."""
     listed, counted = dict[str, int](), Counter[str]()
     kinds, corrupt, unread = Counter[str](), list[str](), list[str]()
     columns = (_values(rows, name) for name in ("path", "parent", "listed", "error"))
@@ -238,7 +250,7 @@ def census(rows: pa.Table, table: str, root: str = "") -> Census:
 
 def plan(cluster: SimulatedCluster, now: Scan, before: Scan) -> tuple[PlanSummary, pa.Table]:
     """Orphans that two scans agree on, with their digest."""
-    rows = plan_deletion.confirm(now.findings, before.findings)
+    rows = deletion_planning.confirm(now.findings, before.findings)
     gaps = (*now.epoch.gaps, *before.epoch.gaps)
     summary = PlanSummary(
         plan_id=f"orphans-{now.epoch.epoch_id}",
@@ -255,7 +267,7 @@ def plan(cluster: SimulatedCluster, now: Scan, before: Scan) -> tuple[PlanSummar
         cluster_ledgers=now.epoch.census[0].listed,
         digest="",
     )
-    return replace(summary, digest=plan_deletion.digest(rows, summary.to_json())), rows
+    return replace(summary, digest=deletion_plan.digest(rows, summary.to_json())), rows
 
 
 def apply_plan(
@@ -303,21 +315,21 @@ def begin(
     batch: int = 4,
     run_id: str = "delete-run",
 ) -> tuple[Run, control.Lease]:
-    """Take the lease and gather the evidence, as ``spark/runs.py`` does."""
+    """Take the lease and gather the evidence, as ``deletion/deletion_run.py`` does."""
     policy = policy or Policy()
     lease = control.take_lease(store, "simulated run", cluster.clock, 0)
     context = replace(
         now.context, holds=policy.holds, gone_namespaces=policy.gone_namespaces, system_topics=policy.system_topics
     )
-    left = cluster.journal.unsettled_nodes("simulated", cluster.clock.now_ms() - unsettled.WITHIN_MS)
-    unsettled.settle(run_id, left, store, cluster.journal, "/ledgers")
+    left = cluster.journal.unsettled_nodes("simulated", cluster.clock.now_ms() - in_doubt.WITHIN_MS)
+    in_doubt.settle(run_id, left, store, cluster.journal, "/ledgers")
     run = Run(
         run_id=run_id,
         cluster="simulated",
         guard=lease.guard,
         ledgers_root="/ledgers",
         now=min(lease.taken_at, cluster.clock.now_ms()),
-        brokers=inventory.hear(store, cluster.admin),
+        brokers=load_state.hear(store, cluster.admin),
         evidence=Evidence(
             now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
         ),
@@ -405,11 +417,11 @@ def _values(rows: pa.Table, name: str) -> list[Any]:
 
 def _owners_of(root: MetadataStore) -> dict[str, pa.Table]:
     """The tables of another cluster that shares the BookKeeper."""
-    units = inventory.topic_units(root)
+    units = metastore_topics.topic_units(root)
     return {
-        "managed_ledgers": _table(inventory.read_managed_ledgers(root, units), tables.MANAGED_LEDGERS),
-        "managed_cursors": _table(inventory.read_cursors(root, units), tables.MANAGED_CURSORS),
-        "schemas": _table(inventory.read_schemas(root, inventory.schema_units(root)), tables.SCHEMAS),
+        "managed_ledgers": _table(metastore_topics.read_managed_ledgers(root, units), tables.MANAGED_LEDGERS),
+        "managed_cursors": _table(metastore_topics.read_cursors(root, units), tables.MANAGED_CURSORS),
+        "schemas": _table(read_schemas(root, schema_units(root)), tables.SCHEMAS),
     }
 
 
@@ -420,7 +432,7 @@ def _offload_uuids(*owners: pa.Table) -> OffloadUuids:
 
 def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
     try:
-        return inventory.hear(store, cluster.admin)
+        return load_state.hear(store, cluster.admin)
     except LifecycleError as error:
         return Brokers({}, 0, str(error))
 
@@ -443,7 +455,7 @@ def _references(
     """``topics`` are our own: the brokers of another cluster cannot be asked."""
     owners, cursors, schemas = _good(owners), _good(cursors), _good(schemas)
     rows = cursors.select(["cursor", "managed_ledger", "path", "cursors_ledger_id"]).to_pylist()
-    compaction = [r for r in rows if r["cursor"] == references.COMPACTION_CURSOR]
+    compaction = [r for r in rows if r["cursor"] == stored_references.COMPACTION_CURSOR]
     locators = [
         (r["schema_id"], r["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"]])
         for r in schemas.select(["schema_id", "path", "versions"]).to_pylist()
@@ -456,13 +468,13 @@ def _references(
         if r["broker"] and r["last_ledger_state"] == "OPEN"
     ]
     asked = [(r["topic"], r["broker"]) for r in loaded if r["managed_ledger"] in with_cursor]
-    others = references.witnesses((r["topic"], r["broker"]) for r in loaded)
+    others = stored_references.witnesses((r["topic"], r["broker"]) for r in loaded)
     open_cursors = [
         (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
     ]
-    words = references.compaction_words(store, cluster.reader, open_cursors, "/ledgers")
-    words += references.schema_words(store, cluster.reader, locators, "/ledgers")
-    words += references.broker_words(cluster.admin, asked, others)
+    words = stored_references.compaction_words(store, cluster.reader, open_cursors, "/ledgers")
+    words += stored_references.schema_words(store, cluster.reader, locators, "/ledgers")
+    words += stored_references.broker_words(cluster.admin, asked, others)
     parts = [
         _of_managed_ledgers(owners),
         _of_cursors(cursors),
@@ -480,7 +492,7 @@ def _context(
     refs: Referenced,
     ledgers: pa.Table,
     *read: pa.Table,
-) -> orphans.Context:
+) -> Context:
     columns = (_values(ledgers, name) for name in ("ledger_id", "state", "application", "error"))
     unneeded = [
         index
@@ -498,19 +510,19 @@ def _context(
         if (error or "").startswith(tables.CORRUPT)
     ]
     sources = set(_values(read[0], "shadow_source")) - {None}
-    sources.update(inventory.partitioned_shadow_sources(store).values())
-    return orphans.Context(
+    sources.update(metastore_topics.partitioned_shadow_sources(store).values())
+    return Context(
         now=now,
         grace=GRACE,
-        namespaces=inventory.namespaces(store),
+        namespaces=namespaces.namespaces(store),
         gone_namespaces=policy.gone_namespaces,
-        kept_namespaces=strange | frozenset(inventory.namespace_of(path) for path in corrupt),
+        kept_namespaces=strange | frozenset(walk.namespace_of(path) for path in corrupt),
         holds=policy.holds,
-        shadow_sources=orphans.full_names(sources),
+        shadow_sources=records_owners.full_names(sources),
         system_topics=policy.system_topics,
-        under_replicated=BitMap64(sorted(inventory.under_replicated(store))),
+        under_replicated=BitMap64(sorted(under_replicated(store))),
         kept_topics=kept_topics,
-        open_topics=frozenset(orphans.written_topics(ledgers.take(unneeded)) if unneeded else ()),
+        open_topics=frozenset(records_owners.written_topics(ledgers.take(unneeded)) if unneeded else ()),
     )
 
 
@@ -518,12 +530,12 @@ def _kept_owners(
     lost: set[tuple[str, str]], refs_table: pa.Table, ledgers: pa.Table
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Topics and namespaces that are kept because entries with their references are lost."""
-    kept_topics, strange = orphans.owners_to_keep(lost)
+    kept_topics, strange = records_owners.owners_to_keep(lost)
     owners = {owner for _, owner in lost}
     columns = (_values(refs_table, name) for name in ("owner", "ledger_id"))
     theirs = {ledger_id for owner, ledger_id in zip(*columns, strict=True) if owner in owners} if owners else set()
     named = [index for index, ledger_id in enumerate(_values(ledgers, "ledger_id")) if ledger_id in theirs]
-    return kept_topics | (orphans.names_in_tags(ledgers.take(named)) if named else set()), strange
+    return kept_topics | (records_owners.names_in_tags(ledgers.take(named)) if named else set()), strange
 
 
 def _settled(
@@ -542,6 +554,6 @@ def _settled(
         added = {name: fact and fact[name] for name in told}
         exists = (row["topic"], row["cursor"]) in known
         rows.append({**row, "topic_exists": fact is not None, "cursor_exists": exists, **added})
-    inquiry = snapshots.Inquiry(store, cluster.admin, "/ledgers")
-    settled = orphans.settle(snapshots.with_memory(rows, inquiry))
+    inquiry = snapshot_inquiry.Inquiry(store, cluster.admin, "/ledgers")
+    settled = orphans.settle(snapshot_inquiry.with_memory(rows, inquiry))
     return pa.concat_tables([judged.filter(pc.invert(pending)), settled])

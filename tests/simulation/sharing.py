@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from pulsar_lifecycle.engine import inventory
+from pulsar_lifecycle.metastore import walk
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,11 +25,11 @@ KEPT = 64
 @contextmanager
 def shared_batches() -> Iterator[None]:
     """Within it, rows equal to the last ones of the same table and first path give the same batch."""
-    make = inventory._Rows.batch
+    make = walk.Rows.batch
     known: dict[tuple[int, str], tuple[Any, pa.RecordBatch]] = {}
 
-    def batch(self: inventory._Rows, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        key = id(wanted), self.nodes[0][inventory.PATH]
+    def batch(self: walk.Rows, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+        key = id(wanted), self.nodes[0][walk.PATH]
         given = wanted, self.nodes, self.errors, self.listed, columns
         before = known.get(key)
         if before is not None and before[0] == given:
@@ -38,7 +38,7 @@ def shared_batches() -> Iterator[None]:
         known[key] = given, made
         return made
 
-    with patch.object(inventory._Rows, "batch", batch):
+    with patch.object(walk.Rows, "batch", batch):
         yield
 
 

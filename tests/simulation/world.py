@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from pulsar_lifecycle.engine import control
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -22,8 +21,9 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
-from pulsar_lifecycle.plan.orphans import schema_owner
 from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.records.owners import schema_owner
+from pulsar_lifecycle.runs import control
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore
 from tests.fakes.object_store import FakeBuckets

@@ -15,24 +15,27 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.cli import main, show
-from pulsar_lifecycle.engine import control, unread_locations
-from pulsar_lifecycle.engine.inventory import Brokers
+from pulsar_lifecycle.copies import unread_locations
+from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.lake.journal import FileJournal, journal_rows
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan import deletion
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER
-from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.plan.tables import FINDINGS, REFERENCES
-from pulsar_lifecycle.plan.words import KnownWord
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records import deletion_plan
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.known_words import KnownWord
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.words import WordKind
 from tests.golden.files import GOLDEN, entries
@@ -287,7 +290,7 @@ def plan(settings_file: Path) -> PlanSummary:
     rows = FINDINGS.empty_table().from_pylist([row], FINDINGS)
     now = time.time_ns() // 1_000_000
     summary = PlanSummary("orphans-1", "test", "f", "e1", "e0", now, True, (), 1, 1000, 2000, 10, "")
-    summary = replace(summary, digest=deletion.digest(rows, summary.to_json()))
+    summary = replace(summary, digest=deletion_plan.digest(rows, summary.to_json()))
     lake = Lake(load_settings(settings_file).lake.path)
     lake.store_plan(summary, rows)
     store_scan(lake, now)
@@ -313,7 +316,7 @@ def test_the_run_config_is_the_one_of_the_plans_page(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("plan", "orphans-1", "--run-config") == 0
-    assert json.loads(capsys.readouterr().out) == deletion.run_config(plan)
+    assert json.loads(capsys.readouterr().out) == deletion_planning.run_config(plan)
 
 
 def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(

@@ -11,8 +11,8 @@ from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from tests.golden.files import GOLDEN
-from tests.unit.engine.test_offload_copy import BUCKET, DATA, ID, INDEX, Scene, source_of
-from tests.unit.spark.test_messages import entry
+from tests.unit.sources.test_messages import entry
+from tests.unit.tiered.test_upload import BUCKET, DATA, ID, INDEX, Scene, source_of
 
 USER = json.loads((GOLDEN / "offload/g-tiny/expected.json").read_text())["s3"][0]["head"]["Metadata"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.cli import queue as command
-from pulsar_lifecycle.engine import control, unread_locations
-from pulsar_lifecycle.engine.owners import NOT_KNOWN_YET
+from pulsar_lifecycle.copies import unread_locations
+from pulsar_lifecycle.deletion.owners import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE
@@ -21,16 +21,17 @@ from pulsar_lifecycle.io.pulsar import queue_state
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.outcomes import DEAD_LETTERED
-from pulsar_lifecycle.plan.references import Referenced
 from pulsar_lifecycle.ports import Page, Received
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import control
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
 from tests.fakes.connections import connect_to
 from tests.fakes.metadata_store import FakeZooKeeper
-from tests.unit.plan.test_metrics import ROW
+from tests.unit.journal.test_metrics import ROW
 from tests.unit.test_cli import run
 
 NOW = 1_700_000_000_000

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.errors import ConfigError
-from pulsar_lifecycle.settings import CONFIG_VARIABLE, SecretRef, Settings, load_settings
+from pulsar_lifecycle.setting_types import SecretRef
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.words import WordKind
 
 MINIMAL = """

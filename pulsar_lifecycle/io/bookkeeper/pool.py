@@ -15,7 +15,8 @@ from pulsar_lifecycle.errors import ConfigError, CorruptFormat, LifecycleError, 
 from pulsar_lifecycle.formats import bookie_info
 from pulsar_lifecycle.io.bookkeeper.connection import Answer, BookieConnection, Request
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.settings import BookKeeperSettings, Tls
+from pulsar_lifecycle.setting_types import Tls
+from pulsar_lifecycle.settings import BookKeeperSettings
 
 DOWN_SECONDS = 10.0
 """A bookie that could not be reached, or fell silent, is not tried again for so long."""

@@ -1,7 +1,7 @@
 """Whether the replicas of closed ledgers still hold their entries, asked of every bookie that should.
 
 Belongs here: asking each of them and counting what they give. Not here: which entries tell (``formats.striping``), what
-the counts mean for a deleted ledger (``engine/undo.py``).
+the counts mean for a deleted ledger (``deletion/undo/undo.py``).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
-from pulsar_lifecycle.settings import PulsarSettings, Tls
+from pulsar_lifecycle.setting_types import Tls
+from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
 TOO_MANY_REQUESTS = 429

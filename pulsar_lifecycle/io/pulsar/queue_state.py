@@ -13,8 +13,8 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import WAITING_FOR, due_at, waiting_since
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.plan.outcomes import Waiting
 from pulsar_lifecycle.ports import BrokerAdmin, QueueReader, Received
+from pulsar_lifecycle.records.outcomes import Waiting
 
 LOOKED_AT = 1_000
 """Messages of one partition that are looked at to see which are due."""

@@ -28,7 +28,8 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.ports import Payload
-from pulsar_lifecycle.settings import ObjectStoreSettings, Tls
+from pulsar_lifecycle.setting_types import Tls
+from pulsar_lifecycle.settings import ObjectStoreSettings
 
 BROKEN_OFF = (BotoCoreError, HTTPError, OSError)
 """What reading an answer's body raises when the connection breaks; urllib3's TLS errors come as they are."""

@@ -19,7 +19,6 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState, KeeperState
 
-from pulsar_lifecycle.engine.throttle import LatencyGuard
 from pulsar_lifecycle.errors import (
     AccessDenied,
     ConfigError,
@@ -33,6 +32,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.ports import Clock
 from pulsar_lifecycle.settings import ZooKeeperSettings
+from pulsar_lifecycle.throttle import LatencyGuard
 
 CONNECT_SECONDS = 10.0
 """How long the first connection may take; a reconnect has as long as the session lives."""

@@ -20,7 +20,6 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError, RolledBackError, RuntimeInconsistency
 from kazoo.protocol.states import ZnodeStat
 
-from pulsar_lifecycle.engine.throttle import RateBudget
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,
@@ -57,6 +56,7 @@ from pulsar_lifecycle.ports import (
     Unread,
 )
 from pulsar_lifecycle.settings import ZooKeeperSettings
+from pulsar_lifecycle.throttle import RateBudget
 
 MAX_DELETIONS = 500
 """Deletions in one transaction; the check of the guard comes on top."""

@@ -11,22 +11,22 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.engine import attempts
-from pulsar_lifecycle.engine.decision import Released
-from pulsar_lifecycle.engine.topic_deletion import BROKER_DELETED, TOPIC_DELETED
-from pulsar_lifecycle.engine.unsettled import WITHIN_MS
+from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, schema
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.inspect.explain import Explanation, History, Verdict, explain
+from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
+from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 from pulsar_lifecycle.model import Position
-from pulsar_lifecycle.plan.coverage import Epoch
-from pulsar_lifecycle.plan.deletion import PlanSummary
-from pulsar_lifecycle.plan.orphans import Context, Finding
-from pulsar_lifecycle.plan.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
-from pulsar_lifecycle.plan.reconciliation import DEAD, IN_FLIGHT
-from pulsar_lifecycle.plan.tables import REFERENCES
+from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
+from pulsar_lifecycle.records.tables import REFERENCES
+from pulsar_lifecycle.trimming.delete_topic import BROKER_DELETED, TOPIC_DELETED
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger_reader import FakeLedgerReader
 from tests.fakes.metadata_store import FakeZooKeeper

@@ -18,7 +18,8 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged
-from pulsar_lifecycle.settings import PulsarSettings, SecretRef
+from pulsar_lifecycle.setting_types import SecretRef
+from pulsar_lifecycle.settings import PulsarSettings
 from tests.fakes.broker_admin import FakeBrokerAdmin
 
 

@@ -11,33 +11,30 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from pulsar_lifecycle.engine.decision import Asked, Released
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.io.lake.journal import (
-    ARCHIVE_SCHEMA,
-    JOURNAL_SCHEMA,
-    FileJournal,
-    archived_nodes,
+from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, FileJournal
+from pulsar_lifecycle.journal.archive import archived_nodes, last_archived, unsettled_nodes
+from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.metrics import count
+from pulsar_lifecycle.journal.offloads import (
     begun_attempts,
-    dead_letter_reasons,
-    deleted_by_topic,
     deleted_copies,
-    deleted_since,
-    journal_rows,
-    last_archived,
-    marked_ledgers,
-    marked_offloads,
     released_ledgers,
-    rows_of_phase,
     sent_copies,
-    tallied,
     unproven_copies,
-    unsettled_nodes,
     verified_copies,
 )
-from pulsar_lifecycle.plan.metrics import count
-from pulsar_lifecycle.plan.objects import Begun
-from pulsar_lifecycle.plan.outcomes import (
+from pulsar_lifecycle.journal.queries import (
+    dead_letter_reasons,
+    deleted_by_topic,
+    deleted_since,
+    journal_rows,
+    rows_of_phase,
+)
+from pulsar_lifecycle.journal.tallies import tallied
+from pulsar_lifecycle.ports import Archived, JournalRow
+from pulsar_lifecycle.records.copies import Asked, Begun, Released
+from pulsar_lifecycle.records.outcomes import (
     DELETE_LEDGER,
     DELETED,
     MARKED,
@@ -47,7 +44,6 @@ from pulsar_lifecycle.plan.outcomes import (
     UNPROVEN,
     VERIFIED,
 )
-from pulsar_lifecycle.ports import Archived, JournalRow
 from tests.fakes.journal import FakeJournal
 
 NOON = 1_760_000_000_000  # 2025-10-09T08:53:20Z

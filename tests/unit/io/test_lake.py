@@ -14,11 +14,11 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
-from pulsar_lifecycle.plan.coverage import Census, Epoch, last_covered
-from pulsar_lifecycle.plan.deletion import PLAN, PlanSummary
-from pulsar_lifecycle.plan.orphans import Context
-from pulsar_lifecycle.plan.references import Referenced
-from pulsar_lifecycle.plan.tables import MANAGED_LEDGERS
+from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
 
 NOW = 100 * DAY_MS
 

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pulsar_lifecycle.errors import AccessDenied, ConfigError, Conflict, NotFound, Refused, StoreError, Unavailable
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.ports import Part
-from pulsar_lifecycle.settings import ObjectStoreSettings, SecretRef
+from pulsar_lifecycle.setting_types import SecretRef
+from pulsar_lifecycle.settings import ObjectStoreSettings
 from tests.fakes.clock import FakeClock
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 

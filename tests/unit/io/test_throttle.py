@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from pulsar_lifecycle.engine.throttle import LatencyGuard, RateBudget
 from pulsar_lifecycle.errors import Overloaded, Unavailable
+from pulsar_lifecycle.throttle import LatencyGuard, RateBudget
 from tests.fakes.clock import FakeClock
 
 

@@ -1,0 +1,231 @@
+"""Whether a listed ledger has another copy than an offloaded one that nothing names: the last copy of it stays.
+
+Belongs here: the rule that a sweep's plan (``objects.py``) and the deletion run (``offloaded.py``) share. Not here:
+what names a copy. Metadata proves no copy: an object may be gone though its topic names it, and a ledger's z-node that
+came back from a backup brings no entries back. ``why_last`` looks, and is cheap: it plans. Before anything is deleted
+``why_unlike`` reads both copies whole and compares every entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from pulsar_lifecycle.copies import objects as plan_objects
+from pulsar_lifecycle.copies import whole_copies
+from pulsar_lifecycle.copies.objects import Copy, Half, Naming
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, offload_object
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
+from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead, ObjectStore, ReplicaCheck, Unread
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.throttle import Pace
+from pulsar_lifecycle.topics import listed_ledgers
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does.
+
+    ``given_up``: our own first phase took the ledger off its topic's list.
+    """
+
+    ledger_id: int
+    topic: Topic
+    item: LedgerInfo | None
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``).
+
+    ``earlier``: those that the scan which confirms it, or one in between, found listed.
+    """
+
+    buckets: Collection[str]
+    ledgers_root: str
+    referenced: Referenced
+    earlier: Referenced = field(default_factory=Referenced)
+
+
+def why_last(
+    spares: Sequence[Spare], places: Places, *, store: MetadataStore, reader: LedgerReader, objects: ObjectStore
+) -> list[str | LifecycleError]:
+    """Of each copy why it may be the last one of a ledger that some topic lists; empty if it is not, by what is there.
+
+    The other copy is the one that its topic reads, both of whose objects must be there; without one, BookKeeper's,
+    whose entries the bookies must have. A LifecycleError where a bucket could not be asked.
+
+    A ledger that a scan found listed and nothing lists now is not confirmed: metadata that is taken away and put back
+    lists it again, and while it is away nobody can say which copy it reads.
+    """
+    found: list[str | LifecycleError] = [""] * len(spares)
+    read, rest = list[int](), list[int]()
+    for n, one in enumerate(spares):
+        if _read_offload(one):
+            read.append(n)
+        elif is_listed(one, places):
+            rest.append(n)
+        elif not one.given_up and one.ledger_id in places.earlier:
+            found[n] = "not confirmed: an earlier scan still found its ledger listed"
+    for n, why in zip(read, why_unproven([spares[n] for n in read], places.buckets, objects), strict=True):
+        found[n] = why
+    for n, why in zip(rest, _not_in_bookkeeper([spares[n] for n in rest], places, store, reader), strict=True):
+        found[n] = f"some topic lists its ledger, and no other copy of it is known: {why}" if why else ""
+    return found
+
+
+def is_listed(spare: Spare, places: Places) -> bool:
+    """Whether some topic lists the ledger of a copy, so that another copy must be there."""
+    return bool(spare.item) or spare.ledger_id in places.referenced
+
+
+def why_unlike(
+    spare: Spare,
+    location: Location,
+    places: Places,
+    *,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
+    pace: Pace,
+) -> str | LifecycleError:
+    """Why the copy at ``location`` may be the only good one of a listed ledger; empty once every entry was compared.
+
+    The other copy is that of ``why_last``: the one that its topic reads, or BookKeeper's. Both are read whole, at the
+    same time, and every entry of one must be that of the other; of a pair without its data object no entry can be
+    compared, and the other copy is read all the same. Empty at once where no topic lists the ledger. A LifecycleError
+    for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
+    """
+    if not is_listed(spare, places):
+        return ""
+    try:
+        heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
+        for head in heads:
+            if isinstance(head, LifecycleError):
+                return head
+        data, index = (head if isinstance(head, ObjectHead) else None for head in heads)
+        if offload := _read_offload(spare):
+            assert offload.uuid
+            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, spare.ledger_id)
+            what, other = "the copy that its topic reads", whole_copies.in_bucket(objects, there, pace)
+        else:
+            (node,) = store.read([ledger_path.ledger_path(spare.ledger_id, places.ledgers_root)])
+            if not isinstance(node, Node):
+                return "its z-node in BookKeeper is not there, or cannot be read"
+            metadata = ledger_metadata.decode(node.data)
+            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, spare.ledger_id, metadata, pace)
+        if data is None:
+            entries, unlike = whole_copies.read_whole(other), ""
+        else:
+            whole = whole_copies.in_bucket(objects, location, pace)
+            if index is None:
+                whole = whole_copies.in_data_object(objects, location, data, pace)
+            compared = whole_copies.compare("it", whole, what, other)
+            entries, unlike = compared.entries, compared.difference
+    except STOPPING:
+        raise
+    except (CorruptFormat, NotFound) as error:
+        return f"every entry of it and of another copy is to be compared, and one of them cannot be read: {error}"
+    except LifecycleError as error:
+        return error
+    listed = spare.item.entries if spare.item else None
+    if not unlike and listed and entries != listed:
+        unlike = f"its topic lists {listed} entries, {what} has {entries}"
+    return f"every entry of it and of another copy was to be the same: {unlike}" if unlike else ""
+
+
+STOPPING = (Paused, LeaseLost, Overloaded)
+"""What ends a run: no word on any copy."""
+
+
+def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[Copy]) -> list[Copy | LifecycleError]:
+    """Copies in a bucket, with the objects of each that are there now; LifecycleError for what could not be asked."""
+    keys = [
+        key
+        for one in copies
+        for key in (
+            offload_object.data_key(one.uuid, one.ledger_id),
+            offload_object.index_key(one.uuid, one.ledger_id),
+        )
+    ]
+    heads: list[ObjectHead | LifecycleError | None]
+    try:
+        heads = objects.head_many(bucket, keys) if keys else []
+    except LifecycleError as error:
+        heads = [error] * len(keys)
+    found: list[Copy | LifecycleError] = []
+    for one, data, index in zip(copies, heads[::2], heads[1::2], strict=True):
+        error = next((head for head in (data, index) if isinstance(head, LifecycleError)), None)
+        found.append(error or replace(one, data=_half(data), index=_half(index)))
+    return found
+
+
+def _half(head: ObjectHead | LifecycleError | None) -> Half | None:
+    return Half(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
+
+
+def _read_offload(spare: Spare) -> OffloadContext | None:
+    offload = spare.item.offload if spare.item else None
+    return offload if offload and offload.complete else None
+
+
+def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: ObjectStore) -> list[str | LifecycleError]:
+    """Of each copy whose topic reads another one why that is not known to be there whole; empty if it is."""
+    found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(spares)
+    asked: dict[str, list[tuple[int, Copy, Naming]]] = {}
+    for n, one in enumerate(spares):
+        offload = _read_offload(one)
+        assert one.item
+        assert offload
+        bucket = offload.driver_metadata.get("bucket", "")
+        s3 = (offload.driver_name or "").lower() in offload_object.S3_DRIVERS
+        if s3 and bucket in buckets and offload.uuid:
+            copy = Copy(bucket, offload.uuid, one.ledger_id)
+            entries, size = one.item.entries, one.item.size
+            naming = Naming(offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), "")
+            asked.setdefault(bucket, []).append((n, copy, naming))
+    for bucket, some in asked.items():
+        heads = heads_of(objects, bucket, [copy for _, copy, _ in some])
+        for (n, _, naming), there in zip(some, heads, strict=True):
+            found[n] = there if isinstance(there, LifecycleError) else plan_objects.damage(there, naming)
+    return [
+        f"the copy that its topic reads is not proven: {why}" if isinstance(why, str) and why else why for why in found
+    ]
+
+
+def _not_in_bookkeeper(
+    spares: Sequence[Spare], places: Places, store: MetadataStore, reader: LedgerReader
+) -> list[str]:
+    """Why BookKeeper's copy of each one's ledger cannot be relied on; empty if its bookies have it."""
+    nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in spares])
+    there = [node for node in nodes if isinstance(node, Node)]
+    known = ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
+    rows = {row["ledger_id"]: row for row in known}
+    found: list[str] = []
+    asked: dict[int, LedgerMetadata] = {}
+    for one, node in zip(spares, nodes, strict=True):
+        why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
+        if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
+            why = "its copy in BookKeeper was given up"
+        elif isinstance(node, Unread):
+            why = f"its z-node in BookKeeper could not be read: {node.reason}"
+        elif isinstance(node, Node) and not why:
+            asked[one.ledger_id] = ledger_metadata.decode(node.data)
+        found.append(why)
+    checks = dict(zip(asked, reader.check_replicas(list(asked.items())), strict=True)) if asked else {}
+    return [why or _not_held(checks[one.ledger_id]) for one, why in zip(spares, found, strict=True)]
+
+
+def _not_held(check: ReplicaCheck) -> str:
+    if not check.lost and not check.unproven:
+        return ""
+    return (
+        f"of {check.asked} entries that its bookies were asked for, {check.lost} are on none of them and "
+        f"{check.unproven} not shown"
+    )

@@ -1,0 +1,251 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Objects of tiered storage as copies of ledgers: pairs of data and index, what names them, what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.formats import offload_object
+from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH, ENTRY_HEADER_LENGTH
+from pulsar_lifecycle.formats.offload_object import ObjectKey, Role, parse_key
+from pulsar_lifecycle.records.tables import OBJECTS
+
+CLOCK_SKEW_MS = 300_000
+"""How far the object store's clock may be from the brokers' and the metadata store's."""
+
+
+class Kind(StrEnum):
+    """What an offloaded copy, another object or an upload is."""
+
+    COMPLETE = "complete"
+    """A topic reads it, and both of its objects are there, in the bucket that the topic names."""
+    IN_FLIGHT = "in flight"
+    """Metadata names its UUID in another way, or an open attempt of our own has it."""
+    BROKEN = "broken"
+    """A topic reads it, and an object is missing or too small, or it failed its last proof: reads of it fail."""
+    ELSEWHERE = "elsewhere"
+    """A topic reads it from a bucket that is not declared: not looked at."""
+    ORPHAN_PAIR = "orphan pair"
+    LONE_DATA = "lone data"
+    LONE_INDEX = "lone index"
+    """Nothing names its UUID: both of its objects, or one of them."""
+    NEW = "newer than the scan"
+    """The newest scan cannot have seen what names it."""
+    DANGLING_UPLOAD = "dangling upload"
+    """An upload that was begun and neither completed nor aborted."""
+    UNKNOWN = "unknown"
+    """Its key is not one of a standard offload."""
+
+
+NAMINGS = pa.schema(
+    [
+        pa.field("uuid", pa.string()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("complete", pa.bool_()),
+        pa.field("entries", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("bucket", pa.string()),
+        pa.field("root", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("path", pa.string()),
+    ]
+)
+"""One row per offload UUID that a ledger of a topic names. ``ledger_id`` null: a segment of a streaming offload.
+``bucket`` null: the topic names none. ``path`` is the topic's z-node under ``root`` (ours: empty)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Half:
+    """One object of a copy: bytes, and when it was written (ms)."""
+
+    size: int
+    modified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a bucket has of one offload attempt."""
+
+    bucket: str
+    uuid: UUID
+    ledger_id: int
+    data: Half | None = None
+    index: Half | None = None
+
+    @property
+    def halves(self) -> list[Half]:
+        """The objects that are there."""
+        return [half for half in (self.data, self.index) if half]
+
+    @property
+    def newest(self) -> int:
+        """When (ms) the last of its objects was written; 0 if there is none."""
+        return max((half.modified for half in self.halves), default=0)
+
+    @property
+    def keys(self) -> dict[Role, str]:
+        """The keys of the objects that are there."""
+        there = {Role.DATA: self.data, Role.INDEX: self.index}
+        return {role: str(ObjectKey(self.uuid, self.ledger_id, role)) for role, half in there.items() if half}
+
+    @property
+    def unreferenced(self) -> Kind:
+        """What it is where nothing names it."""
+        return (Kind.ORPHAN_PAIR if self.index else Kind.LONE_DATA) if self.data else Kind.LONE_INDEX
+
+    def row(self, kind: Kind, reason: str, topic: str = "", namespace: str = "", action: str = "") -> dict[str, Any]:
+        """Its row of :data:`OBJECTS`."""
+        return object_row(
+            self.bucket,
+            offload_object.data_key(self.uuid, self.ledger_id),
+            kind,
+            reason,
+            action=action,
+            ledger_id=self.ledger_id,
+            uuid=str(self.uuid),
+            topic=topic,
+            namespace=namespace,
+            objects=len(self.halves),
+            bytes=sum(half.size for half in self.halves),
+            modified=self.newest or None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """An object whose key is not one of a standard offload."""
+
+    bucket: str
+    key: str
+    half: Half
+
+    def row(self) -> dict[str, Any]:
+        """Its row of :data:`OBJECTS`."""
+        why = "its key is not that of an offloaded ledger, or is one of a streaming or filesystem offload"
+        size, modified = self.half.size, self.half.modified
+        return object_row(self.bucket, self.key, Kind.UNKNOWN, why, objects=1, bytes=size, modified=modified)
+
+
+def object_row(bucket: str, key: str, kind: Kind, reason: str, **others: Any) -> dict[str, Any]:
+    """A row of ``tables.OBJECTS``; columns not named are empty."""
+    empty = {"action": "", "topic": "", "namespace": "", "objects": 0, "bytes": 0, "upload_id": ""}
+    blank = dict.fromkeys(OBJECTS.names) | empty
+    return blank | {"bucket": bucket, "key": key, "kind": kind.value, "reason": reason} | others
+
+
+def paired(bucket: str, listed: Iterable[tuple[str, Half]]) -> Iterator[Copy | Stranger]:
+    """A listing (key, object) in its order as copies; both objects of one follow each other."""
+    pending: Copy | None = None
+    for key, half in listed:
+        parsed = parse_key(key)
+        if parsed is None:
+            yield Stranger(bucket, key, half)
+            continue
+        if pending is None or (pending.uuid, pending.ledger_id) != (parsed.uuid, parsed.ledger_id):
+            if pending:
+                yield pending
+            pending = Copy(bucket, parsed.uuid, parsed.ledger_id)
+        pending = replace(pending, data=half) if parsed.role is Role.DATA else replace(pending, index=half)
+    if pending:
+        yield pending
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """A row of :data:`NAMINGS`; ``entries`` and ``size`` (bytes) are the ledger's, if its topic says them."""
+
+    uuid: UUID
+    ledger_id: int | None
+    complete: bool
+    entries: int | None
+    size: int | None
+    bucket: str | None
+    root: str
+    topic: str
+    path: str
+
+    @property
+    def smallest_data(self) -> int:
+        """Bytes that the data object has at least: one block's header, and each entry with its length and id."""
+        return DATA_HEADER_LENGTH + ENTRY_HEADER_LENGTH * (self.entries or 0) + (self.size or 0)
+
+    def reads(self, copy: Copy) -> bool:
+        """Whether this is what the topic reads; where it names no bucket, in whichever."""
+        return self.complete and self.ledger_id == copy.ledger_id and self.bucket in (None, copy.bucket)
+
+
+SMALLEST_INDEX = 32 + 20
+"""Bytes of an index object with one block and without ledger metadata (OffloadIndexBlockImpl)."""
+
+
+def namings(topics: pa.RecordBatch, root: str) -> pa.Table:
+    """:data:`NAMINGS` of rows of ``tables.MANAGED_LEDGERS``."""
+    nested, every = topics.column("ledgers"), topics.column("offload_uuids")
+    ledgers = pc.list_flatten(nested)
+    of_ledgers = pa.table(
+        {
+            "uuid": pc.struct_field(ledgers, "offload_uuid"),
+            "ledger_id": pc.struct_field(ledgers, "ledger_id"),
+            "complete": pc.fill_null(pc.struct_field(ledgers, "offload_complete"), False),
+            "entries": pc.struct_field(ledgers, "entries"),
+            "size": pc.struct_field(ledgers, "size"),
+            "bucket": pc.struct_field(ledgers, "offload_bucket"),
+            "topic": topics.column("topic").take(pc.list_parent_indices(nested)),
+            "path": topics.column("path").take(pc.list_parent_indices(nested)),
+        }
+    )
+    of_ledgers = of_ledgers.filter(pc.is_valid(of_ledgers.column("uuid")))
+    others = pa.table(
+        {
+            "uuid": pc.list_flatten(every),
+            "topic": topics.column("topic").take(pc.list_parent_indices(every)),
+            "path": topics.column("path").take(pc.list_parent_indices(every)),
+        }
+    )
+    known = of_ledgers.column("uuid").combine_chunks()
+    others = others.filter(pc.invert(pc.is_in(others.column("uuid"), known)))
+    others = others.append_column("complete", pa.repeat(False, others.num_rows))
+    found = pa.concat_tables([of_ledgers, others], promote_options="default")
+    found = found.append_column("root", pa.repeat(root, found.num_rows))
+    return found.select(NAMINGS.names).cast(NAMINGS)
+
+
+def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[Naming]]:
+    """Rows of :data:`NAMINGS` by UUID."""
+    found: dict[UUID, list[Naming]] = {}
+    for row in rows:
+        uuid, *others = (row[name] for name in NAMINGS.names)
+        found.setdefault(UUID(uuid), []).append(Naming(UUID(uuid), *others))
+    return found
+
+
+def damage(copy: Copy, naming: Naming) -> str:
+    """What is wrong with the objects that a topic reads, as far as a listing tells; empty if nothing is."""
+    if not copy.halves:
+        return "neither of its objects exists"
+    if copy.data is None or copy.index is None:
+        return f"its {'index' if copy.data else 'data'} object is missing"
+    if copy.data.size < naming.smallest_data:
+        return f"its data object has {copy.data.size} bytes, its ledger takes {naming.smallest_data} at least"
+    if copy.index.size < SMALLEST_INDEX:
+        return f"its index object has {copy.index.size} bytes, the smallest has {SMALLEST_INDEX}"
+    return ""
+
+
+def foreign(metadata: Mapping[str, str], cluster: str) -> str:
+    """Why an object's user metadata does not prove it to be of this ``cluster``; empty if it does."""
+    found = metadata.get(offload_object.CLUSTER_NAME, "")
+    if not found or not metadata.get(offload_object.MANAGED_LEDGER_NAME):
+        return "of unknown origin: the object's metadata lacks its cluster or its topic"
+    if found != cluster:
+        return f"the object is of cluster {found}, this is {cluster} (object_store.pulsar_cluster)"
+    return ""

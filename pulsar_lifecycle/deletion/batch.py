@@ -1,0 +1,434 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Phase two: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
+
+Belongs here: the order of these steps for one batch. The rule itself is ``deletion/orphans.py``, the same one that made
+the plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.
+
+A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
+one is found gone and acknowledged; whose deletion that was, the next run writes down (``unsettled.py``). What fails
+goes to the retry topic before its message is acknowledged. So does what must wait: brokers hand out no more than so
+many unacknowledged messages, and whatever stayed at the head would hide what is behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.deletion import offloaded_copies, orphans
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.owners import in_use, look_at_owners
+from pulsar_lifecycle.deletion.released import look_at_copies
+from pulsar_lifecycle.deletion.waiting import STAYS, send_back, stay
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.retry_letter import WAITING_RUN, reconsume_times
+from pulsar_lifecycle.journal.in_doubt import DELETING, NOT_KNOWN, TWIN
+from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records.copies import Released, copy_of
+from pulsar_lifecycle.records.findings import Finding, component_of
+from pulsar_lifecycle.records.outcomes import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETED,
+    GONE,
+    KEPT,
+    NOT_DELETED,
+    REFUSED,
+    RETRYING,
+    WAITING,
+    Waiting,
+    action_of,
+)
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.throttle import RateBudget, mind_latency
+
+COMPARED = [
+    *("ledger_id", "length", "state", "error", "czxid", "ctime", "application", "component", "managed_ledger"),
+    *("cursor", "schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
+]
+"""What of a ledger's row a message is compared with."""
+
+MAY_GO = (Finding.ORPHAN, orphans.PENDING)
+"""Findings of the rule that leave the last word to the owner."""
+
+SENDERS_AHEAD_MS = 3_600_000
+"""A message dated later than this from now would wait for a scan that never comes."""
+
+RAW_LIMIT = 65_536
+"""Bytes of a refused message that the journal keeps."""
+
+
+def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decision]:
+    """Take up to ``limit`` messages until the queue gives none for ``wait_ms``; yields decisions once they are durable.
+
+    What this very run sent back because it must wait, and is handed out again, stays where it is: no run takes
+    anything twice. Raises Paused, LeaseLost or Overloaded between batches; nothing of a batch is then half done.
+    """
+    budgets = Budgets(run, tools)
+    taken = 0
+    seen: set[bytes] = set()
+    while taken < limit:
+        control.check_not_paused(tools.store)
+        mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
+        messages = tools.queue.receive(min(run.batch, limit - taken), wait_ms)
+        fresh = [m for m in messages if m.message_id not in seen]
+        if not fresh:
+            return
+        seen.update(m.message_id for m in fresh)
+        own = [m for m in fresh if m.properties.get(WAITING_RUN) == run.run_id]
+        tools.queue.release(own)
+        others = [m for m in fresh if m.properties.get(WAITING_RUN) != run.run_id]
+        taken += len(others)
+        if others:
+            yield from delete_batch(run, tools, others, budgets)
+
+
+class Budgets:
+    """One worker's share of the cluster-wide budgets: deletions (a ledger, a pair of objects) and bytes per second."""
+
+    def __init__(self, run: Run, tools: Tools) -> None:
+        self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
+        self._bytes = RateBudget(run.bytes_per_second, tools.clock)
+
+    def settle(self) -> None:
+        """Wait until what was deleted before is paid for."""
+        self._ledgers.take(0)
+        self._bytes.take(0)
+
+    def take(self, doomed: Iterable[Decision]) -> None:
+        """Take what these deletions cost."""
+        lengths = [d.length for d in doomed]
+        self._ledgers.take(len(lengths))
+        self._bytes.take(sum(lengths))
+
+
+def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
+    """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
+    decisions = [Decision(m) for m in messages]
+    budgets.settle()  # wait here, not between a decision and its deletion
+    decide(run, tools, decisions)
+    doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
+    twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
+    ledgers = {path: d for path, d in doomed.items() if d.info.ledger_type is LedgerType.LEDGER}
+    copies = [d for d in doomed.values() if d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
+    if doomed:
+        budgets.take(doomed.values())
+    stopped = _delete(run, tools, ledgers) if ledgers else None
+    stopped = _delete_copies(run, tools, copies, stopped) if copies else stopped
+    for twin in twins:
+        first = doomed[twin.path]
+        outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
+        twin.settle(outcome, TWIN)
+        twin.waiting = first.waiting
+    _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
+    for d in decisions:
+        if d.outcome == WAITING and not d.message.topic:
+            d.outcome = NOT_DELETED
+    if not stopped:
+        send_back(run, tools, [d for d in decisions if d.outcome == WAITING and d.waiting not in STAYS])
+    tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
+    tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING or d.sent_back])
+    tools.queue.release([d.message for d in decisions if d.outcome == WAITING and not d.sent_back])
+    if stopped:
+        raise stopped
+    return decisions
+
+
+def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> LifecycleError | None:
+    """Archive, delete and confirm; every doomed ledger has its outcome then. Returns what stops the run, if anything.
+
+    What stops a run is no message's fault: then what was not deleted waits, and no retry of it is counted.
+    """
+    control.check_not_paused(tools.store)
+    _archive(run, tools, doomed.values())
+    outcomes: dict[str, str] = {}
+    stopped: LifecycleError | None = None
+    try:
+        results = tools.store.delete_many(
+            [Deletion(d.path, d.node.stat.version) for d in doomed.values() if d.node], run.guard
+        )
+        outcomes = {r.path: r.outcome for r in results}
+    except LifecycleError as error:  # part of it may be done: what is there now says which
+        stopped = error
+    try:
+        _confirm(tools, doomed, outcomes, WAITING if stopped else RETRYING)
+    except LifecycleError as error:
+        stopped = stopped or error
+        for d in doomed.values():
+            d.wait(Waiting.STOPPED, f"{NOT_KNOWN}: {error}")
+    return stopped
+
+
+def _delete_copies(
+    run: Run, tools: Tools, copies: Sequence[Decision], stopped: LifecycleError | None
+) -> LifecycleError | None:
+    """As :func:`_delete`, for offloaded copies; no archive can hold them, so the journal says what they were, before.
+
+    The ledgers of the batch are done by then: what goes wrong here is returned, never raised.
+    """
+    try:
+        if stopped:
+            raise stopped
+        control.check_not_paused(tools.store)
+        now = tools.clock.now_ms()
+        tools.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
+    except LifecycleError as error:
+        for d in copies:
+            d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
+        return error
+    return offloaded_copies.delete(run, tools, copies)
+
+
+ARCHIVE = "archive"
+"""Phase of the journal row that names objects about to be deleted; the message's own row follows it."""
+
+
+def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
+    """Send what failed to the retry topic, or to the dead-letter topic; what could not be sent waits."""
+    if not failed:
+        return
+    try:
+        postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
+    except LifecycleError as error:
+        stay(failed, f"the retry topic could not be asked: {error}")
+        return
+    for d, one in zip(failed, postponed, strict=True):
+        d.extra["reconsume_times"] = one.times
+        if one.error:
+            stay([d], f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error)
+        elif one.dead:
+            d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
+
+
+def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
+    """Settle every message that must not lead to a deletion now; those left without outcome may go.
+
+    The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
+    """
+    evidence = run.evidence
+    latest = max(tools.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
+    for d in decisions:
+        if d.message.info is None:
+            d.settle(REFUSED, d.message.problem)
+        elif d.message.publish_time > latest:
+            d.settle(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
+        elif d.message.publish_time >= evidence.started_at:
+            d.wait(Waiting.NO_SCAN, "no covered scan has started since it was sent")
+    offloaded_copies.decide(
+        run, tools, [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
+    )
+    live = [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.LEDGER]
+    if not live:
+        return
+    tools.store.sync("/")
+    for d in live:
+        d.path = ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root)
+    for d, node in zip(live, tools.store.read([d.path for d in live]), strict=True):
+        if node is None:
+            d.settle(GONE, "the ledger does not exist any more")
+        elif not isinstance(node, Node):
+            d.settle(RETRYING, f"its z-node could not be read: {node.reason}")
+        else:
+            d.node = node
+            d.checksum = hashlib.sha256(node.data).hexdigest()
+    live = [d for d in live if not d.outcome]
+    _judge(run, tools, live)
+    look_at_owners(run, tools, [d for d in live if not d.outcome])
+    look_at_copies(run, tools, [d for d in live if not d.outcome])
+
+
+def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Everything but the fresh look at the owner: tags against the message, and the orphan rule on today's z-node."""
+    if not live:
+        return
+    evidence = run.evidence
+    rows = ledger_rows([d.node for d in live if d.node], run.ledgers_root)
+    by_id = {row["ledger_id"]: row for row in rows.select(COMPARED).to_pylist()}
+    context = evidence.context.at(run.now)
+    found = _found(rows, run, context)
+    marked = {
+        row["ledger_id"]: at
+        for row in by_id.values()
+        if (at := evidence.marked_at(row["ledger_id"], row["czxid"])) is not None
+    }
+    passing: dict[int, dict[str, Any]] = {}
+    if marked:
+        chosen = rows.filter(pc.is_in(rows.column("ledger_id"), pa.array(sorted(marked), pa.int64())))
+        waived = replace(context, grace=0)
+        found |= _found(chosen, run, waived)
+        # what the rule says once a replica is copied and the open ledger closed
+        passing = _found(chosen, run, replace(waived, under_replicated=BitMap64(), open_topics=frozenset()))
+    for d in live:
+        assert d.node is not None
+        row, finding = by_id[d.info.ledger_id], found.get(d.info.ledger_id)
+        d.length = row["length"] or 0
+        mismatch = _mismatch(d.info, row)
+        marked_at = marked.get(d.info.ledger_id)
+        if mismatch:
+            d.settle(REFUSED, mismatch)
+        elif marked_at is not None and marked_at >= evidence.started_at:
+            d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
+        elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
+            in_use(run, tools, d, "something refers to it", marked_at or 0)
+        elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
+            if rule := orphans.released_rule(row, context):  # its owner has the next word
+                d.settle(*rule)
+        elif finding["finding"] not in MAY_GO:
+            passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
+            d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
+        elif marked_at is not None:
+            continue
+        elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
+            d.settle(KEPT, "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking")
+        elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
+            d.settle(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
+
+
+def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
+    """Whether our own run proved its offloaded copy and gave up exactly this one; the last looks then ask again."""
+    released = run.evidence.offloads.released.get(d.info.ledger_id)
+    if released is None or (released.czxid, released.topic) != (row["czxid"], d.info.topic_name):
+        return False
+    d.extra["released"] = released
+    return True
+
+
+def _found(rows: pa.Table, run: Run, context: findings.Context) -> dict[int, dict[str, Any]]:
+    found = orphans.judge(rows, run.evidence.refs, context).select(["ledger_id", "finding", "reason"])
+    return {row["ledger_id"]: row for row in found.to_pylist()}
+
+
+def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
+    """How a message differs from the ledger it names; empty if it does not."""
+    if row["error"]:
+        return f"its z-node holds no metadata: {row['error']}"
+    if row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
+        return "not a ledger that Pulsar wrote"
+    if info.czxid is not None and info.czxid != row["czxid"]:
+        return "another ledger has this id now: its z-node was created by another transaction"
+    if info.ctime is not None and info.ctime != row["ctime"]:
+        return "another ledger has this id now: its z-node was created at another time"
+    component = component_of(row["component"], row["cursor"])
+    if info.component is not component:
+        return f"the message says {info.component.value}, the ledger is {component.value}"
+    _, topic = owners.owner_in(row)
+    named = Topic.parse(info.topic_name)
+    if str(named) != topic and not (
+        component is LedgerComponent.SCHEMA_STORAGE and str(named.partitioned_parent) == topic
+    ):
+        return f"the message says {info.topic_name}, the ledger is of {topic or 'no topic'}"
+    if component is LedgerComponent.MANAGED_CURSOR and cursor_name(row["cursor"]) != info.cursor_name:
+        return f"the message says cursor {info.cursor_name}, the ledger is of {row['cursor']}"
+    if component is LedgerComponent.SCHEMA_STORAGE and info.schema_id != row["schema_id"]:
+        return f"the message says schema {info.schema_id}, the ledger is of {row['schema_id']}"
+    if component is LedgerComponent.DELAYED_INDEX_BUCKET and (info.bucket_key, info.cursor_name) != (
+        row["bucket_key"],
+        row["bucket_cursor"],
+    ):
+        found = f"{row['bucket_key']} of {row['bucket_cursor']}"
+        return f"the message says {info.bucket_key} of {info.cursor_name}, the ledger is {found}"
+    return ""
+
+
+def _archive(run: Run, tools: Tools, doomed: Iterable[Decision]) -> None:
+    now = tools.clock.now_ms()
+    tools.journal.archive(
+        [
+            Archived(
+                run.run_id,
+                run.cluster,
+                d.info.ledger_id,
+                d.path,
+                d.node.data,
+                d.node.stat.version,
+                d.node.stat.czxid,
+                d.node.stat.ctime,
+                now,
+            )
+            for d in doomed
+            if d.node
+        ]
+    )
+
+
+def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+    """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
+
+    ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run. What is
+    still there gets the outcome ``failed``.
+    """
+    tools.store.sync("/")
+    for path, node in zip(doomed, tools.store.read(list(doomed)), strict=True):
+        d, said = doomed[path], outcomes.get(path, "deleted")
+        if node is None and said == "deleted":
+            why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
+            d.settle(DELETED, why if "released" in d.extra else "nothing refers to it")
+        elif node is None:
+            d.settle(GONE, "someone else deleted it at the same moment")
+        else:
+            d.settle(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
+            d.waiting = Waiting.STOPPED if failed == WAITING else None
+
+
+def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties of a refused message, as many as fit :data:`RAW_LIMIT` characters."""
+    kept: dict[str, str] = {}
+    room = RAW_LIMIT
+    for name, value in sorted(properties.items()):
+        room -= len(name) + len(value)
+        if room < 0:
+            break
+        kept[name] = value
+    return kept
+
+
+def _row(run: Run, d: Decision, now: int) -> JournalRow:
+    info = d.message.info
+    detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
+    if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
+        detail["reconsume_times"] = times
+    if d.waiting and d.outcome == WAITING:
+        detail["waiting"] = str(d.waiting)
+        if d.sent_back:
+            detail["waiting_since"] = d.extra["waiting_since"]
+    if info and (uuid := copy_of(info)):
+        detail["uuid"] = uuid
+    if "bucket" in d.extra:
+        detail["bucket"] = d.extra["bucket"]
+    if "objects" in d.extra:
+        detail["objects"] = d.extra["objects"]
+    if "released" in d.extra:
+        released: Released = d.extra["released"]
+        detail["offloaded"] = {"uuid": str(released.uuid), "bucket": released.bucket}
+    if d.outcome == REFUSED:
+        detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
+    return JournalRow(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        plan_id=info.plan_id if info else "",
+        ledger_id=info.ledger_id if info else -1,
+        component=info.component.value if info else "",
+        topic=info.topic_name if info else "",
+        action=action_of(info.ledger_type) if info else DELETE_LEDGER,
+        phase="delete",
+        outcome=d.outcome,
+        reason=d.reason,
+        bytes=d.length,
+        checksum=d.checksum,
+        detail=json.dumps(detail, sort_keys=True),
+        at=now,
+    )

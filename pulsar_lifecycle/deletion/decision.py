@@ -1,0 +1,81 @@
+"""What one message of the deletion queue becomes: its outcome, and what a run knows when it decides.
+
+Belongs here: the values that deciding (``deletion.py``, ``owners.py``) and acting share. Not here: any rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsar_lifecycle.deletion.evidence import Evidence, OffloadPolicy
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.ports import (
+    Node,
+    Received,
+)
+from pulsar_lifecycle.records.outcomes import WAITING, Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What all workers of one run share.
+
+    ``now`` decides every age: the time when the lease was taken, by the metadata store's clock or ours, whichever is
+    behind, so that a clock that is wrong only keeps more. ``brokers`` were asked after it: a topic that they do not
+    list and whose z-node was left alone until then cannot have been loaded since without its z-node showing it.
+    """
+
+    run_id: str
+    cluster: str
+    guard: tuple[str, int]
+    ledgers_root: str
+    now: int
+    brokers: Brokers
+    evidence: Evidence
+    batch: int
+    retry_delay_ms: int
+    max_retries: int
+    deletes_per_second: float
+    bytes_per_second: float
+    slow_above_ms: float
+    stop_above_ms: float
+    offload: OffloadPolicy | None = None
+    waiting_delay_ms: int = 1_800_000
+
+
+@dataclass(slots=True)
+class Decision:
+    """One message and what became of it; ``outcome`` is one of ``plan.outcomes``.
+
+    ``waiting`` says what it waits for, if it does; ``sent_back``: its copy is in the retry topic, behind the others.
+    """
+
+    message: Received
+    outcome: str = ""
+    reason: str = ""
+    node: Node | None = None
+    length: int = 0
+    path: str = ""
+    checksum: str = ""
+    waiting: Waiting | None = None
+    sent_back: bool = False
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    info: PendingDeleteLedgerInfo = field(init=False)
+    """The message's content; only messages that have one have it."""
+
+    def __post_init__(self) -> None:
+        if self.message.info is not None:
+            self.info = self.message.info
+
+    def settle(self, outcome: str, reason: str) -> None:
+        """Decide, once: later calls change nothing."""
+        if not self.outcome:
+            self.outcome, self.reason = outcome, reason
+            self.waiting = Waiting.OTHER if outcome == WAITING else None
+
+    def wait(self, waiting: Waiting, reason: str) -> None:
+        """Decide that it waits, for what, once."""
+        if not self.outcome:
+            self.outcome, self.reason, self.waiting = WAITING, reason, waiting

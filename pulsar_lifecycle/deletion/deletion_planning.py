@@ -1,0 +1,32 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""Which orphans a second scan confirmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.findings import Finding
+
+
+def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
+    """Orphans of ``now`` that an earlier scan found too, the same z-node both times, sorted by ledger id."""
+    keys = ["ledger_id", "czxid", "ctime"]
+    orphans = now.filter(pc.equal(now.column("finding"), Finding.ORPHAN.value))
+    earlier = before.select(keys).filter(pc.equal(before.column("finding"), Finding.ORPHAN.value))
+    if not (orphans.num_rows and earlier.num_rows):
+        return PLAN.empty_table()
+    both: Any = orphans.join(earlier, keys=keys, join_type="left semi").select(PLAN.names)
+    return plans.by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
+
+
+def run_config(summary: PlanSummary) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``apply_plan`` applies a plan under the settings' caps."""
+    return {"ops": {"send_intents": {"config": {"plan_id": summary.plan_id, "digest": summary.digest}}}}

@@ -1,0 +1,253 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""The driver's side of plans and deletion runs: what the jobs and the command line call.
+
+Belongs here: composing lake, lease, engine and Spark for one run. Not here: the rules and the effects themselves.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.deletion import deletion_planning
+from pulsar_lifecycle.deletion.decision import Run
+from pulsar_lifecycle.deletion.evidence import Evidence, OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.deletion.workers import Outcome, delete_directly, delete_from_queue
+from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import OffloadUuidsOf
+from pulsar_lifecycle.journal import in_doubt
+from pulsar_lifecycle.journal.archive import unsettled_nodes
+from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.operator_words import note_words
+from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.journal.queries import sent_ledgers
+from pulsar_lifecycle.journal.read_checks import unseen_sites
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.records import deletion_plan
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.offload_uuids import NamedByAny
+from pulsar_lifecycle.runs import control, plan_checks
+from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
+from pulsar_lifecycle.runs.caps import Order, caps_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.control import held_lease
+from pulsar_lifecycle.runs.spark import concurrency
+from pulsar_lifecycle.scan import confirmation
+from pulsar_lifecycle.scan.confirmation import confirmed_by_all, in_use_at_any
+from pulsar_lifecycle.scan.evidence import (
+    below_floor,
+    check_may_act,
+    context_of,
+    earlier_epochs,
+    gaps_of,
+    newest_epoch,
+    refuse_old_evidence,
+    refuse_scans_from_the_future,
+    shadow_sources_at_any,
+    since,
+    unconfirmed,
+)
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, unloads_of
+from pulsar_lifecycle.topics.unloads import Permit, settle_unloads
+
+T = TypeVar("T")
+
+
+def make_plan(
+    cluster: Cluster, epoch: Epoch, kind: str = "orphans", only: Callable[[pa.Table], pa.Table] = lambda rows: rows
+) -> tuple[PlanSummary, pa.Table]:
+    """Plan the orphans of a closed epoch that an earlier covered epoch confirms; writes nothing to the cluster.
+
+    ``only`` may leave rows out; ``kind`` begins the plan's id.
+    """
+    now = cluster.clock.now_ms()
+    gaps = gaps_of(cluster, epoch)
+    found = _findings(cluster, epoch)
+    earlier = next((e for e in reversed(earlier_epochs(cluster, epoch)) if _was_judged(cluster, e)), None)
+    if earlier is None:
+        gaps.append(unconfirmed(cluster.settings))
+    rows = only(deletion_planning.confirm(found, _findings(cluster, earlier) if earlier else found))
+    if earlier and rows.num_rows:
+        asked = since(cluster, earlier, epoch)
+        in_use = in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked)
+        rows = confirmed_by_all(rows, in_use, shadow_sources_at_any(cluster, asked))
+    ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
+    summary = PlanSummary(
+        plan_id=f"{kind}-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch.epoch_id,
+        confirmed_by=earlier.epoch_id if earlier else "",
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        ledgers=rows.num_rows,
+        logical_bytes=int(pc.sum(rows.column("logical_bytes")).as_py() or 0),
+        physical_bytes=int(pc.sum(rows.column("physical_bytes")).as_py() or 0),
+        cluster_ledgers=ledgers,
+        digest="",
+    )
+    summary = replace(summary, digest=deletion_plan.digest(rows, summary.to_json()))
+    cluster.lake.store_plan(summary, rows)
+    return summary, rows
+
+
+def _findings(cluster: Cluster, epoch: Epoch) -> pa.Table:
+    return cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=deletion_plan.PLAN.names)
+
+
+def _was_judged(cluster: Cluster, epoch: Epoch) -> bool:
+    """Whether the scan got as far as its findings; one that failed before still proves what refers to what."""
+    try:
+        cluster.lake.read_epoch_table(epoch.epoch_id, "findings", columns=[])
+    except NotFound:
+        return False
+    return True
+
+
+def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Applied:
+    """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound, UsageError."""
+    settings = cluster.settings
+    with published(settings), Connections(settings) as ports:
+        store = ports.store
+        rows, summary = _rows_to_apply(cluster, store, order, ports.clock.now_ms())
+        note_words(cluster, run_id)
+        return send_intents(
+            run_id,
+            summary,
+            rows,
+            sent_ledgers(settings.lake.path, summary.plan_id),
+            store=store,
+            queue=ports.queue,
+            journal=ports.journal,
+            clock=ports.clock,
+            deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(store)),
+            progress=progress,
+        )
+
+
+def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: int) -> tuple[pa.Table, PlanSummary]:
+    settings = cluster.settings
+    caps = caps_of(settings, order)
+    fingerprint = check_may_act(cluster, store)
+    summary, rows = cluster.lake.plan(order.plan_id)
+    valid = int(settings.orphans.plan_valid_for * 1000)
+    some = chosen(order, caps, summary, rows, fingerprint=fingerprint, now=now, valid_for_ms=valid)
+    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
+    return some, summary
+
+
+def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
+    """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
+    settings = cluster.settings
+    with published(settings), Connections(settings) as ports, _begun(cluster, run_id, ports) as run:
+        return delete_from_queue(cluster.spark, cluster.settings, run)
+
+
+def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
+    """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
+    with published(cluster.settings), Connections(cluster.settings) as ports:
+        rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())
+        with _begun(cluster, run_id, ports) as run:
+            return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
+
+
+@contextmanager
+def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
+    """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
+    settings, store, clock = cluster.settings, ports.store, ports.clock
+    epoch = newest_epoch(cluster, check_may_act(cluster, store))
+    refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    below = below_floor(settings, control.is_sandbox(store))
+    if below:
+        raise Refused("; ".join(below))
+    older = earlier_epochs(cluster, epoch)
+    if not older:
+        raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
+    earlier = older[-1]
+    asked = since(cluster, earlier, epoch)
+    context = replace(
+        context_of(cluster, epoch),
+        grace=int(settings.orphans.grace_period * 1000),
+        gone_namespaces=settings.bookkeeper.gone(clock.now_ms()),
+        system_topics=settings.orphans.system_topics,
+    )
+    with held_lease(settings, store, f"run {run_id}") as lease:
+        refuse_scans_from_the_future(epoch, lease.taken_at)
+        now = min(lease.taken_at, clock.now_ms())
+        context = replace(context, holds=settings.orphans.holds(now))
+        note_words(cluster, run_id)
+        # What fails is tried by every run and reported by those that trim; no deletion depends on it.
+        settle_unloads(store, ports.admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
+        brokers = load_state.hear(store, ports.admin)
+        left = unsettled_nodes(settings.lake.path, settings.cluster, now - in_doubt.WITHIN_MS)
+        in_doubt.settle(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
+        yield Run(
+            run_id=run_id,
+            cluster=settings.cluster,
+            guard=lease.guard,
+            ledgers_root=settings.bookkeeper.ledgers_root,
+            now=now,
+            brokers=brokers,
+            evidence=Evidence(
+                refs=cluster.lake.referenced(epoch.epoch_id),
+                started_at=epoch.started_at,
+                earlier=in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked),
+                earlier_started_at=earlier.started_at,
+                earlier_czxid=earlier.max_czxid,
+                context=context,
+                marked=standing_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
+                offloads=_offload_evidence(cluster, epoch, asked, now),
+            ),
+            batch=settings.deletion.batch,
+            retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
+            max_retries=settings.deletion.twoPhaseDeletionMaxRetryDeleteCount,
+            deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
+            bytes_per_second=settings.deletion.bytes_per_second / max(1, concurrency(cluster.spark)),
+            slow_above_ms=settings.zookeeper.slow_above * 1000,
+            stop_above_ms=settings.zookeeper.stop_above * 1000,
+            offload=_offload_policy(settings),
+            waiting_delay_ms=int(settings.deletion.waiting_delay * 1000),
+        )
+
+
+Marks = Mapping[int, tuple[T, int]]
+"""Ledger id -> what a mark of our first phase says of it, and when (ms)."""
+
+
+def standing_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
+    """``plan.confirmation.standing_marks``, by the scans of a cluster before ``epoch``."""
+    lake, until = cluster.lake, cluster.lake.set_aside_until(cluster.settings.cluster)
+    return confirmation.standing_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
+
+
+def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], now: int) -> OffloadEvidence:
+    """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
+    topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
+    return OffloadEvidence(
+        now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
+        earlier=NamedByAny(tuple(OffloadUuidsOf(cluster.lake.location, e.epoch_id) for e in asked)),
+        undecoded=sum(c.undecodable for c in topics),
+        marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
+        released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
+        unseen=unseen_sites(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
+    )
+
+
+def _offload_policy(settings: Settings) -> OffloadPolicy | None:
+    declared = settings.object_store
+    return declared and OffloadPolicy(
+        frozenset(declared.buckets), declared.pulsar_cluster or settings.cluster, declared.exclusive
+    )

@@ -1,0 +1,71 @@
+"""What a deletion run knows of the whole cluster before it decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pulsar_lifecycle.records import findings
+from pulsar_lifecycle.records.copies import Asked, Released, Site
+from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
+from pulsar_lifecycle.records.referenced import Referenced
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadEvidence:
+    """What a deletion run knows about offloaded copies: ``now`` and ``earlier`` of the epochs of Evidence.
+
+    ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
+    what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
+    id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
+    are not settled. ``unseen``: locations that, when the run began, a broker could not read, and none has read since.
+    """
+
+    now: NamedUuids = field(default_factory=OffloadUuids)
+    earlier: NamedUuids = field(default_factory=OffloadUuids)
+    undecoded: int = 0
+    marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
+    released: Mapping[int, Released] = field(default_factory=dict[int, Released])
+    unseen: frozenset[Site] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPolicy:
+    """What the operator says of the object store.
+
+    ``cluster``: the name that objects of this cluster carry. ``exclusive``: no other cluster of that name ever wrote
+    into these buckets.
+    """
+
+    buckets: frozenset[str]
+    cluster: str
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a deletion run knows of the whole cluster: covered epochs and the owners' rules.
+
+    ``refs`` is of the newest epoch, started at ``started_at``; ``earlier`` is of one at least ``confirm_after`` older,
+    started at ``earlier_started_at``, and of every one in between. A ledger must be absent from all, and the earlier
+    one must have looked for it: ``earlier_czxid`` is of the newest ledger it listed. ``context.now`` is replaced by
+    the run's, and its sources of shadow topics are those of all these epochs.
+
+    ``marked`` is what our own journal says we took out of a topic's metadata and that is not settled yet: ledger id ->
+    (czxid, when). For these, grace period and earlier scan are no question; ``refs`` must be younger than the mark, and
+    no epoch since may have found the ledger in use.
+    """
+
+    refs: Referenced
+    started_at: int
+    earlier: Referenced
+    earlier_started_at: int
+    earlier_czxid: int
+    context: findings.Context
+    marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    offloads: OffloadEvidence = field(default_factory=OffloadEvidence)
+
+    def marked_at(self, ledger_id: int, czxid: int) -> int | None:
+        """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
+        found = self.marked.get(ledger_id)
+        return found[1] if found and found[0] == czxid else None

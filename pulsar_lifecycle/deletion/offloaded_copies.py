@@ -1,0 +1,390 @@
+"""``Offload-Ledger`` messages: which offloaded copies may go, and their deletion.
+
+Belongs here: the rule for the data and index object of one offload attempt, and deleting the pair. Not here: the order
+of a batch, its journal and its acknowledgements (``deletion.py``). docs/two-phase-deletion.md has the rule in words.
+
+Nothing brings an object back, so everything must agree: no LedgerInfo names the attempt's UUID, in a covered scan and
+in the owner's z-node as it is now; it is no open attempt of our own; the object itself says that it is of this cluster
+and this topic; and either our own first phase took the ledger off its topic's list, or two scans a day apart agree on
+an object older than both. Where a topic lists the ledger all the same, another copy of it must be there, and be the
+same, entry by entry; where one of those scans found it listed and none does now, nothing is confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import BrokenAttempt
+from pulsar_lifecycle.copies.last_copy import STOPPING, Places, Spare, is_listed, why_last, why_unlike
+from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, foreign
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.owners import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
+from pulsar_lifecycle.formats import managed_ledger, offload_object
+from pulsar_lifecycle.formats.deletion_message import OffloadContext
+from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import owners
+from pulsar_lifecycle.records.copies import bucket_of
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, Waiting
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.topics import protection
+
+
+def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
+    """Settle every message that must not lead to a deletion now; those left without outcome may go.
+
+    The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
+    """
+    for d in copies:
+        _look_at_message(run, tools, d)
+    _look_at_scans(run, tools, _open(copies))
+    if not _open(copies):
+        return
+    tools.store.sync("/")
+    _look_at_attempts(run, tools, _open(copies))
+    ask_owners(run, tools, _open(copies), _look_at_topic)
+    _look_at_objects(run, tools, _open(copies))
+    _look_for_another_copy(run, tools, _open(copies))
+    if _compare_copies(run, tools, _open(copies)):
+        _look_again(run, tools, _open(copies))
+
+
+def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError | None:
+    """Delete the objects of decided messages, and give each its outcome by what is there afterwards.
+
+    Returns what stops the run, if anything. Repeating it is harmless.
+    """
+    try:
+        tools.store.sync("/")
+        control.check_lease(tools.store, run.guard)
+    except LifecycleError as error:
+        for d in doomed:
+            d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
+        return error
+    for bucket, group in _by_bucket(doomed):
+        keys = [key for d in group for key in _keys(d)]
+        problems: dict[str, str] = {}
+        markers: set[str] = set()
+        try:
+            for one in _objects(tools).delete_many(bucket, keys):
+                problems[one.key] = one.error
+                if one.marker:
+                    markers.add(one.key)
+        except LifecycleError as error:
+            problems = dict.fromkeys(keys, str(error))
+        for d, pair in _heads(tools, bucket, group):
+            _confirm(d, pair, problems, not markers.isdisjoint(_keys(d)))
+    return None
+
+
+def _confirm(
+    d: Decision, pair: Sequence[ObjectHead | LifecycleError | None], problems: Mapping[str, str], marker: bool
+) -> None:
+    error = next((one for one in pair if isinstance(one, LifecycleError)), None)
+    left = [one.key for one in pair if isinstance(one, ObjectHead)]
+    if error:
+        d.settle(RETRYING, f"{NOT_KNOWN}: {error}")
+    elif left:
+        why = next((problems[key] for key in left if problems.get(key)), "")
+        d.settle(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")
+    else:
+        kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
+        d.settle(DELETED, f"nothing refers to it{kept}")
+
+
+def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
+    """What can be said without asking anybody."""
+    context, bucket = _context(d), bucket_of(d.info)
+    topic = Topic.parse(d.info.topic_name)
+    namespace, owner = owners.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
+    d.path = f"s3://{bucket}/{_keys(d)[0]}"
+    if context.driver_name.lower() not in offload_object.S3_DRIVERS:
+        d.settle(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
+    elif tools.objects is None or run.offload is None:
+        d.wait(Waiting.NO_OBJECT_STORE, "object_store is not set: nothing can be said of offloaded copies")
+    elif not bucket:
+        d.settle(REFUSED, "the message names no bucket")
+    elif bucket not in run.offload.buckets:
+        d.settle(REFUSED, "the message names a bucket that is not one of object_store.buckets")
+    elif not owner:
+        d.settle(REFUSED, f"the message says {d.info.topic_name}, which no topic can be called")
+    elif rule := protection.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
+        d.settle(KEPT, f"{rule[0]}: {rule[1]}")
+    elif run.evidence.offloads.undecoded:
+        d.wait(
+            Waiting.UNDECODED_TOPICS,
+            "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy",
+        )
+    else:
+        d.extra["bucket"] = bucket
+
+
+def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """The newest scan's word on every attempt, and the earlier one's on those that are not of our own first phase."""
+    if not live or run.offload is None:
+        return
+    evidence = run.evidence
+    foreign = [d for d in live if _marked_at(run, d) is None]
+    try:
+        now = evidence.offloads.now.named(_uuid(d) for d in live)
+        earlier = evidence.offloads.earlier.named(_uuid(d) for d in foreign) if foreign else set[UUID]()
+    except LifecycleError as error:
+        for d in live:
+            d.wait(Waiting.UNREAD_SCAN, f"the scans' offload UUIDs cannot be read, run the job scan again: {error}")
+        return
+    for d in live:
+        marked_at = _marked_at(run, d)
+        if _uuid(d) in now:
+            in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
+        elif marked_at is not None:
+            if marked_at >= evidence.started_at:
+                d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
+        elif not run.offload.exclusive:
+            d.settle(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
+        elif _uuid(d) in earlier:
+            d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
+
+
+def _look_at_attempts(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Our own open attempts, before the topics: an attempt is open until its topic names it."""
+    found = attempts.of_ledgers(tools.store, {d.info.ledger_id for d in live})
+    for d in live:
+        one = found.get(d.info.ledger_id)
+        if isinstance(one, BrokenAttempt):
+            d.wait(
+                Waiting.UNREAD_ATTEMPT,
+                f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}",
+            )
+        elif one is not None and one.uuid == _uuid(d):
+            in_use(run, tools, d, "it is an open offload attempt of ours")
+
+
+def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+    """The z-node of an owner as it is now, and the broker that holds it."""
+    info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
+    named = managed_ledger.offload_uuids(info)
+    listed = {item.ledger_id: item for item in info.ledgers}
+    unsure, memory = "", set[int]()
+    if any(d.info.ledger_id not in listed for d in group):
+        unsure, memory = memory_of(run, tools, topic, node, info)
+    for d in group:
+        item = listed.get(d.info.ledger_id)
+        if _uuid(d) in named:
+            in_use(run, tools, d, "its topic's z-node names its UUID")
+        elif item is not None and _marked_at(run, d) is not None:
+            in_use(run, tools, d, "its topic's z-node lists the ledger")
+        elif item is None and unsure:
+            d.settle(RETRYING, unsure)
+        elif item is None and d.info.ledger_id in memory:
+            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+        else:
+            d.extra["listed"] = item
+
+
+def _look_at_objects(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """What the bucket says of both objects: where they come from, and when."""
+    for bucket, group in _by_bucket(live):
+        for d, pair in _heads(tools, bucket, group):
+            error = next((one for one in pair if isinstance(one, LifecycleError)), None)
+            found = [one for one in pair if isinstance(one, ObjectHead)]
+            if error:
+                _not_shown(d, error, "its objects")
+            elif not found:
+                d.settle(GONE, "neither of its objects exists any more")
+            else:
+                _judge(run, d, found)
+
+
+def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
+    if isinstance(error, (AccessDenied, NotFound, Refused)):
+        d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at {what}: {error}")
+    else:
+        d.settle(RETRYING, f"{what} could not be looked at: {error}")
+
+
+def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
+    evidence = run.evidence
+    newest = max(one.last_modified for one in found)
+    d.length = sum(one.size for one in found)
+    d.checksum = found[0].etag
+    d.extra["objects"] = [
+        {"bucket": bucket_of(d.info), "key": h.key, "size": h.size, "etag": h.etag, "last_modified": h.last_modified}
+        for h in found
+    ]
+    why = next((why for one in found if (why := _not_ours(run, d, one))), "")
+    if why:
+        d.settle(KEPT, why)
+    elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
+        d.settle(KEPT, "younger than the message: another attempt's")
+    elif _marked_at(run, d) is not None:
+        return
+    elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
+        d.settle(KEPT, "not confirmed: younger than the earlier of two scans")
+    elif run.now - newest < evidence.context.grace:
+        d.settle(KEPT, f"{Finding.TOO_YOUNG}: younger than the grace period")
+
+
+def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
+    """Why an object's own metadata does not make it the message's; empty if it does."""
+    assert run.offload is not None
+    if why := foreign(head.metadata, run.offload.cluster):
+        return why
+    name = head.metadata[offload_object.MANAGED_LEDGER_NAME]
+    if name != Topic.parse(d.info.topic_name).managed_ledger:
+        return f"the message says {d.info.topic_name}, the object is of {name}"
+    return ""
+
+
+def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
+
+    A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
+    """
+    spares = [_spare(run, d) for d in live]
+    last = why_last(spares, _places(run), store=tools.store, reader=tools.reader, objects=_objects(tools))
+    for d, why in zip(live, last, strict=True):
+        if isinstance(why, LifecycleError):
+            _not_shown(d, why, "the objects that its topic reads")
+        elif why:
+            d.settle(KEPT, why)
+
+
+def _compare_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> bool:
+    """Where some topic lists the ledger, read both copies whole: a sample would prove nothing of the rest.
+
+    Comes last, as it may take long: whatever else speaks against a deletion costs no reading. Whether any was read.
+    What a run reads and is stopped before it acts is read again, so a batch reads :data:`COMPARED_AT_ONCE` at most.
+    """
+    pace = _Watch(run, tools)
+    read = 0
+    for n, d in enumerate(live):
+        spare, location = _spare(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
+        if not is_listed(spare, _places(run)):
+            continue
+        if read and read + d.length > COMPARED_AT_ONCE:
+            d.wait(Waiting.TURN, "other copies of its batch were compared whole first")
+            continue
+        read += max(d.length, 1)
+        try:
+            why = why_unlike(
+                spare,
+                location,
+                _places(run),
+                store=tools.store,
+                reader=tools.reader,
+                objects=_objects(tools),
+                pace=pace,
+            )
+        except STOPPING as error:
+            for left in live[n:]:
+                left.wait(Waiting.STOPPED, f"the run was stopped: {error}")
+            break
+        if isinstance(why, LifecycleError):
+            _not_shown(d, why, "the copies of its ledger")
+        elif why:
+            d.settle(KEPT, why)
+    return read > 0
+
+
+COMPARED_AT_ONCE = 1 << 32
+"""Bytes of objects that one batch compares whole, at most; the first copy is compared however large it is."""
+
+LOOK_EVERY = 2_000
+"""How long (ms) copies are read without a look at the pause z-node and the lease."""
+
+
+class _Watch:
+    """Paces what is read whole, and ends it where the run is paused or has lost its lease."""
+
+    def __init__(self, run: Run, tools: Tools) -> None:
+        self._run, self._tools = run, tools
+        self._looked = tools.clock.now_ms()
+
+    def __call__(self, size: int) -> None:
+        tools = self._tools
+        tools.pace(size)
+        if tools.clock.now_ms() - self._looked >= LOOK_EVERY:
+            control.check_not_paused(tools.store)
+            control.check_lease(tools.store, self._run.guard)
+            self._looked = tools.clock.now_ms()
+
+
+def _look_again(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Reading took its time: what names these copies, and where the other ones are, is asked once more."""
+    before = [(d, d.extra.get("listed"), d.extra["objects"]) for d in live]
+    tools.store.sync("/")
+    _look_at_attempts(run, tools, live)
+    ask_owners(run, tools, _open(live), _look_at_topic)
+    _look_at_objects(run, tools, _open(live))
+    _look_for_another_copy(run, tools, _open(live))
+    for d, listed, objects in before:
+        if (d.extra.get("listed"), d.extra["objects"]) != (listed, objects):
+            d.settle(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
+
+
+def _spare(run: Run, d: Decision) -> Spare:
+    given_up = _marked_at(run, d) is not None
+    return Spare(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), given_up)
+
+
+def _places(run: Run) -> Places:
+    assert run.offload is not None
+    return Places(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
+
+
+def _marked_at(run: Run, d: Decision) -> int | None:
+    """When (ms) our own first phase took this ledger, with this copy, off this topic's list; None if it did not."""
+    asked, at = run.evidence.offloads.marked.get(d.info.ledger_id, (None, 0))
+    if asked is None or asked.topic != d.info.topic_name:
+        return None
+    return at if asked.uuid in (None, _uuid(d)) and asked.bucket in (None, bucket_of(d.info)) else None
+
+
+def _context(d: Decision) -> OffloadContext:
+    assert d.info.offload_context is not None
+    return d.info.offload_context
+
+
+def _uuid(d: Decision) -> UUID:
+    return offload_object.uuid_of(_context(d).msb, _context(d).lsb)
+
+
+def _keys(d: Decision) -> tuple[str, str]:
+    uuid, ledger_id = _uuid(d), d.info.ledger_id
+    return offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)
+
+
+def _open(copies: Sequence[Decision]) -> list[Decision]:
+    return [d for d in copies if not d.outcome]
+
+
+def _by_bucket(copies: Iterable[Decision]) -> list[tuple[str, list[Decision]]]:
+    groups: dict[str, list[Decision]] = {}
+    for d in copies:
+        groups.setdefault(bucket_of(d.info), []).append(d)
+    return list(groups.items())
+
+
+def _objects(tools: Tools) -> ObjectStore:
+    assert tools.objects is not None
+    return tools.objects
+
+
+def _heads(
+    tools: Tools, bucket: str, group: Sequence[Decision]
+) -> list[tuple[Decision, list[ObjectHead | LifecycleError | None]]]:
+    """What the bucket says of each message's two objects; what it would raise stands in their places."""
+    keys = [key for d in group for key in _keys(d)]
+    found: list[ObjectHead | LifecycleError | None]
+    try:
+        found = _objects(tools).head_many(bucket, keys)
+    except LifecycleError as error:
+        found = [error] * len(keys)
+    return [(d, found[2 * n : 2 * n + 2]) for n, d in enumerate(group)]

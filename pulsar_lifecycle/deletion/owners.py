@@ -1,0 +1,282 @@
+"""The owner's own word: whether the topic, cursor or schema that a ledger belongs to knows it now.
+
+Belongs here: reading the owner's z-nodes afresh and asking the broker that holds it in memory. Not here: the orphan
+rule itself (``deletion/orphans.py``), and what is done with the answer (``deletion.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+
+from pulsar_lifecycle.copies.location import Copy, site_of
+from pulsar_lifecycle.deletion import orphans
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.formats.retry_letter import reconsume_times, waiting_since
+from pulsar_lifecycle.metastore import load_state, schemas
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
+from pulsar_lifecycle.model import Topic, cursor_nodes
+from pulsar_lifecycle.ports import Node, TopicInternals, Unread
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.scan import snapshot_memory, stored_references
+
+RACE_WINDOW_MS = 3_600_000
+"""A ledger still listed by its topic's z-node may be a first phase under way for as long as this."""
+
+
+STILL_IN_USE = "still in use: "
+"""Reasons begin so where a ledger, or a copy, is only held: retried or not, nothing failed."""
+
+NOT_KNOWN_YET = "not known yet: "
+"""Reasons begin so where the brokers' lists lag behind a load or an unload, our own unloads too: nothing failed."""
+
+Look = Callable[[Run, Tools, Topic, Node | None, Sequence[Decision]], None]
+"""Settles the messages of one topic by its z-node as it is now, None where there is none."""
+
+
+def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
+    ask_owners(run, tools, live, _look_at_topic)
+
+
+def ask_owners(run: Run, tools: Tools, live: Sequence[Decision], look: Look) -> None:
+    """``look`` at the messages of each topic; those of one that cannot be looked at are retried."""
+    by_topic: dict[str, list[Decision]] = {}
+    for d in live:
+        by_topic.setdefault(d.info.topic_name, []).append(d)
+    topics = [Topic.parse(name) for name in by_topic]
+    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
+    for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
+        try:
+            look(run, tools, topic, _readable(node), group)
+        except LifecycleError as error:
+            for d in group:
+                d.settle(RETRYING, f"its owner could not be asked: {error}")
+
+
+def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> None:
+    """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
+    fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
+    d.settle(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
+
+
+def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
+    """Why a listed ledger is in use though its copy in BookKeeper was given up; empty if that holds still."""
+    offload = item.offload
+    if offload is None or not offload.complete or not offload.bookkeeper_deleted:
+        return "its topic's z-node lists it, and does not give up its copy in BookKeeper"
+    if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
+        return f"its topic's z-node names another offload, {offload.uuid}"
+    if item.ledger_id == last:
+        return "it is the last ledger of its topic: a broker that loads it forgets its offload"
+    if control.is_owed_unload(tools.store, topic):
+        return "its topic is owed an unload: a broker may read it in BookKeeper"
+    return ""
+
+
+def first_sent(run: Run, d: Decision) -> int:
+    """When the intent was first sent (ms): each retry, and each copy that waits, is a message published anew."""
+    published = d.message.publish_time
+    claimed = d.info.sent_at
+    if claimed is not None and 0 < claimed <= published:
+        return claimed
+    since = waiting_since(d.message.properties, published) or published
+    return since - reconsume_times(d.message.properties) * run.retry_delay_ms
+
+
+def _readable(node: Node | Unread | None) -> Node | None:
+    """The node, or None where there is none; one that is there and could not be read raises CorruptFormat."""
+    if isinstance(node, Unread):
+        raise CorruptFormat(node.path, 0, "a readable z-node")
+    return node
+
+
+def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+    info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
+    listed = {item.ledger_id: item for item in info.ledgers}
+    unsure, internals = _internals_of(run, tools, topic, node, info)
+    memory = _held(internals)
+    pending: list[Decision] = []
+    for d in group:
+        released: Released | None = d.extra.get("released")
+        if d.info.ledger_id in listed:
+            why = "its topic's z-node lists it"
+            if released:
+                item = listed[d.info.ledger_id]
+                copy = Copy.of_item(item, 0)
+                why = still_used(tools, item, max(listed), released, topic)
+                if copy:
+                    d.extra["site"] = site_of(copy)
+                else:
+                    why = why or "its topic's z-node does not say by which driver it is offloaded"
+            if why:
+                in_use(run, tools, d, why)
+        elif released:
+            d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
+        elif unsure:
+            d.settle(RETRYING, unsure)
+        elif d.info.ledger_id in memory:
+            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+        elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
+            pending.append(d)
+    base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    for d in [d for d in group if not d.outcome]:
+        if d.info.component in (LedgerComponent.MANAGED_CURSOR, LedgerComponent.DELAYED_INDEX_BUCKET):
+            for name in cursor_nodes(d.info.cursor_name):
+                _look_at_cursor(tools, d, f"{base}/{name}")
+        elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
+            _look_at_compaction(run, tools, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
+        elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
+            _look_at_schema(run, tools, d)
+    _settle_pending(run, tools, topic, node, info, internals, [d for d in pending if not d.outcome])
+
+
+def memory_of(
+    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+) -> tuple[str, set[int]]:
+    """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds."""
+    unsure, internals = _internals_of(run, tools, topic, node, info)
+    return unsure, _held(internals)
+
+
+def _held(internals: TopicInternals | None) -> set[int]:
+    return {ledger for ledger, _ in stored_references.held(internals)} if internals else set()
+
+
+def _internals_of(
+    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+) -> tuple[str, TopicInternals | None]:
+    """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it.
+
+    Asking loads a topic that is not loaded, so only one that is listed and looks loaded is asked.
+    """
+    unsure = ""
+    broker = run.brokers.loaded.get(str(topic))
+    if node is None:
+        if broker:
+            unsure = f"{NOT_KNOWN_YET}its topic has no z-node, and {broker} still lists it"
+        return unsure, None
+    if not broker:
+        if run.now - node.stat.mtime <= load_state.UNLOADED_AFTER * run.brokers.stats_interval:
+            unsure = f"{NOT_KNOWN_YET}its topic's z-node was just written: some broker may be loading it"
+        return unsure, None
+    last = max((item.ledger_id for item in info.ledgers), default=None)
+    state = load_state.ledger_states(tools.store, [last], run.ledgers_root)[0]
+    if state != "OPEN" and info.terminated is None:
+        unsure = f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded"
+        return f"{NOT_KNOWN_YET}{unsure}", None
+    return "", tools.admin.internal_stats(topic)
+
+
+def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    cursor = cursor_format.decode(node.data)
+    d.extra["cursor_exists"] = True
+    held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
+    if d.info.ledger_id in held:
+        d.settle(KEPT, "still in use: its cursor's z-node names it")
+
+
+def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    cursor = cursor_format.decode(node.data)
+    held = {cursor_format.compacted_ledger(cursor.properties)}
+    if cursor.cursors_ledger_id >= 0:
+        words = stored_references.compaction_words(
+            tools.store, tools.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
+        )
+        for word in words:
+            if word.keeps_owner:
+                d.settle(KEPT, f"its topic's compaction cursor is damaged: {word.error}")
+            elif word.error:
+                d.settle(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
+        held |= {word.ledger_id for word in words}
+    if d.info.ledger_id in held:
+        d.settle(KEPT, "still in use: it is its topic's compacted ledger")
+
+
+def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
+    path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
+    node = _readable(tools.store.read([path])[0])
+    if node is None:
+        return
+    versions = schemas.schema_versions(node.data)
+    if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
+        d.settle(KEPT, "still in use: its schema's locator names it")
+        return
+    for word in stored_references.schema_words(
+        tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
+    ):
+        if word.keeps_owner:
+            d.settle(KEPT, f"its schema's index is damaged: {word.error}")
+        elif word.error:
+            d.settle(RETRYING, f"its schema's index could not be read: {word.error}")
+        elif word.ledger_id == d.info.ledger_id:
+            d.settle(KEPT, "still in use: an entry of its schema names it")
+
+
+def _settle_pending(
+    run: Run,
+    tools: Tools,
+    topic: Topic,
+    node: Node | None,
+    info: managed_ledger.ManagedLedgerInfo,
+    internals: TopicInternals | None,
+    pending: Sequence[Decision],
+) -> None:
+    """Compacted ledgers and delayed-index snapshots: what ``orphans.settle`` wants to know, as it is now."""
+    if not pending:
+        return
+    ids = sorted(item.ledger_id for item in info.ledgers)
+    state, last, compaction = None, None, None
+    broker = run.brokers.loaded.get(str(topic))
+    if node:
+        last = load_state.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
+        state, _ = load_state.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
+        if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
+            compaction = tools.admin.compaction_status(topic)
+    rows = [
+        {
+            "ledger_id": d.info.ledger_id,
+            "component": "compacted-ledger"
+            if d.info.component is LedgerComponent.COMPACTED_LEDGER
+            else "delayed-index-bucket",
+            "topic_exists": node is not None,
+            "load_state": state,
+            "compaction": compaction,
+            "memory": _snapshot_memory(run, d, broker, last, internals).value,
+        }
+        for d in pending
+    ]
+    settled = orphans.settle(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
+    for d, row in zip(pending, settled.to_pylist(), strict=True):
+        if row["finding"] != Finding.ORPHAN:
+            d.settle(KEPT, row["reason"])
+
+
+def _snapshot_memory(
+    run: Run, d: Decision, broker: str | None, last: str | None, internals: TopicInternals | None
+) -> snapshot_memory.Memory:
+    """What the broker can hold of a delayed-index snapshot, by its answer of just now."""
+    why = snapshot_memory.before_asking(
+        stored_cursor=d.extra.get("cursor_exists", False),
+        broker=broker,
+        last_ledger=last,
+        started=run.brokers.started.get(broker or ""),
+        made=d.node.stat.ctime if d.node else None,
+    )
+    return why or snapshot_memory.answered(internals.cursors if internals else None, d.info.cursor_name)

@@ -1,0 +1,71 @@
+"""A deletion run's last look at the objects of ledgers whose copy in BookKeeper was given up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pulsar_lifecycle.copies import disproved, unread_locations
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.copies.proof import are_whole
+from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Released, Site, Verified
+from pulsar_lifecycle.records.outcomes import (
+    KEPT,
+    RETRYING,
+    Waiting,
+)
+from pulsar_lifecycle.runs import control
+
+
+def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+    """The last look before a released ledger is deleted: its objects are as they were proven, and brokers read there.
+
+    A proof that failed since, or a read at its location, keeps it. Of both this very moment's z-nodes are asked. The
+    journal as it was when the run began counts too: z-nodes cannot be written while the store denies, and older
+    versions wrote none.
+    """
+    live = [d for d in live if "released" in d.extra]
+    if not live:
+        return
+    if tools.objects is None:
+        for d in live:
+            d.wait(
+                Waiting.NO_OBJECT_STORE,
+                "object_store is not set: whether its offloaded copy is there cannot be known",
+            )
+        return
+    control.check_lease(tools.store, run.guard)
+    for d, found in zip(live, are_whole(tools.objects, [_proven(d) for d in live]), strict=True):
+        if isinstance(found, AccessDenied | NotFound | Refused):
+            d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at its offloaded copy: {found}")
+        elif isinstance(found, LifecycleError):
+            d.settle(RETRYING, f"its offloaded copy could not be looked at: {found}")
+        elif found:
+            d.settle(KEPT, f"its offloaded copy is not what was proven: {found}")
+    live = [d for d in live if not d.outcome]
+    if not live:
+        return
+    held = disproved.held(tools.store, [d.info.ledger_id for d in live])
+    unread = unread_locations.held(tools.store, {d.extra["site"] for d in live})
+    for d in live:
+        where: Site = d.extra["site"]
+        if d.info.ledger_id in held:
+            path = disproved.path_of(d.info.ledger_id)
+            d.settle(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
+        elif where in unread:
+            d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")
+        elif where in run.evidence.offloads.unseen:
+            d.wait(Waiting.UNREAD_LOCATION, UNREAD_OF_LATE)
+
+
+UNREAD_OF_LATE = (
+    "a broker could not read an offloaded ledger of the same location (driver, bucket, region, endpoint), and none has "
+    "read one there since: mend that, and let an offload run have one read again"
+)
+
+
+def _proven(d: Decision) -> tuple[Location, Verified]:
+    released: Released = d.extra["released"]
+    return Location(released.bucket, released.uuid, d.info.ledger_id), Verified(**released.proof)

@@ -1,0 +1,339 @@
+"""Undoing deletions: archived ledger z-nodes go back while the bookies still hold the entries.
+
+Belongs here: which archived ledgers may come back, the order of steps, what a crash at any of them leaves. Not here:
+asking bookies (``io/bookkeeper/reader.py``), reading the archive (``io/lake/journal.py``).
+
+A bookie drops a ledger's entries when its garbage collection misses the z-node. A collection that had listed the
+z-nodes before ours came back may still drop them after; so every replica is asked before, and again one collection
+interval later, and only the second answer makes a ledger ``restored``.
+
+Every step of a ledger is journalled (``phase=undo``). The row ``recreating`` is durable before the z-node is created:
+a z-node of the archived ledger and such a row is ours, and a rerun goes on with its second check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pulsar_lifecycle.deletion.undo.undone import (
+    LOST,
+    PENDING,
+    PHASE,
+    PRESENT,
+    RECREATED,
+    RECREATING,
+    REFUSED,
+    RESTORABLE,
+    RESTORED,
+    UNCONFIRMED,
+    UNKNOWN,
+    Undone,
+    UndoRun,
+    UndoTools,
+    counted,
+    described,
+    in_batches,
+    record_undone,
+)
+from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, OutcomeUnknown
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.metastore import walk
+from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import (
+    Archived,
+    Deletion,
+    Node,
+)
+from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records.findings import component_of
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.throttle import RateBudget, mind_latency
+
+STEP = 5.0
+"""Seconds between two looks at the pause z-node while a collection interval passes."""
+REPORT = 60.0
+"""Seconds between two progress reports meanwhile."""
+
+
+def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+    """What :func:`undo` would do now; changes nothing, journals nothing."""
+    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    _look(tools, ledgers, pending)
+    for some in in_batches([one for one in ledgers if not one.outcome], run.batch):
+        _first_check(run, tools, some)
+        for one in some:
+            if not one.outcome:
+                one.settle(RESTORABLE, described(one))
+    return ledgers
+
+
+def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+    """Bring archived ledgers back: check, re-create, wait one collection interval, check again.
+
+    ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
+    LeaseLost, Overloaded, Unavailable; what was done until then is journalled, and a rerun goes on from there.
+    """
+    ledgers = candidates(archived, run.cluster, run.ledgers_root)
+    budget = RateBudget(run.creates_per_second, tools.clock)
+    for some in in_batches(ledgers, run.batch):
+        _may_act(run, tools)
+        _look(tools, some, pending)
+        _first_check(run, tools, [one for one in some if not one.outcome])
+        record_undone(run, tools, [one for one in some if one.outcome])
+        _recreate(run, tools, [one for one in some if not one.outcome], budget)
+        tools.say(counted(ledgers))
+    back = [one for one in ledgers if one.outcome == RECREATED]
+    _wait(run, tools, back)
+    for some in in_batches(back, run.batch):
+        _may_act(run, tools)
+        _second_check(run, tools, some)
+        tools.say(counted(ledgers))
+    return ledgers
+
+
+def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
+    """Ledgers that an undo re-created, or began to, and did not settle: id -> czxid of the archived z-node.
+
+    ``rows``: of the journal, oldest first.
+    """
+    found: dict[int, int] = {}
+    for row in rows:
+        if row["cluster"] == cluster and row["phase"] == PHASE:
+            if row["outcome"] in PENDING:
+                if (czxid := _archived_czxid(row["detail"])) is not None:
+                    found[row["ledger_id"]] = czxid
+            elif row["outcome"] in (RESTORED, LOST):
+                found.pop(row["ledger_id"], None)
+    return found
+
+
+def _archived_czxid(detail: str) -> int | None:
+    """As :func:`_row` wrote it; None of a row that it did not write."""
+    try:
+        czxid = json.loads(detail)["archived_czxid"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return czxid if type(czxid) is int else None
+
+
+def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Undone]:
+    """The newest archived z-node of each ledger, by id; what can never come back is settled as ``refused``."""
+    newest: dict[int, Archived] = {}
+    for row in archived:
+        known = newest.get(row.ledger_id)
+        if known is None or row.at >= known.at:
+            newest[row.ledger_id] = row
+    ledgers = [Undone(newest[ledger_id]) for ledger_id in sorted(newest)]
+    for one in ledgers:
+        row = one.archived
+        if row.cluster != cluster:
+            one.settle(REFUSED, f"it was deleted from another cluster, {row.cluster}")
+        elif row.path != ledger_path.ledger_path(row.ledger_id, root):
+            one.settle(REFUSED, f"it was deleted from another place, {row.path}")
+        else:
+            try:
+                one.metadata = ledger_metadata.decode(row.data)
+            except CorruptFormat as error:
+                one.settle(REFUSED, f"what the archive holds is no ledger metadata: {error}")
+                continue
+            if one.metadata.state is not LedgerState.CLOSED:
+                one.settle(REFUSED, f"it was {one.metadata.state.name}: what it should hold is not known")
+    _name(ledgers, root)
+    return ledgers
+
+
+def _name(ledgers: Sequence[Undone], root: str) -> None:
+    """Component and topic by the tags."""
+    known = [one for one in ledgers if one.metadata]
+    nodes = [one.archived.node for one in known]
+    for one, row in zip(known, ledger_rows(nodes, root).to_pylist() if nodes else [], strict=True):
+        if row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
+            continue
+        one.component = component_of(row["component"], row["cursor"]).value
+        one.topic = owners.owner_in(row)[1]
+
+
+def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
+    """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
+    ledgers = [one for one in ledgers if not one.outcome]
+    if not ledgers:
+        return
+    newest = tools.store.zxid()
+    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+        row = one.archived
+        if row.czxid > newest:
+            one.settle(
+                REFUSED, "the metadata store is younger than the archived z-node: it was restored, or is another"
+            )
+        elif node is None:
+            continue
+        elif not isinstance(node, Node):
+            one.settle(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
+        elif not _is_same(node.data, one.metadata):
+            one.settle(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
+        elif node.stat.czxid == row.czxid:
+            one.settle(PRESENT, "it was never deleted")
+        elif pending.get(row.ledger_id) == row.czxid:
+            one.node = node
+            one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
+        else:
+            one.settle(PRESENT, "it is restored already")
+    _look_at_topics(tools, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
+
+
+def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
+    """Whether a z-node is of the archived ledger; autorecovery may have moved it to other bookies since."""
+    assert archived is not None  # candidates: it was decoded
+    try:
+        found = ledger_metadata.decode(data)
+    except CorruptFormat:
+        return False
+    return replace(found, segments=archived.segments) == archived
+
+
+def _look_at_topics(tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Which of them their topics list as offloaded, with the copy in BookKeeper given up."""
+    by_topic: dict[str, dict[int, Undone]] = {}
+    for one in ledgers:
+        by_topic.setdefault(one.topic, {})[one.ledger_id] = one
+    paths = [f"{walk.MANAGED_LEDGERS_ROOT}/{Topic.parse(name).managed_ledger}" for name in by_topic]
+    for group, node in zip(by_topic.values(), tools.store.read(paths), strict=True):
+        if not isinstance(node, Node):
+            continue
+        with contextlib.suppress(CorruptFormat):  # what it lists is not known
+            for item in managed_ledger.decode(node.data).ledgers:
+                if item.ledger_id in group and item.offload:
+                    group[item.ledger_id].given_up = item.offload.complete and item.offload.bookkeeper_deleted
+
+
+def _first_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Ask every replica; settles what is past saving, and what is not known unless the operator allows that."""
+    for one in _checked(tools, ledgers):
+        assert one.check is not None
+        if one.check.lost:
+            one.settle(LOST, f"past saving: {described(one)}")
+        elif one.check.silent and not run.accept_unknown:
+            one.settle(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
+
+
+def _checked(tools: UndoTools, ledgers: Sequence[Undone]) -> Sequence[Undone]:
+    """The same ledgers with what their bookies say now."""
+    checks = tools.check([(one.ledger_id, one.metadata) for one in ledgers if one.metadata]) if ledgers else []
+    for one, check in zip(ledgers, checks, strict=True):
+        one.check = check
+    return ledgers
+
+
+def _may_act(run: UndoRun, tools: UndoTools) -> None:
+    control.check_not_paused(tools.store)
+    mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
+
+
+def _recreate(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone], budget: RateBudget) -> None:
+    """Create the z-nodes; what is there afterwards is journalled whatever stopped this."""
+    if not ledgers:
+        return
+    control.check_not_paused(tools.store)
+    for one in ledgers:
+        one.settle(RECREATING, described(one))
+    record_undone(run, tools, ledgers)
+    tried: list[Undone] = []
+    try:
+        for one in ledgers:
+            budget.take(1)
+            tried.append(one)
+            _create(tools, one)
+    finally:
+        record_undone(run, tools, [one for one in tried if one.outcome != RECREATING])
+
+
+def _create(tools: UndoTools, one: Undone) -> None:
+    """Create one z-node; after an outcome that is not known, what is there decides."""
+    row = one.archived
+    try:
+        one.node = Node(row.path, row.data, tools.store.create(row.path, row.data, parents=True))
+    except (Conflict, OutcomeUnknown) as error:
+        tools.store.sync(row.path)
+        node = tools.store.read([row.path])[0]
+        if node is None:
+            one.settle(UNKNOWN, f"its z-node could not be created, run again: {error}")
+            return
+        if not isinstance(node, Node) or node.data != row.data:
+            one.settle(REFUSED, "its id was issued again at this moment: the z-node is another")
+            return
+        one.node = node
+    one.settle(RECREATED, one.reason)
+
+
+def _wait(run: UndoRun, tools: UndoTools, back: Sequence[Undone]) -> None:
+    """Until one collection interval has passed since the last of them came back, by the metadata store's clock."""
+    if not back:
+        return
+    due = max(one.node.stat.ctime for one in back if one.node) + run.gc_wait_ms - run.store_ahead_ms
+    said = 0.0
+    while (left := (due - tools.clock.now_ms()) / 1000) > 0:
+        control.check_not_paused(tools.store)
+        if not said or said - left >= REPORT:
+            tools.say(f"{len(back)} ledgers re-created; the second check is in {left:.0f} s")
+            said = left
+        tools.clock.sleep(min(left, STEP))
+
+
+def _second_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Ask every replica again; takes away again what nobody holds any more."""
+    tools.store.sync("/")
+    left: list[Undone] = []
+    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+        assert one.node is not None
+        if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
+            one.settle(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
+            continue
+        try:
+            one.metadata = ledger_metadata.decode(node.data)
+        except CorruptFormat as error:
+            one.settle(UNCONFIRMED, f"its z-node was changed meanwhile: {error}")
+            continue
+        one.node = node
+        left.append(one)
+    lost: list[Undone] = []
+    for one in _checked(tools, left):
+        assert one.check is not None
+        if one.check.lost:
+            lost.append(one)
+        elif one.check.unproven or (one.check.silent and not run.accept_unknown):
+            one.settle(UNCONFIRMED, f"{described(one)}; its z-node is back, run again to check again")
+        else:
+            one.settle(RESTORED, described(one))
+    try:
+        _take_away(run, tools, lost)
+    finally:
+        record_undone(run, tools, ledgers)
+
+
+def _take_away(run: UndoRun, tools: UndoTools, lost: Sequence[Undone]) -> None:
+    """Remove z-nodes whose entries are gone, if they are still as we made them."""
+    ours: list[Undone] = []
+    for one in lost:
+        assert one.node is not None
+        one.settle(UNCONFIRMED, f"past saving: {described(one)}; its z-node is left, it was changed since it came back")
+        if one.node.stat.version == 0 and one.node.data == one.archived.data:
+            ours.append(one)
+    if not ours:
+        return
+    for one in ours:
+        one.settle(UNCONFIRMED, f"past saving: {described(one)}; its z-node is still there, run again")
+    control.check_not_paused(tools.store)
+    try:
+        tools.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
+    finally:
+        with contextlib.suppress(LifecycleError):  # not known: they stay unconfirmed
+            tools.store.sync("/")
+            for one, node in zip(ours, tools.store.read([one.archived.path for one in ours]), strict=True):
+                if node is None:
+                    one.settle(LOST, f"past saving, collected while it came back: {described(one)}")

@@ -1,0 +1,173 @@
+"""What becomes of a ledger whose deletion is undone, and how the journal is told."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
+from pulsar_lifecycle.ports import (
+    Archived,
+    Clock,
+    Journal,
+    JournalRow,
+    MetadataStore,
+    Node,
+    ReplicaCheck,
+)
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+
+PHASE = "undo"
+
+RESTORABLE = "restorable"
+RECREATING = "recreating"
+RECREATED = "recreated"
+RESTORED = "restored"
+UNCONFIRMED = "unconfirmed"
+LOST = "lost"
+UNKNOWN = "unknown"
+PRESENT = "present"
+REFUSED = "refused"
+"""Outcomes. ``restorable``: what a dry run says of a ledger that could come back. ``recreating``, ``recreated``: the
+z-node is about to be there, is there, and the second check is due. ``restored``, ``lost`` (past saving), ``unknown``
+(bookies were silent, nothing was done), ``present`` (its z-node was there) and ``refused`` end a run; so does
+``unconfirmed``: the z-node is there and the second check proved nothing, a rerun checks again.
+"""
+
+PENDING = frozenset({RECREATING, RECREATED, UNCONFIRMED})
+
+Check = Callable[[Sequence[tuple[int, LedgerMetadata]]], list[ReplicaCheck]]
+"""``LedgerReader.check_replicas``, or something that spreads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UndoRun:
+    """What an undo is to do. ``gc_wait_ms``: the longest ``gcWaitTime`` of any bookie, plus what a collection takes.
+
+    ``guard`` is the lease's. ``store_ahead_ms``: how far the metadata store's clock, which dates z-nodes, is ahead of
+    ours. ``accept_unknown``: re-create ledgers although bookies that should hold them did not answer.
+    """
+
+    run_id: str
+    cluster: str
+    ledgers_root: str
+    guard: tuple[str, int]
+    store_ahead_ms: int
+    gc_wait_ms: int
+    accept_unknown: bool
+    batch: int
+    creates_per_second: float
+    slow_above_ms: float
+    stop_above_ms: float
+
+
+@dataclass(slots=True)
+class UndoTools:
+    """The ports of an undo; ``say`` tells an operator how far it is."""
+
+    store: MetadataStore
+    check: Check
+    journal: Journal
+    clock: Clock
+    say: Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Undone:
+    """One archived ledger and what became of it; ``node`` is its z-node once it is back.
+
+    ``given_up``: its topic lists it as offloaded, with its copy in BookKeeper given up.
+    """
+
+    archived: Archived
+    metadata: LedgerMetadata | None = None
+    component: str = ""
+    topic: str = ""
+    given_up: bool = False
+    outcome: str = ""
+    reason: str = ""
+    check: ReplicaCheck | None = None
+    node: Node | None = None
+
+    @property
+    def ledger_id(self) -> int:
+        """Its id."""
+        return self.archived.ledger_id
+
+    @property
+    def length(self) -> int:
+        """Bytes of its entries, once."""
+        return self.metadata.length if self.metadata else 0
+
+    def settle(self, outcome: str, reason: str) -> None:
+        """Where it stands now."""
+        self.outcome, self.reason = outcome, reason
+
+
+def described(one: Undone) -> str:
+    """What its bookies said, for an operator."""
+    check = one.check
+    assert check is not None
+    assert one.metadata is not None
+    which = "every entry" if check.every_entry else f"a sample of {check.asked} of {check.entries} entries"
+    said = [f"{which} asked of {one.metadata.write_quorum} replicas"]
+    if check.lost:
+        said.append(f"{check.lost} on no bookie any more")
+    if check.unproven:
+        said.append(f"{check.unproven} not shown by any bookie that answered")
+    if check.thin:
+        said.append(f"{check.thin} under-replicated")
+    if check.missing:
+        said.append("missing on " + ", ".join(sorted(check.missing)))
+    if check.silent:
+        said.append("silent: " + "; ".join(check.silent[bookie] for bookie in sorted(check.silent)))
+    return ", ".join(said) if len(said) > 1 else f"{said[0]}, all there"
+
+
+def record_undone(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+    """Journal what became of some ledgers."""
+    now = tools.clock.now_ms()
+    tools.journal.record([_row(run, one, now) for one in ledgers])
+
+
+def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
+    row = one.archived
+    detail: dict[str, Any] = {"archived_by": row.run_id, "archived_czxid": row.czxid}
+    if one.node:
+        detail |= {"czxid": one.node.stat.czxid, "ctime": one.node.stat.ctime}
+    if one.check:
+        detail["check"] = {**asdict(one.check), "missing": dict(one.check.missing), "silent": dict(one.check.silent)}
+    return JournalRow(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        plan_id="",
+        ledger_id=row.ledger_id,
+        component=one.component,
+        topic=one.topic,
+        action=DELETE_LEDGER,
+        phase=PHASE,
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.length,
+        checksum=hashlib.sha256(row.data).hexdigest(),
+        detail=json.dumps(detail, sort_keys=True),
+        at=now,
+    )
+
+
+def counted(ledgers: Iterable[Undone]) -> str:
+    """How many ledgers had which outcome, in words."""
+    counts: dict[str, int] = {}
+    for one in ledgers:
+        name = one.outcome or "to do"
+        counts[name] = counts.get(name, 0) + 1
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
+
+def in_batches(ledgers: Sequence[Undone], size: int) -> Iterator[Sequence[Undone]]:
+    """The ledgers in lists of ``size``."""
+    for start in range(0, len(ledgers), size):
+        yield ledgers[start : start + size]

@@ -1,0 +1,213 @@
+"""The deletion run on executors: every task is a consumer of the queue, or works off a share of a plan.
+
+Belongs here: opening the ports where the work is done and bringing the outcomes back as counts. Not here: what is
+decided and done with a message (``deletion/batch.py``). The outcomes have exactly one action; the effects are durable
+batch by batch before it ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pulsar_lifecycle.deletion.batch import work_off
+from pulsar_lifecycle.deletion.decision import Run
+from pulsar_lifecycle.deletion.waiting import withheld
+from pulsar_lifecycle.errors import LifecycleError, UsageError
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
+from pulsar_lifecycle.journal.queries import taken_messages
+from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import WAITING, Waiting
+from pulsar_lifecycle.records.tables import FINDINGS
+from pulsar_lifecycle.runs.apply import intents
+from pulsar_lifecycle.runs.spark import concurrency
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.throttle import RateBudget
+
+OUTCOMES = pa.schema(
+    [
+        pa.field("outcome", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("ledgers", pa.int64()),
+        pa.field("bytes", pa.int64()),
+    ]
+)
+"""Counts per task; ``stopped`` rows carry why a task ended early."""
+
+STOPPED = "stopped"
+LIMITED = "limited"
+NOT_SENT_BACK = "not-sent-back"
+WITHHELD = "withheld"
+NOT_COMPARED = "not-compared"
+"""Words on a run, beside the outcomes of its messages. ``limited``: a task took its share of ``deletion.max_messages``
+and left the rest to the next run. ``not-sent-back``: what must wait stayed at the head of the queue. ``withheld``: due
+messages that the broker did not hand out. ``not-compared``: whether there are such could not be seen.
+"""
+
+FAILURES = {
+    STOPPED: "the run stopped itself",
+    NOT_SENT_BACK: "messages that must wait, or failed, stay at the head of the queue",
+    WITHHELD: "due messages were not handed out",
+    NOT_COMPARED: "whether all due messages were handed out is not known",
+}
+"""Those with which a run did not do what it was to do."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many messages ended the same way for the same reason."""
+
+    outcome: str
+    reason: str
+    ledgers: int
+    bytes: int
+
+
+def delete_from_queue(spark: SparkSession, settings: Settings, run: Run) -> list[Outcome]:
+    """Consume the deletion queue on every executor core until it gives nothing more.
+
+    Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
+    """
+    with Connections(settings) as ports:
+        create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
+    tasks = min(concurrency(spark), settings.deletion.max_messages)  # each takes one at least
+    slots = spark.range(0, tasks, 1, tasks)
+    outcomes = _collect(slots.mapInArrow(_Worker(settings, run, tasks, None), from_arrow_schema(OUTCOMES)))
+    if any(o.outcome in (STOPPED, LIMITED) for o in outcomes):  # then something is left, and why is said
+        return outcomes
+    return outcomes + not_handed_out(settings, run, outcomes)
+
+
+def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """What of the queue was due when the run began and was not handed out to it, as its own outcome; see WITHHELD."""
+    try:
+        with Connections(settings) as ports:
+            parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(ports.admin, topic)]
+            found = withheld(
+                ports.queue_reader, parts, run.run_id, run.now, lambda: taken_messages(settings.lake.path, run.run_id)
+            )
+    except LifecycleError as error:
+        return [Outcome(NOT_COMPARED, str(error), 1, 0)]
+    if not found:
+        return []
+    where = ", ".join(f"{part}: {count}" for part, count in found.items())
+    waits = "; ".join(f"{o.ledgers} wait: {o.reason}" for o in outcomes if o.outcome == WAITING)
+    why = (
+        "another consumer of subscription ledger-deletion holds them, or the broker gives no more: "
+        "maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription, dispatch rates, deletion.idle_timeout"
+    )
+    return [Outcome(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
+
+
+def delete_directly(
+    spark: SparkSession, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
+) -> list[Outcome]:
+    """Work off plan rows without the queue: for when no bookie is writable and intents cannot be published."""
+    tasks = concurrency(spark)
+    frame = spark.createDataFrame(rows.to_pandas(), from_arrow_schema(FINDINGS)).repartition(tasks)
+    return _collect(frame.mapInArrow(_Worker(settings, run, tasks, (plan_id, sent_at)), from_arrow_schema(OUTCOMES)))
+
+
+def _collect(outcomes: DataFrame) -> list[Outcome]:
+    # Added up here: a shuffle of a few counts takes longer than deleting a thousand ledgers.
+    counts: dict[tuple[str, str], list[int]] = {}
+    for row in outcomes.collect():
+        _count(counts, row["outcome"], row["reason"], row["ledgers"], row["bytes"])
+    return sorted((Outcome(o, r, n, b) for (o, r), (n, b) in counts.items()), key=lambda o: (o.outcome, -o.ledgers))
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """One task; ``direct`` (plan id, sent at) makes plan rows its queue."""
+
+    settings: Settings
+    run: Run
+    tasks: int
+    direct: tuple[str, int] | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        given = [batch for batch in batches if batch.num_rows]
+        if not given:
+            return
+        counts: dict[tuple[str, str], list[int]] = {}
+        settings = self.settings
+        with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
+            queue = PlanQueue(pa.Table.from_batches(given), *self.direct) if self.direct else ports.queue
+            tools = Tools(
+                ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set
+            )
+            tools.pace = RateBudget(settings.offload.read_bytes_per_second / self.tasks, tools.clock).take
+            limit, taken = self.limit(queue), 0
+            try:
+                for decision in work_off(self.run, tools, limit, int(settings.deletion.idle_timeout * 1000)):
+                    taken += 1
+                    _count(counts, decision.outcome, decision.reason, 1, decision.length)
+                    if decision.outcome == WAITING and decision.waiting is Waiting.NOT_SENT:
+                        _count(counts, NOT_SENT_BACK, decision.reason, 1, 0)
+                if taken >= limit and self.direct is None:
+                    counts[LIMITED, "deletion.max_messages: the rest is the next run's"] = [1, 0]
+            except LifecycleError as error:
+                counts[STOPPED, str(error)] = [1, 0]
+        yield pa.RecordBatch.from_pylist(
+            [{"outcome": o, "reason": r, "ledgers": n, "bytes": b} for (o, r), (n, b) in counts.items()], OUTCOMES
+        )
+
+    def limit(self, queue: DeletionQueue) -> int:
+        """How many messages it takes: its share of a run's, but all rows of a plan, as nobody else meets the rest."""
+        return queue.backlog() if self.direct else max(1, self.settings.deletion.max_messages // self.tasks)
+
+
+def _count(counts: dict[tuple[str, str], list[int]], outcome: str, reason: str, ledgers: int, size: int) -> None:
+    entry = counts.setdefault((outcome, reason), [0, 0])
+    entry[0] += ledgers
+    entry[1] += size
+
+
+class PlanQueue:
+    """``ports.DeletionQueue`` over plan rows: the plan table is the intent log, the journal its acknowledgement."""
+
+    def __init__(self, rows: pa.Table, plan_id: str, sent_at: int) -> None:
+        self._messages = [
+            Received(hashlib.sha256(f"{plan_id}/{info.ledger_id}".encode()).digest(), "", b"", {}, sent_at, info, "")
+            for info in intents(rows.select(FINDINGS.names), plan_id, sent_at)
+        ]
+
+    def receive(self, limit: int, wait_ms: int) -> list[Received]:
+        """The next rows."""
+        some, self._messages = self._messages[:limit], self._messages[limit:]
+        return some
+
+    def send(self, infos: Sequence[PendingDeleteLedgerInfo], deliver_after_ms: int) -> list[Sent]:
+        """Nothing is ever sent to a plan."""
+        raise UsageError("a plan takes no intents")
+
+    def backlog(self) -> int:
+        """Rows not handed out yet."""
+        return len(self._messages)
+
+    def acknowledge(self, messages: Sequence[Received]) -> None:
+        """The journal has it."""
+
+    def reconsume_later(self, messages: Sequence[Received], delay_ms: int, max_times: int) -> list[Postponed]:
+        """There is no retry topic to a plan."""
+        return [Postponed(message, 0, False, "apply the plan again") for message in messages]
+
+    def send_back(
+        self, messages: Sequence[Received], notes: Sequence[Mapping[str, str]], delay_ms: int
+    ) -> list[Postponed]:
+        """As :meth:`reconsume_later`."""
+        return self.reconsume_later(messages, delay_ms, 0)
+
+    def release(self, messages: Sequence[Received]) -> None:
+        """Applying the plan again meets it again."""
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,52 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""The archived z-nodes of what runs deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.lake.journal import ARCHIVE, ARCHIVE_SCHEMA, JOURNAL, JOURNAL_SCHEMA, filed_since, read, scan
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
+from pulsar_lifecycle.journal.in_doubt import SAID, unsettled
+from pulsar_lifecycle.ports import Archived
+
+
+def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
+    """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
+    return read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id})
+
+
+def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[Archived]:
+    """The newest archived z-node of each of these ledgers, or of each that no other run archived after this one, by id.
+
+    Who archived a ledger last is who can have deleted it. Of another cluster's archive only where this ``cluster`` has
+    none of that ledger.
+    """
+    if run_id:
+        ledger_ids = set(read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"run_id": run_id}).column("ledger_id").to_pylist())
+    condition = pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
+    newest: dict[int, Archived] = {}
+    for row in scan(lake, ARCHIVE, ARCHIVE_SCHEMA, condition).to_pylist():
+        node = Archived(**row)
+        known = newest.get(node.ledger_id)
+        if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
+            newest[node.ledger_id] = node
+    return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
+
+
+def unsettled_nodes(lake: str, cluster: str, since: int) -> list[Archived]:
+    """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
+    recent = filed_since(since) & (pc.field("cluster") == cluster)
+    archived = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent, ARCHIVED.names)
+    if not archived.num_rows:
+        return []
+    phases = pc.field("phase").isin(["delete", "undo"])
+    found = unsettled(archived, scan(lake, JOURNAL, JOURNAL_SCHEMA, recent & phases, SAID.names))
+    ids = pa.array(sorted({ledger_id for _, ledger_id, _ in found}), pa.int64())
+    rows = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None
+    nodes = [Archived(**row) for row in rows.to_pylist()] if rows else []
+    return list({key: n for n in nodes if (key := (n.run_id, n.ledger_id, n.at)) in found}.values())

@@ -1,0 +1,186 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Deletions that were archived and never journalled, because their run ended in between: whose they were.
+
+Belongs here: telling which they are from archive and journal, and writing the missing rows. Of offloaded copies, which
+no archive holds, only telling. Not here: reading either.
+Whoever archived a ledger last, under the lease, is the only one who can have deleted it since: every deletion checks
+the lease, and archives the z-node as it is then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
+from pulsar_lifecycle.records import owners
+from pulsar_lifecycle.records.findings import component_of
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
+
+WITHIN_MS = 7 * 86_400_000
+"""How far back a deletion run looks for what earlier ones left unsaid."""
+
+NOT_KNOWN = "whether it was deleted is not known"
+"""How the reason of a message begins whose ledger or objects may or may not have been deleted."""
+
+TWIN = "another message of this batch is about the same ledger"
+"""Reason of a message that shares the outcome of another one, and says nothing of its own."""
+
+DELETING = "deleting"
+"""Outcome of the journal row that names objects about to be deleted."""
+
+ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
+"""The archive's columns that :func:`unsettled` takes."""
+
+SAID = pa.schema(
+    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "reason", "checksum"))],
+)
+"""The journal's columns that :func:`unsettled` takes."""
+
+
+def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]]:
+    """(run id, ledger id, when archived) of what was archived last of its ledger, and nothing was said of since.
+
+    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`SAID`) are of one cluster, in any order. A row of the journal
+    is about an archived z-node if it has a checksum. A later one of another run has found it there: that settles it as
+    well as a word of its own, or an undo that restored it since.
+    """
+    keys = ["run_id", "ledger_id"]
+    reason = pc.fill_null(journal.column("reason"), "")
+    not_done = pc.is_in(journal.column("outcome"), pa.array([WAITING, NOT_DELETED]))
+    not_known = pc.and_(not_done, pc.or_(pc.starts_with(reason, NOT_KNOWN), pc.equal(reason, TWIN)))
+    decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
+    decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
+    looked = journal.filter(decided)
+    said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])
+    joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer")
+    silent = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
+    ids = joined.filter(silent).column("ledger_id").unique()
+    if not len(ids):
+        return set()
+    restored = pc.and_(pc.equal(journal.column("phase"), "undo"), pc.equal(journal.column("outcome"), "restored"))
+    back = journal.filter(restored).group_by("ledger_id").aggregate([("at", "max")]).to_pylist()
+    settled_at = {row["ledger_id"]: row["at_max"] for row in back}
+    found_by: dict[int, list[tuple[int, str]]] = {}
+    for row in looked.filter(pc.is_in(looked.column("ledger_id"), ids)).to_pylist():
+        found_by.setdefault(row["ledger_id"], []).append((row["at"], row["run_id"]))
+    last: dict[int, tuple[int, bool, str]] = {}
+    for row in joined.filter(pc.is_in(joined.column("ledger_id"), ids)).to_pylist():
+        settled = (row["at_max"] is not None and row["at_max"] >= row["at"]) or any(
+            at > row["at"] and run_id != row["run_id"] for at, run_id in found_by.get(row["ledger_id"], ())
+        )
+        found = (row["at"], settled, row["run_id"])
+        last[row["ledger_id"]] = max(found, last.get(row["ledger_id"], found))
+    return {
+        (run_id, ledger_id, at)
+        for ledger_id, (at, settled, run_id) in last.items()
+        if not settled and settled_at.get(ledger_id, -1) < at
+    }
+
+
+def absent(store: MetadataStore, nodes: Sequence[Archived]) -> list[Archived]:
+    """Those of ``nodes`` that are not there now."""
+    return [one for one, node in _now(store, nodes) if node is None]
+
+
+def _now(store: MetadataStore, nodes: Sequence[Archived]) -> list[tuple[Archived, Node | Unread | None]]:
+    if not nodes:
+        return []
+    store.sync("/")
+    return list(zip(nodes, store.read([one.path for one in nodes]), strict=True))
+
+
+def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
+    """Journal the unsettled ``nodes`` that are not there as deleted by the runs that archived them; returns how many.
+
+    To be called under the lease. What is there still needs no word: it is decided again. What was created again since,
+    by another transaction, was deleted before.
+    """
+    now = _now(store, nodes)
+    gone = [one for one, n in now if n is None or (isinstance(n, Node) and n.stat.czxid != one.czxid)]
+    gone.sort(key=lambda one: (one.at, one.ledger_id))
+    for _, day in groupby(gone, key=lambda one: datetime.fromtimestamp(one.at / 1000, UTC).date()):
+        journal.record(_rows(run_id, list(day), ledgers_root))
+    return len(gone)
+
+
+def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Objects of offloaded copies that are gone for good: ``s3://BUCKET/KEY`` -> the row of the run that deleted it.
+
+    ``rows`` are a cluster's journal in the order of its time; those of other actions do not count. What a run was about
+    to delete is its own unless a later word of one that looked at them says otherwise: a run may die, or get no answer.
+    The ``objects`` of a row that does not know are those from before the deletion.
+    """
+    said: dict[int, list[Mapping[str, Any]]] = {}
+    last: dict[str, Mapping[str, Any]] = {}
+    for row in rows:
+        if row["action"] != DELETE_OFFLOADED:
+            continue
+        if row["outcome"] in (DELETING, DELETED):
+            last |= dict.fromkeys(_objects(row), row)
+        if row["phase"] == "delete" and not row["reason"].startswith((NOT_KNOWN, TWIN)):
+            said.setdefault(row["ledger_id"], []).append(row)
+
+    def lost(row: Mapping[str, Any]) -> bool:
+        words = [one for one in said.get(row["ledger_id"], ()) if one["at"] >= row["at"] and _same_copy(one, row)]
+        gone = any(one["outcome"] in (DELETED, GONE) for one in words)
+        return gone or not any("objects" in _detail(one) for one in words)
+
+    return {name: row for name, row in last.items() if lost(row)}
+
+
+def _objects(row: Mapping[str, Any]) -> list[str]:
+    try:
+        return [f"s3://{one['bucket']}/{one['key']}" for one in _detail(row)["objects"]]
+    except (KeyError, TypeError):  # not as we write it
+        return [f"the copy of ledger {row['ledger_id']}"]
+
+
+def _same_copy(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two rows about a ledger are about one copy of it; one that does not say is about any."""
+    found, known = _detail(one), _detail(other)
+    return all(name not in found or name not in known or found[name] == known[name] for name in ("uuid", "bucket"))
+
+
+def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        found = json.loads(row["detail"])
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
+    read = [one.node for one in nodes]
+    rows: list[JournalRow] = []
+    for one, tags in zip(nodes, ledgers.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
+        component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
+        rows.append(
+            JournalRow(
+                run_id=one.run_id,
+                cluster=one.cluster,
+                plan_id="",
+                ledger_id=one.ledger_id,
+                component=component,
+                topic=owners.owner_in(tags)[1],
+                action=DELETE_LEDGER,
+                phase="delete",
+                outcome=DELETED,
+                reason="its run ended before it could say so",
+                bytes=tags["length"] or 0,
+                checksum=hashlib.sha256(one.data).hexdigest(),
+                detail=json.dumps({"settled_by": run_id}),
+                at=one.at,
+            )
+        )
+    return rows

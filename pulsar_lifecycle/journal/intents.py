@@ -1,0 +1,124 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""What became of each intent by the journal, and where each namespace stands: for what is derived again.
+
+Belongs here: the rules over journal rows and plan rows. Not here: reading the journal, making the plan.
+After a rollback or a restore the journal may know of intents that the queue has lost; sending one again is harmless,
+because the deletion run decides each afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETED,
+    GONE,
+    NOT_DELETED,
+    RETRYING,
+    SENT,
+    WAITING,
+)
+
+STANDING = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
+"""The journal's columns that say what became of an intent."""
+
+IN_FLIGHT = "in flight"
+DEAD = "dead letter"
+_OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED: DEAD}
+"""Outcomes after which a message still exists; every other one is final and stands for itself."""
+
+
+def standing(rows: pa.Table) -> pa.Table:
+    """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at sent_at``.
+
+    ``rows`` (:data:`STANDING`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
+    final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
+    """
+    sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
+    sent = pc.and_(sends, pc.equal(rows.column("outcome"), SENT))
+    decided = pc.and_(pc.equal(rows.column("phase"), "delete"), pc.greater_equal(rows.column("ledger_id"), 0))
+    decided = pc.and_(decided, pc.not_equal(rows.column("outcome"), NOT_DELETED))  # of a plan: it has no message
+    rows = rows.append_column("sent_at", pc.if_else(sent, rows.column("at"), pa.scalar(None, pa.int64())))
+    known = rows.filter(pc.or_(sent, decided)).sort_by("at")
+    last = known.group_by(["ledger_id", "action"], use_threads=False).aggregate(
+        [("topic", "last"), ("outcome", "last"), ("at", "last"), ("sent_at", "max")]
+    )
+    states = [_OPEN.get(outcome, outcome) for outcome in last.column("outcome_last").to_pylist()]
+    return pa.table(
+        {
+            "ledger_id": last.column("ledger_id"),
+            "action": last.column("action"),
+            "topic": last.column("topic_last"),
+            "state": pa.array(states, pa.string()),
+            "at": last.column("at_last"),
+            "sent_at": last.column("sent_at_max"),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a namespace stands: intents by state, and confirmed orphans with their bytes on the bookies."""
+
+    namespace: str
+    states: Mapping[str, int] = field(default_factory=dict[str, int])
+    orphans: int = 0
+    physical_bytes: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Intents that were sent and not settled since."""
+        return self.states.get(IN_FLIGHT, 0)
+
+    @property
+    def settled(self) -> int:
+        """Intents with a final outcome."""
+        return sum(count for state, count in self.states.items() if state not in (IN_FLIGHT, DEAD))
+
+
+def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str] | None) -> list[Standing]:
+    """Every wanted namespace (None: every one that occurs), sorted by name.
+
+    ``intents``: :func:`standing`; ``orphans``: plan rows.
+    """
+    states: dict[str, dict[str, int]] = {name: {} for name in namespaces or ()}
+    counted = intents.group_by(["topic", "state"]).aggregate([("ledger_id", "count")])
+    for row in counted.to_pylist():
+        name = str(Topic.parse(row["topic"]).namespace)
+        if namespaces is None or name in states:
+            found = states.setdefault(name, {})
+            found[row["state"]] = found.get(row["state"], 0) + row["ledger_id_count"]
+    grouped = orphans.group_by("namespace").aggregate([("ledger_id", "count"), ("physical_bytes", "sum")])
+    totals = {r["namespace"]: (r["ledger_id_count"], r["physical_bytes_sum"] or 0) for r in grouped.to_pylist()}
+    names = states if namespaces is not None else {*states, *totals}
+    return [Standing(name, states.get(name, {}), *totals.get(name, (0, 0))) for name in sorted(names)]
+
+
+def unknown(standings: Iterable[Standing], existing: Collection[str]) -> list[str]:
+    """Namespaces that do not exist and of which neither an intent nor an orphan is left: mistyped, most likely."""
+    return [s.namespace for s in standings if not s.states and not s.orphans and s.namespace not in existing]
+
+
+def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:
+    """Plan rows without the ledgers that a deletion run found deleted or gone at ``since`` (ms) or later."""
+    gone = pc.and_(pc.is_in(intents.column("state"), pa.array([DELETED, GONE])), pc.greater_equal(intents["at"], since))
+    return _without(rows, intents.filter(gone))
+
+
+def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
+    """Plan rows without those whose intent is in flight."""
+    return _without(rows, intents.filter(pc.equal(intents.column("state"), IN_FLIGHT)))
+
+
+def _without(rows: pa.Table, intents: pa.Table) -> pa.Table:
+    ids = intents.filter(pc.equal(intents.column("action"), DELETE_LEDGER)).column("ledger_id").combine_chunks()
+    return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), ids)))

@@ -1,0 +1,135 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Marks that stand: ledgers that our own first phase took off their topics' lists."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, rows_of_outcome, scan
+from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES
+from pulsar_lifecycle.records.copies import Asked
+from pulsar_lifecycle.records.outcomes import (
+    DELETED,
+    GONE,
+    KEPT,
+    LEFT,
+    MARKED,
+)
+
+
+def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
+    """What our first phase took out of topics and nothing has ended since: id -> (czxid, when in ms).
+
+    Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
+    says that it stayed after all.
+    """
+    rows = ((row["ledger_id"], _czxid(row["detail"]), row["at"]) for row in _open(lake, cluster, False))
+    return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
+
+
+def _czxid(detail: str) -> int | None:
+    """The ledger's z-node as a mark names it; None where it names none, or is not a row of ours: it waives nothing."""
+    try:
+        found = json.loads(detail)
+    except (ValueError, RecursionError):
+        return None
+    czxid = found.get("czxid") if isinstance(found, dict) else None
+    return czxid if type(czxid) is int else None
+
+
+def taken_off(lake: str, cluster: str, since: int) -> set[int]:
+    """Ledgers that our first phase took off their topics' lists at ``since`` (ms) or later, whatever became of them."""
+    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "mark")
+    marked, left = (rows_of_outcome(lake, outcome, since, mine, ["ledger_id", "at"]) for outcome in (MARKED, LEFT))
+    return set(open_marks(marked, left).column("ledger_id").to_pylist()) if marked.num_rows else set()
+
+
+def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
+    """The same of offloaded copies: ledger id -> (which copy, when in ms); :func:`open_copies`."""
+    found: dict[int, tuple[Asked, int]] = {}
+    for row in _open(lake, cluster, True):
+        with contextlib.suppress(ValueError):  # not as we write it: it asks for nothing
+            uuid_of = None if row["uuid"] is None else UUID(row["uuid"])
+            found[row["ledger_id"]] = Asked(row["topic"], uuid_of, row["bucket"]), row["at"]
+    return found
+
+
+def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
+    """Marks that stand, of ledgers' copies in BookKeeper or of the offloaded ones; oldest first."""
+    mine = pc.field("cluster") == cluster
+    marked = rows_of_outcome(lake, MARKED, 0, mine & (pc.field("phase") == "mark"))
+    if not marked.num_rows:
+        return []
+    phase, outcome = pc.field("phase"), pc.field("outcome")
+    stayed = mine & (phase == "mark") & (outcome == LEFT)
+    settled = (
+        mine
+        & (phase == "delete")
+        & (OFFLOADED_COPIES if offloaded else ~OFFLOADED_COPIES)
+        & outcome.isin(ENDS[offloaded])
+    )
+    left = scan(lake, JOURNAL, JOURNAL_SCHEMA, stayed, ["ledger_id", "at"])
+    if offloaded:
+        ended = scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at", "detail"])
+        return open_copies(with_copies(marked), left, with_copies(ended)).to_pylist()
+    ended = scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at"])
+    return open_marks(marked, pa.concat_tables([left, ended])).to_pylist()
+
+
+def with_copies(rows: pa.Table) -> pa.Table:
+    """Rows and the ``uuid`` and ``bucket`` that their ``detail`` names; null where it says nothing of one."""
+    for name in ("uuid", "bucket"):
+        found = pc.extract_regex(rows.column("detail"), f'"{name}": "(?P<{name}>[^"]*)"')
+        rows = rows.append_column(name, pc.struct_field(found, name))
+    return rows
+
+
+def open_copies(marked: pa.Table, left: pa.Table, settled: pa.Table) -> pa.Table:
+    """As :func:`open_marks`, of offloaded copies: a row that settles one copy ends the mark of no other.
+
+    ``uuid`` of a mark is empty if it asks for none. Where it or ``bucket`` is null, in a row of an older version, it
+    asks for any, and whatever settles such a copy of its ledger ends it. ``left``: ``ledger_id at`` of what ends every
+    mark of a ledger; ``settled``: ``ledger_id at uuid bucket``, a null ends only marks that have none either.
+    """
+    asking = marked.filter(pc.fill_null(pc.not_equal(marked.column("uuid"), ""), True))
+    stand = open_marks(asking, left)
+    named, placed = (pc.is_valid(stand.column(name)) for name in ("uuid", "bucket"))
+    return pa.concat_tables(
+        [
+            open_marks(stand.filter(pc.invert(named)), settled),
+            open_marks(stand.filter(pc.and_not(named, placed)), settled, ["ledger_id", "uuid"]),
+            open_marks(stand.filter(pc.and_(named, placed)), settled, ["ledger_id", "uuid", "bucket"]),
+        ]
+    )
+
+
+def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_id",)) -> pa.Table:
+    """The newest mark of each ledger that nothing ended at its time (``at``, ms) or later; oldest first.
+
+    ``marked``: journal rows; ``ended``: ``at`` of whatever ends a mark, and the same ``key``. A ledger may be taken off
+    a list, deleted, restored, and taken off again.
+    """
+    key = list(key)
+    marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
+    ends = ended.group_by(key).aggregate([("at", "max")])
+    last = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
+    last = last.join(ends, key, join_type="left outer")
+    stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
+    rows = stand.column("row_last").combine_chunks()
+    return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")
+
+
+ENDS = {False: (DELETED, GONE, KEPT), True: (DELETED, GONE)}
+"""Outcomes of phase ``delete`` that end a mark, of BookKeeper's copy and of the offloaded one.
+
+What a message says of a ledger in BookKeeper is checked against its z-node, so that ``kept`` is about what was marked;
+of an offloaded copy anyone may send a message that is kept.
+"""

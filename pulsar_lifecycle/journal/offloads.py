@@ -1,0 +1,158 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""What the journal says of offloaded copies: begun, proven, unproven, given up in BookKeeper, deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, rows_of_outcome, scan
+from pulsar_lifecycle.journal.archive import last_archived
+from pulsar_lifecycle.journal.in_doubt import lost_copies
+from pulsar_lifecycle.journal.marks import open_marks, with_copies
+from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.copies import Begun, Released, Verified
+from pulsar_lifecycle.records.outcomes import (
+    DELETED,
+    GONE,
+    MARKED,
+    OFFLOAD,
+    PREPARED,
+    RELEASE,
+    ROLLED_BACK,
+    SENT,
+    UNPROVEN,
+    VERIFIED,
+)
+
+
+def released_of(topic: str, detail: str) -> Released | None:
+    """What a ``marked`` row of ours says was proven; None of a row that we did not write."""
+    try:
+        found = json.loads(detail)
+        uuid, bucket, czxid = UUID(found.pop("uuid")), found.pop("bucket"), found.pop("czxid")
+        Verified(**found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return Released(topic, uuid, bucket, czxid, found) if type(czxid) is int and type(bucket) is str else None
+
+
+def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
+    """UUIDs of the offloaded copies of a plan whose intents the journal says were sent."""
+    mine = (pc.field("plan_id") == plan_id) & OFFLOADED_COPIES
+    return frozenset(uuid for uuid, _ in attempts_in(rows_of_outcome(lake, SENT, 0, mine)))
+
+
+def deleted_copies(lake: str, cluster: str, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[str]:
+    """Objects of offloaded copies, ``s3://BUCKET/KEY``, that a run deleted, or that went with these ledgers.
+
+    No archive holds them; :func:`lost_copies`. With a ledger goes what the run deleted that archived it last, and the
+    copy that our first phase last took off its topic's list. Any other copy of it was an orphan of its own.
+    """
+    mine = pc.field("cluster") == cluster
+    if run_id:
+        its = mine & OFFLOADED_COPIES & (pc.field("run_id") == run_id)
+        ledger_ids = set(scan(lake, JOURNAL, JOURNAL_SCHEMA, its, ["ledger_id"]).column("ledger_id").to_pylist())
+    about = mine & pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
+    rows = with_copies(scan(lake, JOURNAL, JOURNAL_SCHEMA, about & OFFLOADED_COPIES).sort_by("at"))
+    lost = lost_copies(rows.to_pylist())
+    if run_id:
+        return sorted(name for name, row in lost.items() if row["run_id"] == run_id)
+    runs = {node.ledger_id: node.run_id for node in last_archived(lake, cluster, ledger_ids=ledger_ids)}
+    marked = with_copies(rows_of_outcome(lake, MARKED, 0, about & (pc.field("phase") == "mark")).sort_by("at"))
+    marks = {row["ledger_id"]: row for row in marked.to_pylist()}
+    return sorted(
+        name
+        for name, row in lost.items()
+        if row["run_id"] == runs.get(row["ledger_id"]) or _asks_for(marks.get(row["ledger_id"]), row)
+    )
+
+
+def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
+    """Whether a mark asked for the copy that ``row`` is about; null in an older version's mark asks for any."""
+    if mark is None or row["at"] < mark["at"]:
+        return False
+    return all(mark[name] in (None, row[name]) for name in ("uuid", "bucket"))
+
+
+def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
+    """Every offload attempt on these ledgers that our own runs ever began."""
+    ids = pa.array(sorted(ledger_ids), pa.int64())
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    rows = list(attempts_in(scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).sort_by("at")))
+    began = {uuid for uuid, row in rows if row["outcome"] == PREPARED}
+    return {uuid: Begun(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
+
+
+def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
+    """Rows whose ``detail`` names an offload attempt."""
+    for row in rows.to_pylist():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proves nothing
+            yield UUID(json.loads(row["detail"])["uuid"]), row
+
+
+def released_ledgers(lake: str, cluster: str) -> dict[int, Released]:
+    """Ledgers whose copies in BookKeeper we gave up, and what their objects were then, until they are deleted.
+
+    Or until a later proof of those objects failed.
+    """
+    mine = pc.field("cluster") == cluster
+    marked = rows_of_outcome(lake, MARKED, 0, mine & (pc.field("action") == RELEASE))
+    if not marked.num_rows:
+        return {}
+    ended = mine & (
+        ((pc.field("phase") == "delete") & ~OFFLOADED_COPIES & pc.field("outcome").isin((DELETED, GONE)))
+        | ((pc.field("action") == RELEASE) & (pc.field("outcome") == UNPROVEN))
+    )
+    rows = open_marks(marked, scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
+    found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
+    return {ledger_id: released for ledger_id, released in found.items() if released}
+
+
+def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[tuple[int, UUID], Verified]:
+    """What the objects of these ledgers were when we read them back whole: (ledger id, UUID) -> the last proof."""
+    ids = pa.array(sorted(ledger_ids), pa.int64())
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    found: dict[tuple[int, UUID], Verified] = {}
+    for row in rows_of_outcome(lake, VERIFIED, 0, mine).sort_by("at").to_pylist():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
+            detail = json.loads(row["detail"])
+            uuid_of = UUID(detail.pop("uuid"))
+            found[row["ledger_id"], uuid_of] = Verified(**detail)
+    return found
+
+
+def unproven_copies(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRow]:
+    """Offloaded copies of which the last proof failed: (ledger id, UUID) -> the journal's row that says so."""
+    mine = pc.field("cluster") == cluster
+    found: dict[tuple[int, UUID], JournalRow] = {}
+    for row in rows_of_outcome(lake, UNPROVEN, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist():
+        if uuid_of := _uuid_in(row["detail"]):
+            found[row["ledger_id"], uuid_of] = JournalRow(**row)
+    if not found:
+        return found
+    ids = pa.array(sorted({ledger_id for ledger_id, _ in found}), pa.int64())
+    whole = mine & (pc.field("action") == OFFLOAD) & pc.field("outcome").isin((VERIFIED, ROLLED_BACK))
+    for row in scan(lake, JOURNAL, JOURNAL_SCHEMA, whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
+        uuid_of = _uuid_in(row["detail"])
+        known = uuid_of and found.get((row["ledger_id"], uuid_of))
+        # A run proves no copy again that it disproved: its own proof was before, whatever its executors' clocks say.
+        before = known and row["outcome"] == VERIFIED and row["run_id"] == known.run_id
+        if uuid_of and known and not before and known.at < row["at"]:
+            del found[row["ledger_id"], uuid_of]
+    return found
+
+
+def _uuid_in(detail: str) -> UUID | None:
+    """The UUID in the detail of a row of ours; None where there is none."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return UUID(json.loads(detail)["uuid"])
+    return None

@@ -1,0 +1,43 @@
+"""The journal's rows about the operator's words.
+
+Not here: which of them are news (``records/known_words.py``), the words themselves (``words.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.known_words import KnownWord, meet
+from pulsar_lifecycle.records.outcomes import OPERATOR_WORD
+from pulsar_lifecycle.runs.cluster import Cluster
+
+
+def journal_row(run_id: str, cluster: str, word: KnownWord, now: int) -> JournalRow:
+    """One word that is in force, or has ended; ``detail`` holds all of it, ``reason`` is for reading."""
+    return JournalRow(
+        run_id=run_id,
+        cluster=cluster,
+        plan_id="",
+        ledger_id=-1,
+        component=word.kind.value,
+        topic="",
+        action=OPERATOR_WORD,
+        phase=OPERATOR_WORD,
+        outcome=word.how,
+        reason=f"{word.subject}: {word.why or 'no reason given'}",
+        bytes=0,
+        checksum="",
+        detail=json.dumps(asdict(word)),
+        at=now,
+    )
+
+
+def note_words(cluster: Cluster, run_id: str) -> None:
+    """Journal what is new of the operator's words, before anything is done under them. Raises StoreError."""
+    settings, now = cluster.settings, cluster.clock.now_ms()
+    stand, news = meet(cluster.lake.words(settings.cluster), settings.words(), now)
+    if news:  # the journal first: said twice is better than never
+        cluster.journal.record([journal_row(run_id, settings.cluster, word, now) for word in news])
+        cluster.lake.store_words(settings.cluster, stand)

@@ -1,0 +1,129 @@
+"""What the journal says of read checks: where brokers could read offloaded ledgers, and where they could not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, scan
+from pulsar_lifecycle.records.copies import Place, Site, site
+from pulsar_lifecycle.records.outcomes import (
+    READ_THROUGH_BROKER,
+    SEEN,
+    UNANSWERED,
+    UNSEEN,
+)
+
+HELD, AFTER = "held", "after"
+"""In the detail of a row: the mzxid with which a failed read held its location, and the one that a read that worked
+found there before it began. They tell which was first, whatever the clocks say."""
+
+
+def places_read(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[Place, int]:
+    """The places that brokers of this metadata store read when they were asked last, and when (ms) that was.
+
+    ``rows`` are the journal's of action ``read-through-broker``; what a clock dated later than ``now`` (ms) shows
+    nothing.
+    """
+    last: dict[Place, tuple[int, bool]] = {}
+    for row in _sound(rows, now):
+        if found := _place_in(row["detail"], store):
+            word = row["at"], row["outcome"] != SEEN  # of two at once the one that says no
+            last[found[0]] = max(last.get(found[0], word), word)
+    return {place: at for place, (at, unseen) in last.items() if not unseen}
+
+
+def sites_not_read(
+    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (UNSEEN,)
+) -> frozenset[Site]:
+    """The locations of which a broker of this metadata store has said one of ``noes``, and that none has read since.
+
+    A read in the same run by another broker does not count: what it could read the first one could not. Other words
+    than these and ``seen`` do not count; ``rows`` as above. What is dated later than ``now`` was said by a clock that
+    was ahead: such an ``unseen`` stands until a read that began after its location was held, an ``unanswered``, which
+    holds none, not at all.
+    """
+    words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, SEEN)]
+    left: dict[Site, set[_No]] = {}
+    reads: dict[Site, list[_Read]] = {}
+    for row in sorted(words, key=lambda row: (row["at"], row["outcome"] != SEEN)):  # of two at once the no stands
+        if not (found := _place_in(row["detail"], store)) or (row["outcome"] == UNANSWERED and row["at"] > now):
+            continue
+        (_, driver, metadata), broker = found
+        where = site(driver, dict(metadata))
+        noes_there = left.setdefault(where, set())
+        if row["outcome"] == SEEN:
+            read = _Read(row["run_id"], broker, _mark(row["detail"], AFTER))
+            reads.setdefault(where, []).append(read)
+            noes_there -= {no for no in noes_there if read.speaks_for(no)}
+        else:
+            noes_there.add(_No(row["run_id"], broker, _mark(row["detail"], HELD)))
+    for where, some in reads.items():
+        left[where] -= {
+            no for no in left[where] if any(0 < no.held <= one.after and one.speaks_for(no) for one in some)
+        }
+    return frozenset(where for where, noes_there in left.items() if noes_there)
+
+
+@dataclass(frozen=True, slots=True)
+class _No:
+    """A read that failed; ``held``: the mzxid of the z-node that says so, 0 if none does."""
+
+    run_id: str
+    broker: str
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read that worked; ``after``: the mzxid of its location's z-node when it began, 0 if there was none."""
+
+    run_id: str
+    broker: str
+    after: int
+
+    def speaks_for(self, no: _No) -> bool:
+        """Whether it says anything of what that one could not read."""
+        return no.run_id != self.run_id or bool(self.broker and no.broker == self.broker)
+
+
+def _mark(detail: str, name: str) -> int:
+    """One of the marks in the detail of a row that :func:`_place_in` has decoded."""
+    mark = json.loads(detail).get(name, 0)
+    return mark if type(mark) is int else 0
+
+
+def _sound(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[Mapping[str, Any]]:
+    return (row for row in rows if row["outcome"] != SEEN or row["at"] <= now)
+
+
+def _place_in(detail: str, store: str) -> tuple[Place, str] | None:
+    """The place and the broker in the detail of a row; None if it is another store's, or not ours."""
+    try:
+        found = json.loads(detail)
+        if found["store"] != store:
+            return None
+        pairs = tuple((str(name), str(value)) for name, value in found["metadata"])
+        place = str(found["namespace"]), str(found["driver"]), tuple(sorted(pairs))
+        return place, str(found.get("broker", ""))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def seen_places(lake: str, cluster: str, store: str, now: int) -> dict[Place, int]:
+    """``canary.places_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    return places_read(_reads(lake, cluster), store, now)
+
+
+def unseen_sites(lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (UNSEEN,)) -> frozenset[Site]:
+    """``canary.sites_not_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    return sites_not_read(_reads(lake, cluster), store, now, noes)
+
+
+def _reads(lake: str, cluster: str) -> list[dict[str, Any]]:
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
+    return scan(lake, JOURNAL, JOURNAL_SCHEMA, mine, ["run_id", "outcome", "detail", "at"]).to_pylist()

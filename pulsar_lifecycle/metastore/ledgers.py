@@ -1,0 +1,166 @@
+"""BookKeeper's ledgers in the metadata store, as rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import (
+    CorruptFormat,
+    NotFound,
+    UnsupportedFormat,
+)
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.metastore.walk import DATA, PATH, Rows, Unit, children_below, descend, node_names, rows_below
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.tables import CORRUPT, EMPTY, UNREAD
+
+_SPECIAL = frozenset(
+    {"LAYOUT", "INSTANCEID", "available", "cookies", "idgen", "idgen-long", "underreplication", "replicas"}
+)
+
+
+def ledger_units(store: MetadataStore, root: str = "/ledgers") -> list[Unit]:
+    """Every node below ``root`` that holds ledger z-nodes, in both hierarchical layouts.
+
+    Raises UnsupportedFormat for another ledger manager, NotFound when ``root`` is no BookKeeper root. Pulsar's own
+    metadata driver writes no LAYOUT node and always keeps the hierarchical tree (PulsarLedgerManagerFactory).
+    """
+    layout = store.read([f"{root}/LAYOUT"])[0]
+    top, units = children_below(store, [root])
+    if isinstance(layout, Node):
+        ledger_path.parse_layout(layout.data)
+    elif layout is not None or "available" not in node_names(top):
+        raise NotFound(f"{root} is no BookKeeper root that can be read: is bookkeeper.ledgers_root right?")
+    short = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{2}", n)]
+    long = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{3}", n)]
+    strange = [n for n in node_names(top) if not re.fullmatch(r"\d{2,3}", n) and n not in _SPECIAL]
+    units += [Unit(f"{root}/{n}", None, 0, f"{UNREAD}not a node of a known ledger layout") for n in strange]
+    leaf_parents, failed = descend(store, short, 1)
+    units += failed
+    long_parents, failed = descend(store, long, 3)
+    units += failed
+    return units + [Unit(path, None, 0) for path in leaf_parents + long_parents]
+
+
+def id_range(parent: str, root: str = "/ledgers") -> tuple[int, int]:
+    """Lowest and highest ledger id that can live below a node of :func:`ledger_units`."""
+    digits = parent[len(root) :].replace("/", "")
+    if not digits.isdecimal():
+        return 0, 2**63 - 1
+    low = int(digits) * 10_000
+    return low, low + 9_999
+
+
+def read_ledgers(
+    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.BOOKKEEPER_LEDGERS, root: str = "/ledgers"
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ``tables.BOOKKEEPER_LEDGERS``, or of the picked columns."""
+    for rows in rows_below(store, units, wanted):
+        yield rows if isinstance(rows, pa.RecordBatch) else _ledger_batch(rows, wanted, root)
+
+
+def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
+    """The rows of ledger z-nodes that were read one by one."""
+    rows = Rows(1)
+    rows.nodes = [
+        (
+            n.path,
+            n.data,
+            n.stat.czxid,
+            n.stat.mzxid,
+            n.stat.ctime,
+            n.stat.mtime,
+            n.stat.version,
+            n.stat.num_children,
+            (),
+        )
+        for n in nodes
+    ]
+    rows.errors = [None] * len(nodes)
+    return pa.Table.from_batches([_ledger_batch(rows, tables.BOOKKEEPER_LEDGERS, root)], tables.BOOKKEEPER_LEDGERS)
+
+
+def _ledger_batch(rows: Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
+    errors = rows.errors
+    datas = rows.column(DATA)
+    ids = _ledger_ids(rows.column(PATH), root)
+    for index, (ledger_id, data) in enumerate(zip(ids, datas, strict=True)):
+        if ledger_id is None:
+            errors[index] = errors[index] or f"{UNREAD}not a ledger z-node"
+        if not data and errors[index] is None:
+            errors[index] = EMPTY
+    columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & frozenset(_DECODED))
+    for index, problem in enumerate(problems):
+        if problem is not None and errors[index] is None:
+            errors[index] = CORRUPT + problem
+    return rows.batch(wanted, {"ledger_id": ids, **columns})
+
+
+_LEAVES = {f"/L{n:04d}": n for n in range(10_000)}
+
+
+def _ledger_ids(paths: Sequence[str], root: str) -> list[int | None]:
+    """Ledger ids of z-node paths, None for what is not one.
+
+    A parent is parsed once, its leaves are looked up: a tenth of parsing every path, of which there are ten million.
+    """
+    firsts: dict[str, int | None] = {}
+    ids: list[int | None] = []
+    for path in paths:
+        parent, leaf = path[:-6], path[-6:]
+        if parent not in firsts:
+            ends = [_parsed(f"{parent}/L{n}", root) for n in ("0000", "9999")]
+            firsts[parent] = None if None in ends else ends[0]
+        first, number = firsts[parent], _LEAVES.get(leaf)
+        ids.append(_parsed(path, root) if first is None or number is None else first + number)
+    return ids
+
+
+def _parsed(path: str, root: str) -> int | None:
+    try:
+        return ledger_path.parse_ledger_path(path, root)
+    except CorruptFormat:
+        return None
+
+
+_DECODED = (
+    "state",
+    "entries",
+    "length",
+    "ensemble_size",
+    "write_quorum",
+    "ack_quorum",
+    "application",
+    "component",
+    "managed_ledger",
+    "cursor",
+    "schema_id",
+    "compacted_topic",
+    "bucket_key",
+    "bucket_topic",
+    "bucket_cursor",
+)
+
+
+def under_replicated(store: MetadataStore, root: str = "/ledgers") -> set[int]:
+    """Ledger ids that the auditor has marked below ``underreplication/ledgers``."""
+    level = [f"{root}/underreplication/ledgers"]
+    if store.children(level)[0] is None:
+        return set()
+    found: set[int] = set()
+    while level:
+        listings, failed = children_below(store, level)
+        if failed:
+            raise UnsupportedFormat(failed[0].parent, 0, f"a readable under-replication list: {failed[0].error}")
+        level = []
+        for listing in listings:
+            for name in listing.names:
+                if re.fullmatch(r"urL\d+", name):
+                    found.add(int(name[3:]))
+                else:
+                    level.append(f"{listing.path}/{name}")
+    return found

@@ -1,0 +1,213 @@
+"""Which topics brokers have loaded: asked of the brokers, or seen from a z-node's age."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    LifecycleError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
+from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, owner_columns, rows_below
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
+from pulsar_lifecycle.records import tables
+
+_REPORTS = {
+    ("LocalBrokerData", "ModularLoadManagerImpl"),
+    ("LocalBrokerData", "NoopLoadManager"),
+    (None, "ExtensibleLoadManagerImpl"),
+}
+"""(``loadReportType``, class of the load manager) whose ``startTimestamp`` is taken once per process.
+
+The LoadReport of SimpleLoadManagerImpl is not among them: it has the time of the report.
+"""
+
+
+def broker_started(data: bytes, ctime: int) -> int | None:
+    """When a broker started (ms), by its z-node below ``/loadbalance/brokers``; None if that does not say.
+
+    The earlier of what the broker says by its own clock, and of when the z-node was created, which may be later: it is
+    created anew after a lost session.
+    """
+    try:
+        report = json.loads(data)
+        kind = report.get("loadReportType"), str(report.get("loadManagerClassName")).rpartition(".")[2]
+        started = report.get("startTimestamp")
+    except (ValueError, AttributeError, RecursionError):
+        return None
+    if kind not in _REPORTS or type(started) is not int or started <= 0 or ctime <= 0:
+        return None
+    return min(started, ctime)
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """What the brokers said, taken once per scan: who has which topic loaded, and how stale that word may be (ms).
+
+    ``silence`` says why they were not heard; then every topic counts as loaded. ``started``: when each broker did (ms);
+    one that is missing did not say.
+    """
+
+    loaded: Mapping[str, str]
+    stats_interval: int
+    silence: str = ""
+    started: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+BROKERS_ROOT = "/loadbalance/brokers"
+"""One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
+
+
+def hear(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
+    """Ask every broker. Raises what ``admin`` raises, and Unavailable when one that is registered was not asked.
+
+    An admin URL of another cluster would make every topic look unloaded.
+    """
+    registered = store.children([BROKERS_ROOT])[0]
+    if isinstance(registered, Unread):
+        raise AccessDenied(f"{BROKERS_ROOT}: {registered.reason}")
+    names = registered.names if registered else ()
+    # Read first: a broker that is started again meanwhile lists nothing that it had loaded before.
+    started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
+    heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
+    missing = sorted(set(names).difference(admin.brokers()))
+    if missing:
+        raise Unavailable(
+            f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
+            "is that the same cluster?"
+        )
+    return heard
+
+
+def _started(brokers: Iterable[Node | Unread | None]) -> dict[str, int]:
+    """When the brokers started, by their z-nodes; those that do not say so are left out."""
+    nodes = [node for node in brokers if isinstance(node, Node)]
+    times = {node.path.rpartition("/")[2]: broker_started(node.data, node.stat.ctime) for node in nodes}
+    return {name: at for name, at in times.items() if at is not None}
+
+
+def read_topics(
+    store: MetadataStore,
+    units: Iterable[Unit],
+    brokers: Brokers,
+    policies: Mapping[str, Mapping[str, Any]],
+    compaction: Callable[[Topic], str],
+    now: int,
+    ledgers_root: str,
+    wanted: pa.Schema = tables.TOPICS,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ``tables.TOPICS``. ``compaction`` is asked only of loaded topics that have a ``__compaction`` cursor.
+
+    Loaded means listed by a broker, with an open last ledger: the list lags, and asking about any other loads it.
+    """
+    for rows in rows_below(store, units, wanted):
+        if isinstance(rows, pa.RecordBatch):
+            yield rows
+            continue
+        columns: dict[str, list[Any]] = owner_columns(rows)
+        infos = rows.decoded(managed_ledger.decode)
+        ids = [sorted(item.ledger_id for item in info.ledgers) if info else [] for info in infos]
+        states = ledger_states(store, [i[-1] if i else None for i in ids], ledgers_root)
+        loaded = [p for p, topic in zip(rows.column(PATH), columns["topic"], strict=True) if topic in brokers.loaded]
+        cursors = store.read([f"{path}/__compaction" for path in loaded])
+        compacted = {path for path, cursor in zip(loaded, cursors, strict=True) if cursor is not None}
+        found: list[tuple[Any, ...]] = []
+        for index, info in enumerate(infos):
+            topic = columns["topic"][index]
+            broker = brokers.loaded.get(topic or "")
+            state, reason = load_state(info, rows.nodes[index][MTIME], states[index], broker, brokers, now)
+            ask = info is not None and rows.nodes[index][PATH] in compacted and states[index] == "OPEN"
+            policy = policies.get(columns["namespace"][index] or "", {})
+            retention = policy.get("retention_policies") or {}
+            found.append(
+                (
+                    info and state,
+                    info and reason,
+                    broker,
+                    brokers.started.get(broker or ""),
+                    _asked(compaction, topic) if ask else None,
+                    retention.get("retentionTimeInMinutes"),
+                    retention.get("retentionSizeInMB"),
+                    policy.get("message_ttl_in_seconds"),
+                )
+            )
+        names = (
+            "load_state",
+            "load_reason",
+            "broker",
+            "broker_started",
+            "compaction",
+            "retention_minutes",
+            "retention_mb",
+            "ttl_seconds",
+        )
+        columns |= {name: [f[i] for f in found] for i, name in enumerate(names)}
+        yield rows.batch(
+            wanted,
+            {
+                **columns,
+                "first_ledger_id": [i[0] if i else None for i in ids],
+                "last_ledger_id": [i[-1] if i else None for i in ids],
+                "last_ledger_state": states,
+                "ledgers": [len(i) for i in ids],
+                "terminated": [info and info.terminated is not None for info in infos],
+            },
+        )
+
+
+def _asked(compaction: Callable[[Topic], str], topic: str) -> str:
+    try:
+        return compaction(Topic.parse(topic))
+    except LifecycleError as error:
+        return f"UNKNOWN: {error}"
+
+
+UNLOADED_AFTER = 3
+"""Statistics intervals that a topic's z-node must have been left alone before the topic can count as unloaded."""
+
+
+def load_state(
+    info: managed_ledger.ManagedLedgerInfo | None,
+    mtime: int,
+    last_state: str | None,
+    broker: str | None,
+    brokers: Brokers,
+    now: int,
+) -> tuple[str, str]:
+    """``unloaded``, ``never_loaded`` or ``loaded`` with the reason; whatever is not sure counts as loaded.
+
+    A broker rewrites the z-node at every load, and its list of topics lags by ``brokers.stats_interval`` ms both ways.
+    """
+    if info is None:
+        return "loaded", "its z-node was not read"
+    if brokers.silence:
+        return "loaded", f"the brokers were not heard: {brokers.silence}"
+    if broker:
+        return "loaded", f"listed by {broker}"
+    if now - mtime <= UNLOADED_AFTER * brokers.stats_interval:
+        return "loaded", "its z-node was written too recently to know"
+    if not info.ledgers:
+        return "never_loaded", "its z-node has no ledgers"
+    if info.terminated is not None:
+        return "loaded", "it is terminated: its last ledger says nothing"
+    if last_state != "CLOSED":
+        return "loaded", f"its last ledger is {last_state or 'not in BookKeeper'}"
+    return "unloaded", "on no broker's list, last ledger closed, z-node left alone"
+
+
+def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:
+    """``OPEN``, ``IN_RECOVERY`` or ``CLOSED`` of ledgers by id; None where there is no readable z-node."""
+    wanted = [i for i in dict.fromkeys(ids) if i is not None]
+    nodes = store.read([ledger_path.ledger_path(i, root) for i in wanted])
+    there = [(i, node.data) for i, node in zip(wanted, nodes, strict=True) if isinstance(node, Node)]
+    columns, _ = ledger_metadata.decode_columns([data for _, data in there], frozenset({"state"}))
+    states = dict(zip((i for i, _ in there), columns["state"], strict=True))
+    return [states.get(i) if i is not None else None for i in ids]

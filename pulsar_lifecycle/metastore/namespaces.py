@@ -1,0 +1,57 @@
+"""Namespaces and their policies in the metadata store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pulsar_lifecycle.errors import (
+    CorruptFormat,
+    UnsupportedFormat,
+)
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, POLICIES_ROOT, namespace_paths
+from pulsar_lifecycle.ports import MetadataStore, Unread
+
+
+def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
+    """Policies of every namespace, V1 ones included, as their JSON says. Raises CorruptFormat naming the z-node."""
+    paths, failed = namespace_paths(store, POLICIES_ROOT)
+    if failed:
+        raise UnsupportedFormat(failed[0].parent, 0, f"readable policies: {failed[0].error}")
+    found: dict[str, dict[str, Any]] = {}
+    for path, node in zip(paths, store.read(paths), strict=True):
+        if isinstance(node, Unread):
+            raise UnsupportedFormat(path, 0, f"readable policies: {node.reason}")
+        if node is None or not node.data:
+            continue
+        try:
+            document = json.loads(node.data)
+        except (ValueError, RecursionError) as error:
+            raise CorruptFormat(path, 0, f"policies as JSON: {error}") from error
+        _check_policies(path, document)
+        found[path[len(POLICIES_ROOT) + 1 :]] = document
+    return found
+
+
+def _check_policies(path: str, document: Any) -> None:
+    """Raise CorruptFormat unless what :func:`read_topics` takes out of policies is of the type they have in Pulsar."""
+    retention = document.get("retention_policies") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(retention, dict | None):
+        raise CorruptFormat(path, 0, "policies, an object, with an object retention_policies")
+    numbers = {name: (retention or {}).get(name) for name in ("retentionTimeInMinutes", "retentionSizeInMB")}
+    numbers["message_ttl_in_seconds"] = document.get("message_ttl_in_seconds")
+    for name, value in numbers.items():
+        if value is not None and (type(value) is not int or not -(2**63) <= value < 2**63):
+            raise CorruptFormat(path, 0, f"policies with a whole number as {name}, found {value!r}")
+
+
+def namespaces(store: MetadataStore) -> frozenset[str]:
+    """Every namespace of this root: those with policies and those with managed ledgers.
+
+    What cannot be listed is left out: its ledgers then count as foreign, and the tables' own rows say what is unread.
+    """
+    found: set[str] = set()
+    for root in (MANAGED_LEDGERS_ROOT, POLICIES_ROOT):
+        paths, _ = namespace_paths(store, root)
+        found.update(path[len(root) + 1 :] for path in paths)
+    return frozenset(found)

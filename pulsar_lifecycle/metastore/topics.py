@@ -1,0 +1,203 @@
+"""Managed ledgers and cursors in the metadata store, as rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import (
+    CorruptFormat,
+    NotFound,
+    UnsupportedFormat,
+)
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.metastore.walk import (
+    CHUNK,
+    MANAGED_LEDGERS_ROOT,
+    NUM_CHILDREN,
+    PARTITIONED_ROOT,
+    PATH,
+    STRANGE,
+    Rows,
+    Unit,
+    children_below,
+    error_batch,
+    holding_data,
+    namespace_of,
+    namespace_paths,
+    owner_columns,
+    rows_below,
+    scanned,
+)
+from pulsar_lifecycle.model import Topic, cursor_name
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.tables import UNREAD
+
+SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
+"""Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
+
+
+def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
+    """Every ``T/NS/persistent`` and V1 ``T/C/NS/persistent`` below ``/managed-ledgers``, cut into chunks of names.
+
+    ``wanted`` chooses namespaces.
+    """
+    units: list[Unit] = []
+    above = [MANAGED_LEDGERS_ROOT]
+    domains: list[str] = []
+    for depth in range(4):  # the root, tenants, namespaces or V1 clusters, V1 namespaces
+        listings, failed = children_below(store, above)
+        units += failed
+        if depth:
+            units += holding_data(store, above)
+        below = [f"{c.path}/{n}" for c in listings for n in c.names]
+        domains += [path for path in below if depth >= 2 and path.endswith("/persistent")]
+        above = [path for path in below if depth < 2 or not path.endswith("/persistent")]
+    units += [Unit(path, None, 0, f"{UNREAD}{STRANGE}") for path in above]
+    listings, failed = children_below(store, [d for d in domains if wanted(namespace_of(f"{d}/"))])
+    units += failed
+    for listing in listings:
+        names = listing.names
+        for start in range(0, len(names), CHUNK):
+            units.append(Unit(listing.path, names[start : start + CHUNK], listing.num_children))
+    return units
+
+
+def read_managed_ledgers(
+    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.MANAGED_LEDGERS
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ``tables.MANAGED_LEDGERS``."""
+    for rows in rows_below(store, units, wanted):
+        if isinstance(rows, pa.RecordBatch):
+            yield rows
+            continue
+        columns = owner_columns(rows)
+        infos = rows.decoded(managed_ledger.decode)
+        yield rows.batch(
+            wanted,
+            {
+                **columns,
+                "ledgers": [
+                    info and [_ledger_row(i) for i in sorted(info.ledgers, key=lambda i: i.ledger_id)] for info in infos
+                ],
+                "offload_uuids": [
+                    (info and [str(u) for u in managed_ledger.offload_uuids(info)]) or None for info in infos
+                ],
+                "terminated": [info and info.terminated is not None for info in infos],
+                "shadow_source": [info and info.properties.get(SHADOW_SOURCE) for info in infos],
+            },
+        )
+
+
+def _ledger_row(info: managed_ledger.LedgerInfo) -> tuple[Any, ...]:
+    offload = info.offload
+    return (
+        info.ledger_id,
+        info.entries,
+        info.size,
+        info.timestamp,
+        str(offload.uuid) if offload and offload.uuid else None,
+        bool(offload and offload.complete),
+        (offload and offload.driver_metadata.get("bucket")) or None,
+        bool(offload and offload.bookkeeper_deleted),
+        offload and offload.timestamp,
+    )
+
+
+def read_cursors(
+    store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema = tables.MANAGED_CURSORS
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ``tables.MANAGED_CURSORS``: the children of every topic z-node of the units."""
+    for unit in units:
+        if unit.error:
+            yield error_batch(wanted, unit.parent, unit.error)
+            continue
+        listings, failed = children_below(store, [f"{unit.parent}/{name}" for name in unit.names or ()])
+        for broken in failed:
+            yield error_batch(wanted, broken.parent, broken.error)
+        listed = {c.path: c.num_children for c in listings}
+        paths = [f"{c.path}/{n}" for c in listings for n in c.names]
+        for start in range(0, len(paths), CHUNK):
+            for rows in scanned(store, paths[start : start + CHUNK], listed):
+                yield _cursor_batch(rows, wanted)
+
+
+_CURSOR_VALUES = (
+    "cursors_ledger_id",
+    "mark_delete_ledger_id",
+    "mark_delete_entry_id",
+    "compacted_ledger_id",
+    "buckets",
+    "last_active",
+)
+
+
+def _cursor_batch(rows: Rows, wanted: pa.Schema) -> pa.RecordBatch:
+    columns: dict[str, list[Any]] = {name: [] for name in ("managed_ledger", "topic", "namespace", "cursor")}
+    for index, node in enumerate(rows.nodes):
+        topic_path, _, encoded = node[PATH].rpartition("/")
+        try:
+            topic = Topic.from_managed_ledger(topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :])
+        except CorruptFormat as error:
+            topic = None
+            rows.errors[index] = rows.errors[index] or f"{UNREAD}{error}"
+        if rows.errors[index] is None and node[NUM_CHILDREN]:
+            rows.errors[index] = f"{UNREAD}a cursor z-node has children"
+        columns["managed_ledger"].append(topic and topic.managed_ledger)
+        columns["topic"].append(topic and str(topic))
+        columns["namespace"].append(topic and str(topic.namespace))
+        columns["cursor"].append(cursor_name(encoded))
+    values = [info or (None,) * len(_CURSOR_VALUES) for info in rows.decoded(_cursor_values)]
+    return rows.batch(wanted, {**columns, **{name: [v[i] for v in values] for i, name in enumerate(_CURSOR_VALUES)}})
+
+
+def _cursor_values(data: bytes) -> tuple[Any, ...]:
+    info = cursor_format.decode(data)
+    position = info.mark_delete
+    return (
+        info.cursors_ledger_id,
+        position.ledger_id if position else None,
+        position.entry_id if position else None,
+        cursor_format.compacted_ledger(info.properties),
+        [(b.start, b.end, b.ledger_id) for b in cursor_format.bucket_ledgers(info.cursor_properties)],
+        info.last_active,
+    )
+
+
+def birth(store: MetadataStore) -> tuple[int, int]:
+    """When ``/managed-ledgers`` was created, as (czxid, ctime): it tells one cluster's metadata from every other's.
+
+    Raises NotFound where there is none.
+    """
+    node = store.read([MANAGED_LEDGERS_ROOT])[0]
+    if not isinstance(node, Node):
+        raise NotFound(f"{MANAGED_LEDGERS_ROOT} cannot be read: is this a Pulsar cluster's metadata?")
+    return node.stat.czxid, node.stat.ctime
+
+
+def partitioned_shadow_sources(store: MetadataStore) -> dict[str, str]:
+    """What partitioned shadow topics read from, by their z-nodes' paths: their partitions' own z-nodes do not say so.
+
+    Source: the ``properties`` of PartitionedTopicMetadata, as createShadowTopic writes them. Raises CorruptFormat,
+    or UnsupportedFormat for what cannot be read.
+    """
+    namespaces_, failed = namespace_paths(store, PARTITIONED_ROOT)
+    listings, more = children_below(store, [f"{path}/persistent" for path in namespaces_])
+    unread = [f"{unit.parent}: {unit.error}" for unit in failed + more]
+    found: dict[str, str] = {}
+    for batch in store.scan(f"{c.path}/{n}" for c in listings for n in c.names):
+        unread += [f"{node.path}: {node.reason}" for node in batch.unread]
+        for path, data, *_ in batch.rows:
+            if SHADOW_SOURCE.encode() in data:
+                try:
+                    found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
+    if unread:
+        raise UnsupportedFormat(PARTITIONED_ROOT, 0, f"readable partitioned-topic metadata: {unread[0]}")
+    return found

@@ -1,0 +1,252 @@
+"""The metastore as tables: walk ZooKeeper's trees and yield Arrow batches of ``records/tables.py``.
+
+Belongs here: which z-nodes make up a table, how the work is cut into units that executors share, and the rows for
+what was listed and not read. Not here: judging the rows, and Spark. A walk never skips: what it does not understand
+becomes a row with an ``error``. Paths and names as in BookKeeper 4.17 (``HierarchicalLedgerManager``) and Pulsar 4.0
+(``MetaStoreImpl``, ``BookkeeperSchemaStorage``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import (
+    CorruptFormat,
+)
+from pulsar_lifecycle.model import decode_name
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.tables import CORRUPT, GONE, MISSING_ROOT, UNREAD
+
+MANAGED_LEDGERS_ROOT = "/managed-ledgers"
+SCHEMAS_ROOT = "/schemas"
+POLICIES_ROOT = "/admin/policies"
+PARTITIONED_ROOT = "/admin/partitioned-topics"
+
+CHUNK = 5_000
+"""Z-nodes per unit of work and per Arrow batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A piece of a table: z-nodes ``names`` below ``parent``; ``names`` None lists them when it is read.
+
+    ``listed`` is what the parent's Stat counted at the listing. ``error`` makes the unit one error row.
+    """
+
+    parent: str
+    names: tuple[str, ...] | None
+    listed: int
+    error: str = ""
+
+    @property
+    def weight(self) -> int:
+        """About how many z-nodes it holds."""
+        return CHUNK if self.names is None else len(self.names)
+
+
+def share(units: Sequence[Unit], parts: int) -> list[list[Unit]]:
+    """Units in at most ``parts`` groups of about equal weight, none empty."""
+    groups: list[list[Unit]] = [[] for _ in range(min(parts, max(len(units), 1)))]
+    loads = [0] * len(groups)
+    for unit in sorted(units, key=lambda u: -u.weight):
+        lightest = loads.index(min(loads))
+        groups[lightest].append(unit)
+        loads[lightest] += unit.weight
+    return [group for group in groups if group]
+
+
+STRANGE = "not a managed-ledger path of Pulsar 4.0"
+
+
+def holding_data(store: MetadataStore, paths: Sequence[str], strange: str = STRANGE) -> list[Unit]:
+    """Error units for z-nodes above topics or schemas that hold data: written by something else than Pulsar 4.0."""
+    return [
+        Unit(node.path, None, 0, f"{UNREAD}it holds {len(node.data)} bytes: {strange}")
+        for node in store.read(paths)
+        if isinstance(node, Node) and node.data
+    ]
+
+
+def namespace_of(path: str) -> str:
+    """Namespace of a z-node of a topic, a cursor or a schema; what is not below one of these names itself."""
+    if path.startswith(f"{SCHEMAS_ROOT}/"):
+        return path[len(SCHEMAS_ROOT) + 1 :].rpartition("/")[0]
+    return path[len(MANAGED_LEDGERS_ROOT) + 1 :].partition("/persistent/")[0]
+
+
+def namespace_paths(store: MetadataStore, root: str) -> tuple[list[str], list[Unit]]:
+    """Z-nodes ``root/T/NS`` and V1 ``root/T/C/NS``, and an error unit for each part that could not be listed.
+
+    A V1 cluster's node is among them too: nothing tells it from a V2 namespace without topics.
+    """
+    above, found, bad = [root], list[str](), list[Unit]()
+    for depth in range(3):
+        listings, failed = children_below(store, above)
+        bad += failed
+        above = [f"{c.path}/{n}" for c in listings for n in c.names if depth < 2 or n not in _DOMAINS]
+        found += above if depth else []
+    return found, bad
+
+
+_DOMAINS = ("persistent", "non-persistent")
+
+
+def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any], list[Unit]]:
+    """Listings of ``paths``, and an error unit for each that could not be listed whole.
+
+    A listing whose length differs from the node's own count is read again a few times: children come and go.
+    """
+    good: list[Any] = []
+    bad: list[Unit] = []
+    todo = list(paths)
+    for attempt in range(LISTING_ATTEMPTS):
+        if not todo:
+            break
+        again: list[str] = []
+        for path, children in zip(todo, store.children(todo), strict=True):
+            if children is None:
+                if path in (MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT):
+                    bad.append(Unit(path, None, 0, UNREAD + MISSING_ROOT))
+            elif isinstance(children, Unread):
+                bad.append(Unit(path, None, 0, UNREAD + children.reason))
+            elif len(children.names) == children.num_children:
+                good.append(children)
+            elif attempt + 1 < LISTING_ATTEMPTS:
+                again.append(path)
+            else:
+                bad.append(
+                    Unit(
+                        path,
+                        None,
+                        0,
+                        f"{UNREAD}{len(children.names)} children listed, its Stat counts {children.num_children}",
+                    )
+                )
+        todo = again
+    return good, bad
+
+
+LISTING_ATTEMPTS = 5
+
+
+def descend(store: MetadataStore, paths: list[str], levels: int) -> tuple[list[str], list[Unit]]:
+    """Paths so many levels below ``paths``, and the units that could not be listed."""
+    failed: list[Unit] = []
+    for _ in range(levels):
+        listings, broken = children_below(store, paths)
+        failed += broken
+        paths = [f"{c.path}/{n}" for c in listings for n in c.names]
+    return paths, failed
+
+
+def node_names(listings: Iterable[Any]) -> list[str]:
+    """The names of all listings."""
+    return [name for listing in listings for name in listing.names]
+
+
+def rows_below(store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema) -> Iterator[Rows | pa.RecordBatch]:
+    """The z-nodes of the units in chunks; what could not be listed comes as a finished batch of error rows."""
+    for unit in units:
+        if unit.error:
+            yield error_batch(wanted, unit.parent, unit.error)
+            continue
+        names, listed = unit.names, unit.listed
+        if names is None:
+            listings, failed = children_below(store, [unit.parent])
+            for broken in failed:
+                yield error_batch(wanted, broken.parent, broken.error)
+            names, listed = (listings[0].names, listings[0].num_children) if listings else ((), 0)
+        for start in range(0, len(names), CHUNK):
+            yield from scanned(store, [f"{unit.parent}/{name}" for name in names[start : start + CHUNK]], listed)
+
+
+def scanned(store: MetadataStore, paths: list[str], listed: int | Mapping[str, int]) -> Iterator[Rows]:
+    """One chunk, as the store's scan gives it: what is gone or unread comes after what was read."""
+    rows = Rows(listed)
+    for batch in store.scan(paths):
+        rows.nodes += batch.rows
+        rows.errors += [None] * len(batch.rows)
+        missing = [(path, GONE) for path in batch.gone] + [(u.path, UNREAD + u.reason) for u in batch.unread]
+        rows.nodes += [(path, b"", 0, 0, 0, 0, 0, 0, ()) for path, _ in missing]
+        rows.errors += [error for _, error in missing]
+    if rows.nodes:
+        yield rows
+
+
+def error_batch(wanted: pa.Schema, path: str, error: str) -> pa.RecordBatch:
+    """One row that says why a z-node has no other."""
+    values = {"path": path, "error": error}
+    return pa.RecordBatch.from_arrays([pa.array([values.get(f.name)], f.type) for f in wanted], schema=wanted)
+
+
+def owner_columns(rows: Rows) -> dict[str, list[Any]]:
+    """The columns that say whose a z-node is."""
+    columns: dict[str, list[Any]] = {"managed_ledger": [], "topic": [], "namespace": []}
+    for index, path in enumerate(rows.column(PATH)):
+        owner = path[len(MANAGED_LEDGERS_ROOT) + 1 :]
+        domain, _, name = owner.rpartition("/")
+        namespace = domain.rpartition("/")[0]
+        try:
+            local: str | None = decode_name(name)
+        except CorruptFormat as error:
+            local = None
+            rows.errors[index] = rows.errors[index] or f"{UNREAD}{error}"
+        columns["managed_ledger"].append(owner)
+        columns["topic"].append(None if local is None else f"persistent://{namespace}/{local}")
+        columns["namespace"].append(namespace)
+    return columns
+
+
+PATH, DATA, CZXID, MZXID, CTIME, MTIME, VERSION, NUM_CHILDREN = range(8)
+"""Where a :class:`ports.ScanBatch` row has what."""
+
+
+class Rows:
+    """Z-nodes as scanned, each with its error or None; ``listed`` by parent, or one number for a single parent."""
+
+    def __init__(self, listed: int | Mapping[str, int]) -> None:
+        self.listed = listed
+        self.nodes: list[Any] = []
+        self.errors: list[str | None] = []
+
+    def column(self, index: int) -> list[Any]:
+        """One field of every z-node."""
+        return [node[index] for node in self.nodes]
+
+    def decoded(self, decoder: Callable[[bytes], Any], skip: Container[str] = ()) -> list[Any]:
+        """The decoded values; None where there is an error already, or after noting a new one."""
+        values: list[Any] = []
+        for index, node in enumerate(self.nodes):
+            value = None
+            if self.errors[index] is None and node[PATH] not in skip:
+                try:
+                    value = decoder(node[DATA])
+                except CorruptFormat as error:
+                    self.errors[index] = CORRUPT + str(error)
+            values.append(value)
+        return values
+
+    def batch(self, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
+        """An Arrow batch: the given columns, the rest from the z-nodes; an error row has only path and census."""
+        return pa.RecordBatch.from_arrays(
+            [pa.array(self._values(f.name, columns), f.type) for f in wanted], schema=wanted
+        )
+
+    def _values(self, name: str, columns: Mapping[str, Any]) -> Any:
+        if name in columns:
+            return columns[name]
+        if name == "error":
+            return self.errors
+        if name == "path":
+            return self.column(PATH)
+        if name == "parent":
+            return [node[PATH].rpartition("/")[0] for node in self.nodes]
+        if name == "listed":
+            if isinstance(self.listed, int):
+                return [self.listed] * len(self.nodes)
+            return [self.listed[node[PATH].rpartition("/")[0]] for node in self.nodes]
+        return self.column({"czxid": CZXID, "ctime": CTIME, "mtime": MTIME, "version": VERSION}[name])

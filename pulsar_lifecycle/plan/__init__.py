@@ -1,1 +1,0 @@
-"""Decisions over Arrow tables, without IO and without a clock."""

@@ -1,0 +1,1 @@
+"""What the lake keeps, as values and Arrow schemas: tables, epochs, findings, plans, outcomes. No IO, no clock."""

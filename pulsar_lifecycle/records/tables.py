@@ -1,0 +1,250 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""Arrow schemas of every table the library makes: the one place where columns are named, typed and explained.
+
+Not here: how a table is filled (``engine/``) or judged (the other modules of ``plan/``). Times are milliseconds since
+the epoch, sizes bytes. The first four columns of ``CENSUS`` end every metastore table: a row whose ``error`` is not
+null stands for something listed and not read, so that *listed = decoded + confirmed gone* can be checked afterwards.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+STAT = [
+    pa.field("czxid", pa.int64()),
+    pa.field("ctime", pa.int64()),
+    pa.field("mtime", pa.int64()),
+    pa.field("version", pa.int32()),
+]
+"""From the z-node's Stat: creation transaction and time, time of the last write, data version."""
+
+CENSUS = [
+    pa.field("path", pa.string()),
+    pa.field("parent", pa.string()),
+    pa.field("listed", pa.int64()),
+    pa.field("error", pa.string()),
+]
+"""``listed``: children the parent's own Stat counted. ``error``: ``gone`` (listed, then absent), ``empty``,
+``corrupt: ...`` (undecodable) or ``unread: ...`` (could not be read; ``path`` may be a whole subtree); else null."""
+
+GONE = "gone"
+EMPTY = "empty"
+CORRUPT = "corrupt: "
+DAMAGED = "damaged: "
+UNANSWERED = "unanswered: "
+UNREAD = "unread: "
+
+BOOKKEEPER_LEDGERS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("state", pa.string()),
+        pa.field("entries", pa.int64()),
+        pa.field("length", pa.int64()),
+        pa.field("ensemble_size", pa.int32()),
+        pa.field("write_quorum", pa.int32()),
+        pa.field("ack_quorum", pa.int32()),
+        pa.field("application", pa.string()),
+        pa.field("component", pa.string()),
+        pa.field("managed_ledger", pa.string()),
+        pa.field("cursor", pa.string()),
+        pa.field("schema_id", pa.string()),
+        pa.field("compacted_topic", pa.string()),
+        pa.field("bucket_key", pa.string()),
+        pa.field("bucket_topic", pa.string()),
+        pa.field("bucket_cursor", pa.string()),
+        *STAT,
+        *CENSUS,
+    ]
+)
+"""One row per z-node below ``/ledgers``. Tags are as written by LedgerMetadataUtils; absent ones are null."""
+
+LEDGER_INFO = pa.struct(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entries", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("timestamp", pa.int64()),
+        pa.field("offload_uuid", pa.string()),
+        pa.field("offload_complete", pa.bool_()),
+        pa.field("offload_bucket", pa.string()),
+        pa.field("bookkeeper_deleted", pa.bool_()),
+        pa.field("offloaded_at", pa.int64()),
+    ]
+)
+"""A ledger as its topic lists it. ``offload_bucket``: the one that its offload's driver metadata names, null for none.
+"""
+
+MANAGED_LEDGERS = pa.schema(
+    [
+        pa.field("managed_ledger", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("ledgers", pa.list_(LEDGER_INFO)),
+        pa.field("offload_uuids", pa.list_(pa.string())),
+        pa.field("terminated", pa.bool_()),
+        pa.field("shadow_source", pa.string()),
+        *STAT,
+        *CENSUS,
+    ]
+)
+"""One row per topic z-node, ``ledgers`` sorted by id. ``shadow_source`` is the topic a shadow topic reads from.
+``offload_uuids`` are those of every offload attempt that a ledger names, complete or not, streaming segments too; null
+where there is none."""
+
+MANAGED_CURSORS = pa.schema(
+    [
+        pa.field("managed_ledger", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("cursor", pa.string()),
+        pa.field("cursors_ledger_id", pa.int64()),
+        pa.field("mark_delete_ledger_id", pa.int64()),
+        pa.field("mark_delete_entry_id", pa.int64()),
+        pa.field("compacted_ledger_id", pa.int64()),
+        pa.field(
+            "buckets",
+            pa.list_(
+                pa.struct(
+                    [pa.field("start", pa.int64()), pa.field("end", pa.int64()), pa.field("ledger_id", pa.int64())]
+                )
+            ),
+        ),
+        pa.field("last_active", pa.int64()),
+        *STAT,
+        *CENSUS,
+    ]
+)
+"""One row per cursor z-node. ``cursors_ledger_id`` -1: the position is in the node, otherwise the node's is stale.
+``compacted_ledger_id`` is the node's copy, stale while a cursor ledger is open. ``cursor`` is its name as
+``model.cursor_name`` shows it: two z-nodes of a topic may share one."""
+
+SCHEMAS = pa.schema(
+    [
+        pa.field("schema_id", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field(
+            "versions",
+            pa.list_(
+                pa.struct(
+                    [
+                        pa.field("version", pa.int64()),
+                        pa.field("ledger_id", pa.int64()),
+                        pa.field("entry_id", pa.int64()),
+                    ]
+                )
+            ),
+        ),
+        *STAT,
+        *CENSUS,
+    ]
+)
+"""One row per schema locator below ``/schemas``; ``versions`` joins ``info`` and ``index``."""
+
+TOPICS = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("managed_ledger", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("load_state", pa.string()),
+        pa.field("load_reason", pa.string()),
+        pa.field("broker", pa.string()),
+        pa.field("broker_started", pa.int64()),
+        pa.field("first_ledger_id", pa.int64()),
+        pa.field("last_ledger_id", pa.int64()),
+        pa.field("last_ledger_state", pa.string()),
+        pa.field("ledgers", pa.int32()),
+        pa.field("terminated", pa.bool_()),
+        pa.field("compaction", pa.string()),
+        pa.field("retention_minutes", pa.int64()),
+        pa.field("retention_mb", pa.int64()),
+        pa.field("ttl_seconds", pa.int64()),
+        *STAT,
+        *CENSUS,
+    ]
+)
+"""One row per topic z-node with what decides whether we may touch it. ``load_state``: ``unloaded``, ``loaded`` or
+``never_loaded``; ``broker_started``: when its broker did (ms; null: it does not say); ``compaction``: what the owner
+broker says of a loaded topic that has a ``__compaction`` cursor. Namespace policies: -1 is unlimited, null is unset."""
+
+REFERENCES = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("kind", pa.string()),
+        pa.field("owner", pa.string()),
+        pa.field("referrer", pa.string()),
+        pa.field("keeps_bookkeeper_copy", pa.bool_()),
+        pa.field("error", pa.string()),
+        pa.field("held_in", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+    ]
+)
+"""Who refers to a ledger: ``kind`` is one of ``references.KINDS``, ``referrer`` a z-node path or a broker's word.
+``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is marked deleted. A row with an
+``error`` stands for references that could not be read: ``gone: ...`` (the ledger that held them) and ``damaged: ...``
+(every replica answered, and the entry is lost or no such entry) and ``unanswered: ...`` (the topic's broker fails at
+saying what it has in memory of this topic, and says so of another one) keep their owner, ``unread: ...`` blocks.
+``held_in`` and ``entry_id`` are then the entry that holds them, if one does, -1 for the last one of an open ledger."""
+
+FINDINGS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("finding", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("component", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("cursor", pa.string()),
+        pa.field("schema_id", pa.string()),
+        pa.field("bucket_key", pa.string()),
+        pa.field("state", pa.string()),
+        pa.field("entries", pa.int64()),
+        pa.field("logical_bytes", pa.int64()),
+        pa.field("physical_bytes", pa.int64()),
+        pa.field("path", pa.string()),
+        *STAT,
+    ]
+)
+"""One row per ledger that is not plainly in use. ``finding`` is one of ``orphans.Finding``; ``physical_bytes`` =
+``logical_bytes`` x write quorum."""
+
+
+def pick(schema: pa.Schema, columns: str | None) -> pa.Schema:
+    """The fields that a comma-separated list names, in the schema's order; all of them for None or "".
+
+    Raises KeyError naming the first unknown column.
+    """
+    if not columns:
+        return schema
+    wanted = {name.strip() for name in columns.split(",") if name.strip()}
+    unknown = sorted(wanted.difference(schema.names))
+    if unknown:
+        raise KeyError(f"unknown column {unknown[0]!r}; there are {', '.join(schema.names)}")
+    return pa.schema([field for field in schema if field.name in wanted])
+
+
+MISSING_ROOT = "the root does not exist"
+"""How an absent root is reported; a cluster that never had a schema has no ``/schemas``."""
+
+
+OBJECTS = pa.schema(
+    [
+        pa.field("bucket", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("kind", pa.string()),
+        pa.field("action", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("uuid", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("objects", pa.int32()),
+        pa.field("bytes", pa.int64()),
+        pa.field("modified", pa.int64()),
+        pa.field("upload_id", pa.string()),
+    ]
+)
+"""One row per offloaded copy (its one or two objects), other object, or upload. ``key`` is a copy's data object's;
+``modified`` (ms) of its newer object, or when the upload began, whose ``bytes`` are not known (0)."""

@@ -1,0 +1,148 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Applying a plan: its intents go to the deletion topic, each journalled.
+
+Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion.py``).
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.formats import offload_object
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
+from pulsar_lifecycle.records import deletion_plan, plans
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.findings import component_of
+from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.runs import control, plan_checks
+from pulsar_lifecycle.runs.caps import Caps, Order
+
+
+def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterable[PendingDeleteLedgerInfo]:
+    """One message per plan row."""
+    for row in rows.to_pylist():
+        yield PendingDeleteLedgerInfo(
+            topic_name=row["topic"],
+            component=component_of(row["component"], row["cursor"]),
+            ledger_id=row["ledger_id"],
+            cursor_name=row["cursor"] or "",
+            schema_id=row["schema_id"] or "",
+            bucket_key=row["bucket_key"] or "",
+            plan_id=plan_id,
+            czxid=row["czxid"],
+            ctime=row["ctime"],
+            sent_at=sent_at,
+        )
+
+
+SEND_BATCH = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """How an apply ended; ``already`` were sent by an earlier apply of the same plan, ``left`` were not tried."""
+
+    sent: int
+    already: int
+    failed: int
+    first_error: str
+    left: int = 0
+
+    @property
+    def problem(self) -> str:
+        """What went wrong; empty if nothing did."""
+        left = f", and {self.left} were not tried after that" if self.left else ""
+        return f"{self.failed} intents could not be sent{left}, the first: {self.first_error}" if self.failed else ""
+
+
+def chosen(
+    order: Order, caps: Caps, summary: PlanSummary, rows: pa.Table, *, fingerprint: str, now: int, valid_for_ms: int
+) -> pa.Table:
+    """The rows to apply, lowest ids first; those that were sent before are among them, so that a retry sends no more.
+
+    ``caps``: those in effect for ``order``. Raises Refused by the rules of ``deletion/deletion_planning.py``.
+    """
+    found = deletion_plan.digest(rows, summary.to_json())
+    plans.check_applicable(
+        summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid_for_ms
+    )
+    some = rows.sort_by("ledger_id").slice(0, order.limit or rows.num_rows)
+    plan_checks.check_caps(summary, some, caps)
+    return some
+
+
+def send_intents(
+    run_id: str,
+    summary: PlanSummary,
+    rows: pa.Table,
+    already_sent: frozenset[int],
+    *,
+    store: MetadataStore,
+    queue: DeletionQueue,
+    journal: Journal,
+    clock: Clock,
+    deliver_after_ms: int,
+    progress: Callable[[str], None],
+    intents: Callable[[pa.Table, str, int], Iterable[PendingDeleteLedgerInfo]] = intents,
+) -> Applied:
+    """Send one message per row that was not sent before; batches are journalled as they are acknowledged.
+
+    A crash between a send and its journal row repeats the message, which the deletion run finds gone. A batch of which
+    nothing was acknowledged is the last: each may take as long as its timeout. ``intents`` makes the messages of some
+    rows, by plan id and time (ms). Raises Paused.
+    """
+    todo = rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), pa.array(sorted(already_sent), pa.int64()))))
+    sent = failed = left = 0
+    first_error = ""
+    for start in range(0, todo.num_rows, SEND_BATCH):
+        control.check_not_paused(store)
+        now = clock.now_ms()
+        batch = list(intents(todo.slice(start, SEND_BATCH), summary.plan_id, now))
+        sizes = todo.slice(start, SEND_BATCH).column("logical_bytes").to_pylist()
+        outcomes = queue.send(batch, deliver_after_ms)
+        journal.record([_row(run_id, summary, one, size, now) for one, size in zip(outcomes, sizes, strict=True)])
+        errors = [one.error for one in outcomes if one.error]
+        sent += len(outcomes) - len(errors)
+        failed += len(errors)
+        first_error = first_error or (errors[0] if errors else "")
+        progress(f"{sent} of {todo.num_rows} intents sent, {failed} failed")
+        if len(errors) == len(outcomes):
+            left = todo.num_rows - sent - failed
+            break
+    return Applied(sent, rows.num_rows - todo.num_rows, failed, first_error, left)
+
+
+def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
+    info = one.info
+    return JournalRow(
+        run_id=run_id,
+        cluster=summary.cluster,
+        plan_id=summary.plan_id,
+        ledger_id=info.ledger_id,
+        component=info.component.value,
+        topic=info.topic_name,
+        action=action_of(info.ledger_type),
+        phase="send",
+        outcome=SEND_FAILED if one.error else SENT,
+        reason=one.error or "planned as an orphan",
+        bytes=size,
+        checksum="",
+        detail=json.dumps({"message": one.message_id.hex(), **_attempt(info)}),
+        at=now,
+    )
+
+
+def _attempt(info: PendingDeleteLedgerInfo) -> dict[str, str]:
+    context = info.offload_context
+    return {"uuid": str(offload_object.uuid_of(context.msb, context.lsb))} if context else {}

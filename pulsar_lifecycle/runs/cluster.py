@@ -1,0 +1,74 @@
+"""Where a run works: the session, the settings, the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.ports import Clock, Journal
+from pulsar_lifecycle.settings import Settings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a scan works: the session, the settings and the file they came from, the lake."""
+
+    spark: SparkSession
+    settings: Settings
+    settings_file: str
+    lake: Lake
+
+    @property
+    def clock(self) -> Clock:
+        """The driver's clock."""
+        return system_clock()
+
+    @property
+    def journal(self) -> Journal:
+        """The journal, to write."""
+        return Connections(self.settings).journal
+
+    def roots(self) -> list[str]:
+        """Our own root (empty name) and every declared one."""
+        return ["", *(root.name for root in self.settings.bookkeeper.shared_with or ())]
+
+    def table(self, epoch_id: str, table: str, root: str = "") -> DataFrame:
+        """A stored table."""
+        return self.spark.read.parquet(self.lake.epoch_table(epoch_id, stored_name(table, root)))
+
+    def parts(self, epoch_id: str, table: str, root: str = "") -> list[str]:
+        """The files of a stored table."""
+        return self.lake.parts(epoch_id, stored_name(table, root))
+
+    def store(
+        self,
+        epoch_id: str,
+        table: str,
+        schema: pa.Schema,
+        rows: Callable[[T], Iterable[pa.RecordBatch]],
+        pieces: Sequence[T],
+    ) -> None:
+        """Store a table of an epoch: a task and a file for the rows of each piece, visible once all have ended well.
+
+        The rows go from Python into Parquet where they are made: on their way through the JVM they cost twice as much.
+        """
+        lake = self.lake
+
+        def write(piece: T) -> str:
+            return lake.write_part(epoch_id, table, schema, rows(piece))
+
+        tasks = self.spark.sparkContext.parallelize(pieces, len(pieces))
+        lake.publish(epoch_id, table, tasks.map(write).collect())
+
+
+def stored_name(table: str, root: str) -> str:
+    """The folder of a table: ``TABLE`` or ``TABLE@ROOT``."""
+    return f"{table}@{root}" if root else table

@@ -1,0 +1,84 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+"""Whether a plan may be applied: the scan it rests on, and its blast radius."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
+from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.words import WordKind
+
+SWITCHED_OFF = (
+    "two-phase deletion is switched off: deletion.topicTwoPhaseDeletionEnabled is false; "
+    "what the queue holds stays there until it is true again"
+)
+
+
+def check_scan(
+    summary: PlanSummary,
+    epoch_of: Callable[[str], Epoch],
+    now: int,
+    valid_for_ms: int,
+    in_force: Collection[tuple[WordKind, str]],
+) -> None:
+    """Raise Refused unless the plan's scan is kept and young, and proves something still.
+
+    A plan is as old as what it was made of. ``epoch_of`` gives a scan by its id and raises NotFound; ``in_force``: the
+    operator's words now.
+    """
+    try:
+        epoch = epoch_of(summary.epoch_id)
+        age = now - epoch.started_at
+    except NotFound as error:
+        raise Refused(f"plan {summary.plan_id}: its scan {summary.epoch_id} is not kept any more: {error}") from None
+    if not 0 <= age <= valid_for_ms:
+        raise Refused(
+            f"plan {summary.plan_id}: its scan {summary.epoch_id} is {age // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}; scan again and make a new one"
+        )
+    if why := rests_on_withdrawn(epoch, in_force):
+        raise Refused(f"plan {summary.plan_id}: {why}")
+
+
+def check_caps(summary: PlanSummary, rows: pa.Table, caps: Caps) -> None:
+    """Raise Refused naming the first cap that the rows to be applied exceed."""
+    check_blast(rows, summary.cluster_ledgers, caps)
+
+
+def check_blast(rows: pa.Table, cluster_ledgers: int, caps: Caps) -> None:
+    """:func:`check_caps` of any rows (``topic``, ``physical_bytes``), in a cluster of so many ledgers."""
+    if rows.num_rows > caps.max_ledgers:
+        raise Refused(
+            f"max_ledgers: {rows.num_rows} ledgers to delete, the cap is {caps.max_ledgers}; "
+            "launch less at once, or raise apply.max_ledgers in the settings file"
+        )
+    share = rows.num_rows / max(cluster_ledgers, 1)
+    if share > caps.max_share:
+        raise Refused(
+            f"max_share: {share:.1%} of the cluster's {cluster_ledgers} ledgers, "
+            f"the cap is {caps.max_share:.1%}; look at what would go, then launch less at once, or raise "
+            "apply.max_share in the settings file"
+        )
+    total = int(pc.sum(rows.column("physical_bytes")).as_py() or 0)
+    if total > caps.max_bytes:
+        raise Refused(
+            f"max_bytes: {total} bytes to free, the cap is {caps.max_bytes}; launch less at once, or raise "
+            "apply.max_bytes in the settings file"
+        )
+    counts: Any = pc.value_counts(rows.column("topic"))
+    for item in counts.to_pylist():
+        if item["counts"] > caps.max_ledgers_per_topic:
+            raise Refused(
+                f"max_ledgers_per_topic: {item['counts']} ledgers of {item['values']}, "
+                f"the cap is {caps.max_ledgers_per_topic} (apply.max_ledgers_per_topic in the settings file)"
+            )

@@ -1,0 +1,356 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""From tables and references to findings: the Spark side of judging, and closing an epoch with its coverage proof.
+
+Belongs here: joining, shipping the context, storing. Not here: the rules (``deletion/orphans.py``,
+``scan/coverage.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.io.connect import Connections, root_settings, without_chroot
+from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.journal.archive import unsettled_nodes
+from pulsar_lifecycle.journal.in_doubt import absent
+from pulsar_lifecycle.journal.marks import taken_off
+from pulsar_lifecycle.journal.operator_words import note_words
+from pulsar_lifecycle.journal.queries import deleted_since
+from pulsar_lifecycle.metastore import namespaces, topics, walk
+from pulsar_lifecycle.metastore.ledgers import under_replicated
+from pulsar_lifecycle.records import owners as records_owners
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.referenced import Referenced, id_set
+from pulsar_lifecycle.runs.cluster import Cluster, stored_name
+from pulsar_lifecycle.scan.coverage import broken_history, prove
+from pulsar_lifecycle.scan.history_check import read_marks
+from pulsar_lifecycle.scan.neighbours import Birth, undeclared
+from pulsar_lifecycle.scan.other_roots import look_around
+from pulsar_lifecycle.scan.read import referenced_ids
+from pulsar_lifecycle.scan.references import KEEPS_OWNER
+from pulsar_lifecycle.scan.shrinkage import (
+    Limits,
+    Listing,
+    Now,
+    Sizes,
+    by_cursors,
+    by_references,
+    by_schemas,
+    by_topics,
+    lost_references,
+)
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.words import WordKind
+
+
+def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequence[Census], now: int) -> Epoch:
+    """Prove or disprove coverage, and store the epoch with its referenced ids and the context of its decisions."""
+    lake = cluster.lake
+    note_words(cluster, lake.begun_by(epoch_id))
+    parts = cluster.parts(epoch_id, "references")
+    refs = referenced_ids(lake.batches(parts, ["ledger_id", "keeps_bookkeeper_copy"]))
+    unreadable = lake.batches(parts, UNREADABLE, pc.field("error").is_valid())
+    unread_entries = unread_references(unreadable, cluster.settings.orphans.acknowledged_entries_at(now))
+    errors, lost = unread_entries.errors, unread_entries.lost
+    newest, newest_zxid, schemas = _facts(cluster, epoch_id)
+    settings = cluster.settings
+    unheard = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
+    silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], unheard), None)
+    with Connections(settings, read_only=True) as ports:
+        store = ports.store
+        # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
+        # Listed before the counters are read: one that finishes in between is later, and no sign of a restore.
+        previous = [e for e in lake.epochs(cluster=settings.cluster) if e.epoch_id != epoch_id]
+        fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
+        marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
+        last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
+        unsaid = len(absent(store, unsettled_nodes(lake.location, settings.cluster, last))) if last else 0
+    epoch = Epoch(
+        epoch_id=epoch_id,
+        cluster=settings.cluster,
+        fingerprint=fingerprint,
+        started_at=started_at,
+        finished_at=now,
+        census=tuple(census),
+        max_ledger_id=newest,
+        max_czxid=newest_zxid,
+        zxid=marks.zxid,
+        ids_issued=marks.ids_issued,
+        lease=marks.lease,
+        shared_with=None
+        if settings.bookkeeper.shared_with is None
+        else tuple(r.name for r in settings.bookkeeper.shared_with),
+        acknowledged=tuple(sorted(settings.orphans.acknowledged(now))),
+        reference_errors=tuple(errors),
+        broker_errors=(silent.column("load_reason")[0].as_py(),) if silent else (),
+    )
+    context, unread, places = _context(cluster, epoch_id, refs, started_at, lost, now)
+    if lake.fingerprint(epoch_id) not in ("", fingerprint):
+        unread.append("the scan began on another cluster: its fingerprint differs")
+    coded, ignored = _other_roots(settings, places, now)
+    relied_on = [(WordKind.ACKNOWLEDGED_ENTRY, entry) for entry in unread_entries.relied_on]
+    relied_on += [(WordKind.NOT_SHARING, path) for path in ignored]
+    epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread), coded_gaps=tuple(coded))
+    epoch = replace(epoch, relied_on=tuple(sorted(relied_on)))
+    epoch = replace(epoch, broken=broken_history(epoch, previous))
+    deleted = deleted_since(lake.location, last, settings.cluster) + unsaid if last else 0
+    if earlier := weighed_against(lake, epoch):
+        limits = Limits(*settings.orphans.loss(now))
+        epoch = replace(epoch, coded_gaps=(*epoch.coded_gaps, *_lost(cluster, epoch_id, earlier, refs, limits)))
+    gaps = prove(epoch, previous, deleted, settings.orphans.loss(now)[0], schemas)
+    epoch = replace(epoch, gaps=gaps)
+    cluster.lake.store_offload_uuids(epoch_id, [stored_name("managed_ledgers", root) for root in cluster.roots()])
+    lake.store_epoch(epoch, refs, context)
+    return epoch
+
+
+def weighed_against(lake: Lake, epoch: Epoch) -> Epoch | None:
+    """The covered scan that says what got lost since, however old; None if no earlier one is of this metadata store.
+
+    ``accept-restore`` does not free a scan from it: what is missing after a restore is what must be noticed. A whole
+    one takes BookKeeper's metadata back, too, and so weighs nothing.
+    """
+    kept = lake.epochs(epoch.fingerprint, epoch.cluster, set_aside=True)
+    return last_covered((e for e in kept if e.started_at < epoch.started_at), epoch.fingerprint)
+
+
+UNREADABLE = ["kind", "owner", "referrer", "error", "held_in", "entry_id"]
+
+
+class UnreadReferences(NamedTuple):
+    """What was not read (the first thousand), (kind, owner) of what is lost or untold, entries acknowledged as lost."""
+
+    errors: list[str]
+    lost: set[tuple[str, str]]
+    relied_on: list[str]
+
+
+def unread_references(batches: Iterable[pa.RecordBatch], acknowledged: Collection[str] = ()) -> UnreadReferences:
+    """Judge references with an ``error``.
+
+    What is lost or untold is no gap, and may be any number, if its owner can be named. ``acknowledged`` entries count
+    as lost.
+    """
+    unread: dict[str, None] = {}
+    relied_on: set[str] = set()
+    lost: set[tuple[str, str]] = set()
+    for batch in batches:
+        for kind, owner, path, error, ledger, entry in zip(
+            *(batch.column(c).to_pylist() for c in UNREADABLE), strict=True
+        ):
+            name = "" if ledger is None else f"{path} {ledger} {entry}"
+            known = error.startswith(KEEPS_OWNER) and records_owners.has_a_name(kind, owner)
+            if known or name in acknowledged:
+                lost.add((kind, owner))
+                relied_on |= set() if known else {name}
+            elif len(unread) < 1000:
+                way_out = f'if it is lost for good, put entry = "{name}" into orphans.acknowledged_entries'
+                unread[f"{error}; {way_out}" if name else error] = None
+    return UnreadReferences(list(unread), lost, sorted(relied_on))
+
+
+def _facts(cluster: Cluster, epoch_id: str) -> tuple[int, int, int]:
+    """Of the ledgers listed: the highest id (-1: none), the newest czxid, and how many are schemas'."""
+    newest, zxid, schemas = -1, 0, 0
+    parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    for batch in cluster.lake.batches(parts, ["ledger_id", "czxid", "component"]):
+        newest = max(newest, pc.max(batch.column("ledger_id").fill_null(-1)).as_py())
+        zxid = max(zxid, pc.max(batch.column("czxid").fill_null(0)).as_py())
+        schemas += pc.sum(pc.equal(batch.column("component"), "schema")).as_py() or 0
+    return newest, zxid, schemas
+
+
+def _context(
+    cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int, lost: Collection[tuple[str, str]], now: int
+) -> tuple[Context, list[str], dict[Birth, str]]:
+    """What the decisions need beside the tables, what of it could not be read, and when each root was made.
+
+    ``lost``: kind and owner of references that nobody can know. ``now`` (ms): which of the operator's
+    words hold.
+    """
+    settings = cluster.settings
+    known: set[str] = set()
+    shared: set[str] = set()
+    busy: set[int] = set()
+    sources: set[str] = set()
+    kept: set[str] = set()
+    unread: list[str] = []
+    places: dict[Birth, str] = {}
+    for root in cluster.roots():
+        try:
+            with Connections(settings) as ports:
+                store = ports.root(root)
+                found = namespaces.namespaces(store)
+                twin = places.setdefault(topics.birth(store), root)
+                if twin != root:
+                    unread.append(
+                        f"bookkeeper.shared_with.{root} is {twin or 'our own metadata store'}: give the other cluster's"
+                    )
+                if not root:
+                    busy = under_replicated(store, settings.bookkeeper.ledgers_root)
+                    found |= namespaces.namespaces(ports.configuration)
+                    sources.update(topics.partitioned_shadow_sources(ports.configuration).values())
+                else:
+                    sources.update(topics.partitioned_shadow_sources(store).values())
+        except LifecycleError as error:
+            unread.append(f"namespaces, shadow topics or under-replication of {root or 'our own root'}: {error}")
+            found = frozenset[str]()
+        known |= found
+        shared |= found if root else set[str]()
+        sources |= _distinct(
+            cluster, epoch_id, "managed_ledgers", root, "shadow_source", pc.field("shadow_source").is_valid()
+        )
+        for table in ("managed_ledgers", "managed_cursors", "schemas"):
+            corrupt = pc.starts_with(pc.field("error"), tables.CORRUPT)
+            kept |= {walk.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
+    kept_topics, strange = records_owners.owners_to_keep(lost)
+    context = Context(
+        now=started_at,  # ages are those at the listing, however long the scan took
+        grace=int(settings.orphans.grace_period * 1000),
+        namespaces=frozenset(known),
+        gone_namespaces=settings.bookkeeper.gone(now),
+        shared_namespaces=frozenset(shared),
+        kept_namespaces=frozenset(kept) | strange,
+        holds=settings.orphans.holds(now),
+        shadow_sources=records_owners.full_names(sources),
+        system_topics=settings.orphans.system_topics,
+        under_replicated=BitMap64(sorted(busy)),
+        kept_topics=kept_topics | _once_called(cluster, epoch_id, {owner for _, owner in lost}),
+        open_topics=_open_topics(cluster, epoch_id, refs),
+    )
+    return context, unread, places
+
+
+def _once_called(cluster: Cluster, epoch_id: str, owners: Collection[str]) -> frozenset[str]:
+    """Topics in the tags of all ledgers that these owners refer to: z-nodes that were moved leave their old name."""
+    if not owners:
+        return frozenset()
+    lake, theirs = cluster.lake, pc.field("owner").isin(sorted(owners)) & pc.field("ledger_id").is_valid()
+    ids = listed_by(lake.batches(cluster.parts(epoch_id, "references"), ["ledger_id"], theirs))
+    rows = lake.batches(
+        cluster.parts(epoch_id, "bookkeeper_ledgers"),
+        ["ledger_id", *records_owners.OWNER_TAGS],
+        pc.field("error").is_null(),
+    )
+    return frozenset(name for batch in rows for name in records_owners.names_in_tags(inside(batch, ids)))
+
+
+def _other_roots(settings: Settings, births: Collection[Birth], now: int) -> tuple[list[Gap], list[str]]:
+    """Other clusters on our ZooKeeper that no setting speaks of at ``now`` (ms), and where one is by not_sharing alone.
+
+    Raises what the store raises: no epoch without it.
+    """
+    _, chroot = without_chroot(settings.zookeeper)
+    with Connections(settings) as ports:
+        found = look_around(ports.whole, chroot, settings.bookkeeper.ledgers_root)
+    declared = [without_chroot(root_settings(settings, r.name))[1] for r in settings.bookkeeper.shared_with or ()]
+    gaps = undeclared(found, births, declared, settings.bookkeeper.not_sharing_at(now))
+    where = {gap.where for gap in undeclared(found, births, declared, ())}
+    return gaps, sorted(where.difference(gap.where for gap in gaps))
+
+
+def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits: Limits) -> list[Gap]:
+    """Too much that the ``last`` covered epoch saw listed is listed by nothing now; ``refs`` are this epoch's."""
+    lake, settings = cluster.lake, cluster.settings
+    referenced, before = refs.needed | refs.offloaded, lake.referenced(last.epoch_id)
+    ours = BitMap64(taken_off(lake.location, settings.cluster, last.started_at - DAY_MS))
+    ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("error").is_null()
+    here = listed_by(lake.batches(ledgers, ["ledger_id"], there))
+    newer = (pc.field("czxid") > last.max_czxid) & (pc.field("component") == "managed-ledger")
+    written = {
+        row["ledger_id"]: f"{walk.MANAGED_LEDGERS_ROOT}/{row['managed_ledger']}"
+        for batch in lake.batches(
+            ledgers, ["ledger_id", "managed_ledger"], there & newer & pc.field("cursor").is_null()
+        )
+        for row in outside(batch, referenced).to_pylist()
+    }
+    unnamed = (before.needed | before.offloaded) - referenced - ours
+    if not unnamed or not (unnamed & here or written):
+        return []
+    sizes = Sizes(lake.batches(ledgers, ["ledger_id", "length"], there))
+    now = Now(referenced, here, ours, sizes, written)
+    root = settings.bookkeeper.ledgers_root
+
+    def still_there(ids: Sequence[int]) -> list[int]:
+        with Connections(settings, read_only=True) as ports:
+            ports.store.sync("/")
+            nodes = ports.store.read([ledger_path.ledger_path(i, root) for i in ids])
+        return [i for i, node in zip(ids, nodes, strict=True) if node is not None]
+
+    return lost_references(_listings(lake, last), now, limits, still_there)
+
+
+def _listings(lake: Lake, epoch: Epoch) -> list[Listing]:
+    """What an epoch saw listed, by table and root; what only entries name counts to the table of its z-nodes."""
+
+    def listing(
+        table: str, root: str, columns: list[str], make: Callable[[pa.RecordBatch], pa.Table], kind: str = ""
+    ) -> Listing:
+        parts = lake.parts(epoch.epoch_id, stored_name(table, root))
+        entries = lake.parts(epoch.epoch_id, "references") if kind and not root else []
+
+        def rows() -> Iterator[pa.Table]:
+            yield from map(make, lake.batches(parts, columns, pc.field("error").is_null()))
+            yield from map(by_references, lake.batches(entries, ["ledger_id", "referrer"], pc.field("kind") == kind))
+
+        return Listing(table, root, rows)
+
+    cursors = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets"]
+    return [
+        one
+        for root in ("", *(epoch.shared_with or ()))
+        for one in (
+            listing("managed_ledgers", root, ["path", "ledgers"], by_topics),
+            listing("managed_cursors", root, cursors, by_cursors, "R3"),
+            listing("schemas", root, ["schema_id", "path", "versions"], by_schemas, "R5"),
+        )
+    ]
+
+
+def _distinct(cluster: Cluster, epoch_id: str, table: str, root: str, column: str, where: pc.Expression) -> set[str]:
+    needed = [column] if column == "shadow_source" else [column, "error"]
+    batches = cluster.lake.batches(cluster.parts(epoch_id, table, root), needed, where)
+    return {value for batch in batches for value in batch.column(column).to_pylist()}
+
+
+def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
+    error, state, application = pc.field("error"), pc.field("state"), pc.field("application")
+    rows = cluster.lake.batches(
+        cluster.parts(epoch_id, "bookkeeper_ledgers"),
+        ["ledger_id", "error", "state", "application", *records_owners.OWNER_TAGS],
+        error.is_null() & (state != "CLOSED") & (application == "pulsar"),
+    )
+    return frozenset(topic for batch in rows for topic in records_owners.written_topics(outside(batch, refs.needed)))
+
+
+def listed_by(batches: Iterable[pa.RecordBatch]) -> BitMap64:
+    """The ids of all ledgers."""
+    listed = BitMap64()
+    for batch in batches:
+        listed |= id_set(batch.column("ledger_id").drop_null())
+    return listed
+
+
+def inside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
+    """The rows whose ``ledger_id`` is among ``ids``."""
+    some = id_set(batch.column("ledger_id")) & ids
+    return batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(some.to_array(), pa.uint64()).cast(pa.int64())))
+
+
+def outside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
+    """The rows whose ``ledger_id`` is not among ``ids``."""
+    others = id_set(batch.column("ledger_id")) - ids
+    return batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(others.to_array(), pa.uint64()).cast(pa.int64())))

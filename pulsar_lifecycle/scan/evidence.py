@@ -1,0 +1,167 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""What a run may rely on of the scans there are: which are fresh, covered, and of this cluster."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
+# pyright: reportMissingTypeStubs=false
+# pyarrow and pyroaring have no types.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
+from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.settings import Settings
+
+FLOOR_SECONDS = 86_400
+"""Neither grace period nor confirmation interval may be shorter, except on a cluster with the sandbox's marker."""
+
+
+def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
+    """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
+    settings = cluster.settings
+    gaps = list(epoch.gaps)
+    if epoch.covered and not epoch.covers(declared_roots(cluster)):
+        gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
+    gaps += [why for why in [on_withdrawn_words(cluster, epoch)] if why]
+    root = settings.bookkeeper.ledgers_root
+    with Connections(settings, read_only=True) as ports:
+        gaps += below_floor(settings, control.is_sandbox(ports.store))
+        scans = cluster.lake.epochs(cluster=settings.cluster)
+        broken = history_check.broken_since(ports.store, scans, cluster_fingerprint(ports.store, root), root)
+    return gaps + ([broken] if broken and broken not in gaps else [])
+
+
+def unconfirmed(settings: Settings) -> str:
+    """The gap of a plan that no earlier scan confirms."""
+    return f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet"
+
+
+def below_floor(settings: Settings, sandbox: bool) -> list[str]:
+    """Waiting times under their floors, which only the sandbox's marker permits."""
+    times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
+    return (
+        []
+        if sandbox
+        else [
+            f"orphans.{n} is {t:.0f} s, the floor is {FLOOR_SECONDS} s" for n, t in times.items() if t < FLOOR_SECONDS
+        ]
+    )
+
+
+def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
+    """Epochs at least ``confirm_after`` older than ``epoch`` that cover the roots declared now, oldest first."""
+    limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
+    return [
+        e
+        for e in cluster.lake.epochs(epoch.fingerprint)
+        if e.covers(declared_roots(cluster))
+        and e.started_at <= limit
+        and e.epoch_id != epoch.epoch_id
+        and not on_withdrawn_words(cluster, e)
+    ]
+
+
+def since(cluster: Cluster, earlier: Epoch, epoch: Epoch) -> list[Epoch]:
+    """Epochs from ``earlier`` on that began before ``epoch``, covered or not, oldest first."""
+    kept = cluster.lake.epochs(epoch.fingerprint)
+    return [e for e in kept if earlier.started_at <= e.started_at < epoch.started_at]
+
+
+def context_of(cluster: Cluster, epoch: Epoch) -> Context:
+    """The context of an epoch's decisions, with the sources of all shadow topics that scans saw ``confirm_after`` ago.
+
+    Or since then: a shadow topic whose z-node is taken away and put back lists the same ledgers as before.
+    """
+    older = earlier_epochs(cluster, epoch)
+    limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
+    kept = cluster.lake.epochs(epoch.fingerprint)
+    asked = [*older[-1:], *(e for e in kept if limit < e.started_at < epoch.started_at)]
+    context = cluster.lake.context(epoch.epoch_id)
+    return replace(context, shadow_sources=context.shadow_sources | shadow_sources_at_any(cluster, asked))
+
+
+def shadow_sources_at_any(cluster: Cluster, epochs: Iterable[Epoch]) -> frozenset[str]:
+    """Topics that had shadow topics at any of these epochs."""
+    return frozenset[str]().union(*(cluster.lake.context(e.epoch_id).shadow_sources for e in epochs))
+
+
+def on_withdrawn_words(cluster: Cluster, epoch: Epoch) -> str:
+    """``coverage.rests_on_withdrawn`` as the settings are now."""
+    if not (epoch.acknowledged or epoch.relied_on):
+        return ""
+    return rests_on_withdrawn(epoch, cluster.settings.words_in_force(cluster.clock.now_ms()))
+
+
+def declared_roots(cluster: Cluster) -> tuple[str, ...] | None:
+    """Names of the declared roots that share BookKeeper; None where nothing is declared."""
+    declared = cluster.settings.bookkeeper.shared_with
+    return None if declared is None else tuple(root.name for root in declared)
+
+
+def check_may_act(cluster: Cluster, store: MetadataStore) -> str:
+    """The store's fingerprint, if effects may begin: switched on, not paused, and the store did not go back in time.
+
+    Raises Refused, Paused.
+    """
+    settings = cluster.settings
+    if not settings.deletion.topicTwoPhaseDeletionEnabled:
+        raise Refused(SWITCHED_OFF)
+    control.check_not_paused(store)
+    return check_store(cluster, store)
+
+
+def check_store(cluster: Cluster, store: MetadataStore) -> str:
+    """The store's fingerprint, if it is a later state of what the scans saw. Raises Refused."""
+    root = cluster.settings.bookkeeper.ledgers_root
+    fingerprint = cluster_fingerprint(store, root)
+    history_check.check_history(store, cluster.lake.epochs(cluster=cluster.settings.cluster), fingerprint, root)
+    return fingerprint
+
+
+def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
+    """The newest finished epoch; NotFound if there is none, Refused if it does not cover the roots declared now."""
+    epochs = cluster.lake.epochs(fingerprint)
+    if not epochs:
+        raise NotFound("there is no scan of this cluster yet: run the job scan first")
+    if not epochs[-1].covered:
+        raise Refused(f"the newest scan {epochs[-1].epoch_id} is not covered: " + "; ".join(epochs[-1].gaps))
+    if not epochs[-1].covers(declared_roots(cluster)):
+        raise Refused(
+            f"the newest scan {epochs[-1].epoch_id} did not read every root that bookkeeper.shared_with names now: "
+            "run the job scan again"
+        )
+    if why := on_withdrawn_words(cluster, epochs[-1]):
+        raise Refused(why)
+    return epochs[-1]
+
+
+def refuse_old_evidence(epoch: Epoch, now: int, valid_for_ms: int) -> None:
+    """A deletion run without its scan would trust the last one however old; one from the future hides newer ones."""
+    if not 0 <= now - epoch.started_at <= valid_for_ms:
+        raise Refused(
+            f"the newest scan {epoch.epoch_id} is {(now - epoch.started_at) // 60_000} minutes old, "
+            f"valid for {valid_for_ms // 60_000}: run the job scan again"
+        )
+
+
+def refuse_scans_from_the_future(epoch: Epoch, store_now: int) -> None:
+    """Raise Refused if a scan is dated after ``store_now``, the metadata store's own time (ms): our clock is ahead.
+
+    Then it may be much closer to the scan that confirms it than their dates say.
+    """
+    if epoch.started_at > store_now:
+        raise Refused(
+            f"the newest scan {epoch.epoch_id} is dated {(epoch.started_at - store_now) / 1000:.0f} s after the "
+            "metadata store's time: set the clocks right, then run the job scan again"
+        )

@@ -1,0 +1,179 @@
+"""One scan of the cluster: the metastore's tables as Parquet, their census, and who refers to what.
+
+Belongs here: the Spark side of an epoch up to ``references``. Not here: judging (``findings``), and how z-nodes are
+read (``metastore/walk.py``). Tables of a shared root are stored beside ours as ``TABLE@ROOT``.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.metastore.sources import TABLES, MetastoreReader
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.epoch import Census
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs.cluster import Cluster, stored_name
+from pulsar_lifecycle.runs.spark import concurrency, share_of
+from pulsar_lifecycle.scan import references
+from pulsar_lifecycle.scan import stored_references as looked_up
+from pulsar_lifecycle.scan.coverage import COUNTED, take_census
+from pulsar_lifecycle.settings import Settings
+
+
+def new_epoch_id(now_ms: int) -> str:
+    """Sorts by time and never repeats."""
+    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"-{secrets.token_hex(3)}"
+
+
+def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
+    """Read one table of one root from ZooKeeper, store it, and count what was listed against what was stored."""
+    cluster.lake.forget_census(epoch_id, table, root)
+    options = {
+        "settings": cluster.settings_file,
+        "root": root,
+        "errors": "rows",
+        "concurrency": str(concurrency(cluster.spark)),
+    }
+    reader = MetastoreReader(table, options, TABLES[table])
+    cluster.store(epoch_id, stored_name(table, root), TABLES[table], reader.read, reader.partitions())
+    parts = cluster.parts(epoch_id, table, root)
+    troubled = pc.field("error").is_valid() & ~pc.field("error").isin([tables.GONE, tables.EMPTY])
+    return take_census(
+        table,
+        root,
+        cluster.lake.batches(parts, COUNTED),
+        cluster.lake.batches(parts, ["path", "error"], troubled),
+    )
+
+
+def build_references(cluster: Cluster, epoch_id: str) -> None:
+    """Store ``references`` of an epoch: everything in the z-nodes of every root, and everything behind them."""
+    pieces: list[_Piece] = [
+        _Piece(table, root, part)
+        for root in cluster.roots()
+        for table in ("managed_ledgers", "managed_cursors", "schemas")
+        for part in cluster.parts(epoch_id, table, root)
+    ]
+    asked, others = _compacted_and_loaded(cluster, epoch_id)
+    share = -(-len(asked) // concurrency(cluster.spark)) or 1
+    pieces += [
+        _Piece("", "", topics=asked[start : start + share], others=others) for start in range(0, len(asked), share)
+    ]
+    reading = _Reading(share_of(cluster.spark, cluster.settings), cluster.lake)
+    cluster.store(epoch_id, "references", tables.REFERENCES, reading.rows, pieces)
+
+
+def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> tuple[list[tuple[str, str]], dict[str, list[str]]]:
+    """(Topic, broker) with a ``__compaction`` cursor, whose brokers must be asked, and other topics of each broker.
+
+    All of them are loaded: asking about any other loads it.
+    """
+    cursors = cluster.lake.batches(
+        cluster.parts(epoch_id, "managed_cursors"),
+        ["cursor", "managed_ledger"],
+        pc.field("cursor") == looked_up.COMPACTION_CURSOR,
+    )
+    compacted = {owner for batch in cursors for owner in batch.column("managed_ledger").to_pylist()}
+    asked: list[tuple[str, str]] = []
+    others: dict[str, list[str]] = {}
+    loaded = pc.field("broker").is_valid() & (pc.field("last_ledger_state") == "OPEN")
+    parts = cluster.parts(epoch_id, "topics") if compacted else ()
+    for batch in cluster.lake.batches(parts, ["topic", "managed_ledger", "broker"], loaded):
+        rows = batch.to_pylist()
+        asked += [(row["topic"], row["broker"]) for row in rows if row["managed_ledger"] in compacted]
+        some = [(topic, broker) for broker, topics in others.items() for topic in topics]
+        others = looked_up.witnesses([*some, *((row["topic"], row["broker"]) for row in rows)])
+    return asked, others
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What one task makes references of: a file of a table of a root, or ``topics`` to ask the brokers for.
+
+    ``topics`` are (topic, broker), ``others`` more topics of each broker.
+    """
+
+    table: str
+    root: str
+    part: str = ""
+    topics: Sequence[tuple[str, str]] = ()
+    others: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The references of a piece; what is behind the z-nodes is read over connections opened where it runs."""
+
+    settings: Settings
+    lake: Lake
+
+    def rows(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Rows of ``tables.REFERENCES``."""
+        for made in self._made(piece):
+            yield from made.to_batches()
+
+    def _made(self, piece: _Piece) -> Iterator[pa.Table]:
+        if piece.topics:
+            yield self._brokers(piece)
+            return
+        part, readable = [piece.part], pc.field("error").is_null()
+        if piece.table == "managed_ledgers":
+            columns = ["managed_ledger", "path", "ledgers", "error"]
+            yield from map(references.from_managed_ledgers, self.lake.batches(part, columns, readable))
+        elif piece.table == "managed_cursors":
+            columns = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets", "error"]
+            yield from map(references.from_cursors, self.lake.batches(part, columns, readable))
+            compaction = (pc.field("cursor") == looked_up.COMPACTION_CURSOR) & (pc.field("cursors_ledger_id") >= 0)
+            columns = ["managed_ledger", "path", "cursor", "cursors_ledger_id", "error"]
+            yield from map(self._compaction, self.lake.batches(part, columns, readable & compaction))
+        else:
+            for batch in self.lake.batches(part, ["schema_id", "path", "versions", "error"], readable):
+                yield references.from_schemas(batch)
+                yield self._schemas(batch)
+
+    def _compaction(self, batch: pa.RecordBatch) -> pa.Table:
+        """R3: the last entry of each ``__compaction`` cursor ledger."""
+        columns = (batch.column(c).to_pylist() for c in ("managed_ledger", "path", "cursors_ledger_id"))
+        cursors = list(zip(*columns, strict=True))
+        with self._ports() as ports:
+            words = looked_up.compaction_words(
+                ports.store, ports.reader, cursors, self.settings.bookkeeper.ledgers_root
+            )
+        return references.from_words(words)
+
+    def _schemas(self, batch: pa.RecordBatch) -> pa.Table:
+        """R5: the index inside the schema entries."""
+        locators = [
+            (r["schema_id"], r["path"], [(v["version"], v["ledger_id"], v["entry_id"]) for v in r["versions"] or ()])
+            for r in batch.to_pylist()
+        ]
+        if not any(versions for _, _, versions in locators):
+            return references.from_words([])
+        with self._ports() as ports:
+            words = looked_up.schema_words(ports.store, ports.reader, locators, self.settings.bookkeeper.ledgers_root)
+        return references.from_words(words)
+
+    def _brokers(self, piece: _Piece) -> pa.Table:
+        """R3, R12: what the owner brokers hold in memory."""
+        with self._ports() as ports:
+            return references.from_words(looked_up.broker_words(ports.admin, piece.topics, piece.others))
+
+    def _ports(self) -> Connections:
+        """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""
+        return Connections(self.settings, read_only=True)
+
+
+def referenced_ids(batches: Iterable[pa.RecordBatch]) -> Referenced:
+    """The sets of referenced ids in batches of ``tables.REFERENCES``."""
+    merged = Referenced()
+    for batch in batches:
+        merged = merged.merge(references.referenced(batch))
+    return merged

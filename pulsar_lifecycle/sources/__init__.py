@@ -1,0 +1,1 @@
+"""Spark data sources of entries and messages, in BookKeeper and in buckets, and the session that knows them."""

@@ -1,0 +1,69 @@
+"""Which entries a broker is asked for, so that its answer shows that it read the bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
+from pulsar_lifecycle.formats.compression import Compression
+from pulsar_lifecycle.ports import Unread
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun
+
+LOOKED_AT = 20
+"""Entries at each end of a ledger among which one must be that REST can show."""
+
+HEADERS = 3_000
+"""Bytes of a message's metadata that REST can show for certain: it puts them into headers, of 8 KiB in all."""
+
+
+class Unheard(Refused):
+    """What a broker reads, or would read, shows nothing."""
+
+
+class Unshown(Unheard):
+    """It can be asked for none of a ledger's entries."""
+
+
+def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
+    """An entry at each end of a ledger that its broker can be asked for. Raises Unheard where REST can show none.
+
+    Entries that consumers read well may get an error or no answer there: a message's metadata goes into headers, and a
+    chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
+    """
+    try:
+        node = tools.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
+        if node is None:
+            return list(dict.fromkeys((0, copy.entries - 1)))
+        if isinstance(node, Unread):
+            raise Unheard(f"which of its entries its broker can be asked for is not known: {node.reason}")
+        metadata = ledger_metadata.decode(node.data)
+
+        def first_shown(ids: Iterable[int]) -> int | None:
+            one = (tools.reader.read(copy.ledger_id, metadata, i, i)[0] for i in ids)
+            return next((entry.entry_id for entry in one if _shown_by_rest(entry.payload)), None)
+
+        last = copy.entries - 1
+        first = first_shown(range(min(LOOKED_AT, copy.entries)))
+        if first is None:
+            raise Unshown(
+                f"none of its first {LOOKED_AT} entries can be asked for by REST (chunks of compressed messages, or "
+                f"properties of over {HEADERS} bytes): another ledger of its namespace must be offloaded first"
+            )
+        found = first_shown(range(last, max(first, last - LOOKED_AT), -1))
+        return [first] if found is None else [first, found]
+    except (*STOPPING, Unheard):
+        raise
+    except LifecycleError as error:
+        raise Unheard(f"which of its entries its broker can be asked for is not known: {error}") from error
+
+
+def _shown_by_rest(payload: bytes) -> bool:
+    try:
+        entry = message.decode(payload)
+    except CorruptFormat:
+        return True  # as a broker sees it: whatever it says of it
+    compressed = entry.compression is not Compression.NONE and not entry.encrypted
+    return not (entry.chunk and compressed) and len(message.split(payload).metadata) <= HEADERS

@@ -1,0 +1,396 @@
+"""Giving up the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
+
+Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set
+of ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic
+still lists (``deletion.py`` has the order, ``owners.py`` calls). Not here: the proof (``offload_proof.py``), copies
+that were offloaded just now (``offloading.py``).
+
+Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``released``. Killed
+anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the ledger is
+an offload leftover, which the next plan releases again. Source: ManagedLedgerImpl.internalTrimLedgers (4.0.7).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.copies import attempts, disproved
+from pulsar_lifecycle.copies.location import Copy, site_of
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Site, Verified
+from pulsar_lifecycle.records.outcomes import (
+    FOREIGN_ATTEMPT,
+    LEFT,
+    MARKED,
+    REFUSED,
+    RELEASE,
+    RELEASED,
+    UNPROVEN,
+)
+from pulsar_lifecycle.tiered.asked_entries import Unheard
+from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
+from pulsar_lifecycle.tiered.read_check import ASKED, Canary, why_unseen
+from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics.marks import send_messages
+from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.write import (
+    FAILED,
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    Change,
+    Said,
+    TopicRun,
+    edit_topic,
+    why_loaded,
+)
+
+PHASE = "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """An offloaded ledger whose copy in BookKeeper may go: its objects were proven whole under this UUID.
+
+    ``endpoint`` and ``region``: of the object store that they were proven in.
+    """
+
+    ledger_id: int
+    location: Location
+    verified: Verified
+    endpoint: str
+    region: str
+
+
+def release_topic(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
+) -> list[Offloaded]:
+    """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
+
+    With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
+    broker reads first, unless it has read its location in this run; a topic that was loaded for that alone, and by
+    nobody since, is then written whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost,
+    Refused where the topic cannot be read, and what the stores raise.
+    """
+    view = _look(run, tools, permit, topic, due, lag_ms, canary)
+    outcomes, going = dict(view.outcomes), view.going
+    telling = [one for one in outcomes.values() if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
+    record(run, tools, telling, action=RELEASE, phase=PHASE)
+    unseen = _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in going], canary)
+    record(run, tools, list(unseen.values()), action=RELEASE, phase=PHASE)
+    outcomes |= unseen
+    going = [one for one in going if one.ledger_id not in unseen]
+    messages = [_message(topic, one, view.rows, tools.clock.now_ms()) for one in going]
+    lengths = {one.ledger_id: one.verified.length for one in going}
+    sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
+    for one in going:
+        if sent[one.ledger_id].error:
+            why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT, why)
+    going = [one for one in going if not sent[one.ledger_id].error]
+    if not going:
+        return [outcomes[i] for i in sorted(outcomes)]
+    czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
+    reason = "its copy in BookKeeper is about to be given up"
+    about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    disproved.let_go(tools.store, [one.ledger_id for one in going])
+    _record(run, tools, about, going, czxids)
+    policy = policy_for(tools, topic, canary)
+    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
+    done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    _record(run, tools, done, going, czxids)
+    outcomes |= {one.ledger_id: one for one in done}
+    return [outcomes[i] for i in sorted(outcomes)]
+
+
+def policy_for(tools: Tools, topic: Topic, canary: Canary) -> str:
+    """The setting that must name a topic to be written, if it counts as loaded; none where we have loaded it."""
+    tools.store.sync("/")
+    node, _ = snapshot.topic_node(tools.store, topic)
+    return "" if canary.has_loaded(topic, node) else POLICY
+
+
+def read_first(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
+) -> None:
+    """Have a topic's broker read what could be released of it, unless it has read its location in this run.
+
+    To be done with a topic of every broker before anything is released: one that fails speaks against the others.
+    Raises as :func:`release_topic`.
+    """
+    view = _look(run, tools, permit, topic, due, lag_ms, canary)
+    _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in view.going], canary)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A topic at one moment: what may be released (``going``), and what becomes of the other ledgers that are due."""
+
+    going: list[Due]
+    outcomes: Mapping[int, Offloaded]
+    items: Mapping[int, LedgerInfo]
+    rows: Mapping[int, Mapping[str, Any] | None]
+    lag: _Lag
+
+
+def _look(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    due: Sequence[Due],
+    lag_ms: int | None,
+    canary: Canary,
+) -> _View:
+    permit.check(tools.store)
+    tools.store.sync("/")
+    node, info = snapshot.topic_node(tools.store, topic)
+    ids = [one.ledger_id for one in due]
+    rows = snapshot.ledger_rows(tools.store, ids, run.ledgers_root)
+    rule = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+    ours = attempts.of_ledgers(tools.store, ids)
+    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    stays = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it" if loaded else ""
+    lag = _Lag(min(run.now, tools.clock.now_ms()), lag_ms)
+    by_id = {item.ledger_id: item for item in info.ledgers}
+    last = max(by_id, default=-1)
+    foreign = listed_ledgers.open_attempt(info)
+    may_write = run.writes_loaded(topic) or canary.has_loaded(topic, node)
+    outcomes: dict[int, Offloaded] = {}
+    going: list[Due] = []
+    for one in due:
+        item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
+        why = rule or listed_ledgers.copy_of(one.ledger_id, row, topic).problem or _obstacle(item, last, one, lag)
+        why = why or _not_as_proven(item, row, one.verified)
+        if not why and one.ledger_id in ours:
+            why = "its offload attempt is still open: no broker may have read it yet"
+        if why:
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, REFUSED, why)
+        elif foreign:
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign)
+        elif stays and not may_write and not _given_up(item):
+            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
+        else:
+            going.append(one)
+    return _View(going, outcomes, by_id, rows, lag)
+
+
+def _unseen(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, going: Sequence[tuple[Due, LedgerInfo]], canary: Canary
+) -> dict[int, Offloaded]:
+    """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
+    copies: dict[int, Copy] = {}
+    asked: dict[Site, Said | None] = {}
+    unshown: dict[Site, Said] = {}
+    tried: Counter[Site] = Counter()
+    for one, item in going:
+        copy = Copy.of_item(item, one.verified.entries)
+        assert copy is not None  # its offload is complete: _obstacle
+        copies[one.ledger_id] = copy
+    begin = tools.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
+    for one, _ in (*going[begin:], *going[:begin]):
+        copy = copies[one.ledger_id]
+        where = site_of(copy)
+        if where in asked or tried[where] == ASKED:
+            continue
+        tried[where] += 1
+        try:
+            asked[where] = why_unseen(run, tools, permit, topic, copy, canary)
+        except Unheard as unheard:  # its next one may do
+            unshown[where] = Said(FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {unheard}")
+    found: dict[int, Offloaded] = {}
+    for one, _ in going:
+        copy = copies[one.ledger_id]
+        where = site_of(copy)
+        if said := asked.get(where, unshown.get(where)):
+            why = f"its copy in BookKeeper stays: {said.reason}"
+            found[one.ledger_id] = Offloaded(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Disproved:
+    """An offloaded copy whose proof failed, for ``reason``; the others as of :class:`Due`."""
+
+    ledger_id: int
+    location: Location
+    reason: str
+    endpoint: str
+    region: str
+
+
+def tell_unproven(tools: Tools, run: TopicRun, topic: Topic, failed: Sequence[Disproved]) -> list[Offloaded]:
+    """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
+
+    What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
+    :func:`release_topic`.
+    """
+    tools.store.sync("/")
+    _, info = snapshot.topic_node(tools.store, topic)
+    by_id = {item.ledger_id: item for item in info.ledgers}
+    found: list[Offloaded] = []
+    for one in failed:
+        item, uuid = by_id.get(one.ledger_id), str(one.location.uuid)
+        why = _another(item, one)
+        reason = (
+            f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
+            f"or launch take_back_offloads for {topic} and this ledger"
+        )
+        said = (REFUSED, why) if why else (UNPROVEN, reason)
+        found.append(Offloaded(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
+    told = [one for one in found if one.outcome == UNPROVEN]
+    where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
+    try:
+        for one in told:  # a deletion run that is under way has read the journal already
+            disproved.hold(tools.store, one.ledger_id)
+    finally:
+        record(run, tools, told, where, action=RELEASE, phase=PHASE)
+    return found
+
+
+def before_revert(tools: Tools, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
+    """A broker's open attempt, which comes first, and which of the ledgers their topic has given up in BookKeeper.
+
+    Raises Refused if the topic cannot be read.
+    """
+    _, info = snapshot.topic_node(tools.store, topic)
+    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _given_up(i))
+    return listed_ledgers.open_attempt(info), gone
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    """The deletion lag (ms; None or below 0: no copy goes by itself) and what time it is, by the clock behind."""
+
+    now: int
+    lag_ms: int | None
+
+    def unmet(self, offloaded_at: int | None) -> str:
+        """Why an offload of that time (ms) must wait; empty if it need not."""
+        if self.lag_ms is None or self.lag_ms < 0:
+            return "no deletion lag is set"
+        passed = offloaded_at and self.now - offloaded_at > self.lag_ms
+        return "" if passed else f"its deletion lag of {self.lag_ms // 1000} s has not passed"
+
+
+def _given_up(item: LedgerInfo | None) -> bool:
+    return item is not None and item.offload is not None and item.offload.bookkeeper_deleted
+
+
+def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
+    """Why a topic's own metadata speaks against giving up the copy in BookKeeper; empty if it does not."""
+    if why := _another(item, due):
+        return why
+    assert item is not None
+    assert item.offload is not None
+    if item.ledger_id == last:
+        return "the last ledger of its topic: a broker that loads it forgets its offload"
+    return "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
+
+
+def _another(item: LedgerInfo | None, due: Due | Disproved) -> str:
+    """Why what was looked at is not the copy that a topic's own metadata names; empty if it is."""
+    offload = item.offload if item else None
+    if item is None:
+        return "its topic does not list it any more"
+    if Copy.of_item(item, 0) is None or offload is None:
+        return "its offload is not complete"
+    if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
+        return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
+    endpoint, region = (offload.driver_metadata.get(name, "") for name in ("serviceEndpoint", "region"))
+    if endpoint and endpoint.rstrip("/") != due.endpoint:
+        return f"it is offloaded to {endpoint}, what was proven is at {due.endpoint or 'the endpoint of the region'}"
+    if region and not endpoint and region != due.region:
+        return f"it is offloaded to region {region}, what was proven is in {due.region or 'none'}"
+    return ""
+
+
+def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> str:
+    """How BookKeeper or the topic differ from what was proven; empty if they do not."""
+    assert item is not None
+    assert row is not None
+    proven = verified.entries, verified.length
+    for who, found in (
+        ("BookKeeper", (row["entries"], row["length"])),
+        ("its topic", (item.entries or row["entries"], item.size or row["length"])),
+    ):
+        if found != proven:
+            said = f"{who} says {found[0]} entries of {found[1]} bytes"
+            return f"{said}, its offloaded copy has {proven[0]} of {proven[1]}"
+    return ""
+
+
+def _message(
+    topic: Topic, due: Due, rows: Mapping[int, Mapping[str, int] | None], sent_at: int
+) -> PendingDeleteLedgerInfo:
+    row = rows[due.ledger_id]
+    assert row is not None
+    return PendingDeleteLedgerInfo(
+        topic_name=str(topic),
+        component=LedgerComponent.MANAGED_LEDGER,
+        ledger_id=due.ledger_id,
+        czxid=row["czxid"],
+        ctime=row["ctime"],
+        sent_at=sent_at,
+    )
+
+
+def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = {i: Said(LEFT, "its topic does not list it any more") for i in due}
+        last = max((item.ledger_id for item in info.ledgers), default=-1)
+        foreign = listed_ledgers.open_attempt(info)
+        ledgers: list[LedgerInfo] = []
+        for item in info.ledgers:
+            one = due.get(item.ledger_id)
+            if one is not None:
+                why = _obstacle(item, last, one, lag)
+                if why or item.offload is None:
+                    said[item.ledger_id] = Said(LEFT, why)
+                elif foreign:
+                    said[item.ledger_id] = Said(FOREIGN_ATTEMPT, foreign)
+                elif item.offload.bookkeeper_deleted:
+                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper")
+                else:
+                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper", changes=True)
+                    item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
+            ledgers.append(item)
+        return replace(info, ledgers=tuple(ledgers)), said
+
+    return change
+
+
+def _record(
+    run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
+) -> None:
+    uuids = {one.ledger_id: str(one.location.uuid) for one in due}
+    proof = {
+        one.ledger_id: {
+            "bucket": one.location.bucket,
+            "czxid": czxids[one.ledger_id],
+            **asdict(one.verified),
+        }
+        for one in due
+    }
+    record(
+        run, tools, [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes], proof, action=RELEASE, phase=PHASE
+    )

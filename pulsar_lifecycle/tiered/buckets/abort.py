@@ -1,0 +1,149 @@
+"""Dropping uploads that our own offload runs left behind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import BrokenAttempt
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.ports import (
+    Clock,
+    Journal,
+    JournalRow,
+    MetadataStore,
+    ObjectStore,
+)
+from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered.buckets import rules as plan_objects
+from pulsar_lifecycle.tiered.buckets.look import Began, Row, batched
+from pulsar_lifecycle.tiered.buckets.rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One run over a plan's uploads."""
+
+    run_id: str
+    cluster: str
+    plan_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What became of one planned upload: ``aborted``, ``kept``, or ``retrying`` (apply the plan again)."""
+
+    bucket: str
+    key: str
+    upload_id: str
+    ledger_id: int
+    topic: str
+    outcome: str
+    reason: str
+
+
+def abort_uploads(
+    sweep: Sweep,
+    rows: Iterable[Row],
+    rules: Rules,
+    began: Began,
+    *,
+    store: MetadataStore,
+    objects: ObjectStore,
+    journal: Journal,
+    clock: Clock,
+) -> Iterator[list[Dropped]]:
+    """Drop uploads that a plan names, a batch at a time, each looked at again. Raises Paused and what the stores raise.
+
+    The journal says of each that it is about to be dropped before it is. Repeating it is harmless.
+    """
+    for some in batched(iter(rows)):
+        control.check_not_paused(store)
+        store.sync("/")
+        known = attempts.of_ledgers(store, {row["ledger_id"] for row in some})
+        ours = began({row["ledger_id"] for row in some})
+        kept = {row["upload_id"]: _why_not(objects, row, rules, known.get(row["ledger_id"]), ours) for row in some}
+        going = [row for row in some if not kept[row["upload_id"]]]
+        _record(sweep, journal, clock, [_dropped(row, ABORTING, row["reason"]) for row in going])
+        done = [_abort(objects, row) for row in going]
+        done += [_dropped(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
+        _record(sweep, journal, clock, done)
+        yield done
+
+
+def _why_not(
+    objects: ObjectStore,
+    row: Row,
+    rules: Rules,
+    known: attempts.Attempt | BrokenAttempt | None,
+    ours: Mapping[UUID, Begun],
+) -> str:
+    """Why a planned upload is not dropped as things are now; empty if it is."""
+    if isinstance(known, BrokenAttempt):
+        return f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.reason}"
+    uuid = UUID(row["uuid"])
+    there = _find(objects, row)
+    if there is None:
+        return "it does not exist any more"
+    rules = replace(rules, open_attempts=frozenset({known.uuid} if known else ()))
+    said = plan_objects.judge_upload(
+        row["bucket"], row["key"], row["upload_id"], there, rules, named=False, begun=ours.get(uuid)
+    )
+    return "" if said["action"] == plan_objects.ABORT else said["reason"]
+
+
+def _find(objects: ObjectStore, row: Row) -> int | None:
+    """When (ms) the upload began; None if it is not there."""
+    for page in objects.list_uploads(row["bucket"], row["key"]):
+        for one in page:
+            if (one.key, one.upload_id) == (row["key"], row["upload_id"]):
+                return one.initiated
+    return None
+
+
+def _abort(objects: ObjectStore, row: Row) -> Dropped:
+    try:
+        objects.abort_upload(row["bucket"], row["key"], row["upload_id"])
+        if _find(objects, row) is None:
+            return _dropped(row, ABORTED, row["reason"])
+        return _dropped(row, RETRYING, "it is still there")
+    except Refused:
+        raise
+    except LifecycleError as error:
+        return _dropped(row, RETRYING, f"whether it was aborted is not known: {error}")
+
+
+def _dropped(row: Row, outcome: str, reason: str) -> Dropped:
+    where = (row["bucket"], row["key"], row["upload_id"], row["ledger_id"], row["topic"])
+    return Dropped(*where, outcome, reason)
+
+
+def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[Dropped]) -> None:
+    now = clock.now_ms()
+    journal.record(
+        [
+            JournalRow(
+                run_id=sweep.run_id,
+                cluster=sweep.cluster,
+                plan_id=sweep.plan_id,
+                ledger_id=one.ledger_id,
+                component=LedgerComponent.MANAGED_LEDGER.value,
+                topic=one.topic,
+                action=ABORT_UPLOAD,
+                phase=ABORT_UPLOAD,
+                outcome=one.outcome,
+                reason=one.reason,
+                bytes=0,
+                checksum="",
+                detail=json.dumps({"bucket": one.bucket, "key": one.key, "upload": one.upload_id}, sort_keys=True),
+                at=now,
+            )
+            for one in some
+        ]
+    )

@@ -1,0 +1,290 @@
+"""Looking at the buckets of tiered storage, and dropping uploads that our own offload runs left behind.
+
+Belongs here: listing a part of the keys, asking what the listing does not say, aborting. Not here: the rules
+(``tiered/buckets/rules.py``), deleting copies (``offloaded.py``, by messages). What is not named anywhere is looked at
+twice: its own user metadata, and its topic's z-node as it is now; so is a copy that a topic names and that seems
+incomplete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pulsar_lifecycle.copies.last_copy import Places, Spare, heads_of, why_last
+from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Half, Kind, Naming, Stranger, paired
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
+from pulsar_lifecycle.formats import managed_ledger, offload_object
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.formats.offload_object import Role
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import (
+    LedgerReader,
+    MetadataStore,
+    Node,
+    ObjectHead,
+    ObjectStore,
+    Unread,
+)
+from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.offload_uuids import NamedUuids
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.tiered.buckets import rules as buckets_rules
+from pulsar_lifecycle.tiered.buckets.rules import DELETE, Gap, Rules
+
+T = TypeVar("T")
+Row = dict[str, Any]
+"""A row of ``plan.objects.OBJECTS``."""
+Place = tuple[str, UUID, int]
+"""A copy's bucket (empty: its topic names none), UUID and ledger id."""
+
+AT_ONCE = 1_000
+"""Copies that are judged, and asked for, at a time."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What every part of the inventory shares; ``now`` and ``earlier`` are what the scans found in metadata.
+
+    ``referenced`` are the ledgers that the newest scan found listed, ``listed_earlier`` those that a scan since
+    the confirming one did.
+    """
+
+    buckets: tuple[str, ...]
+    rules: Rules
+    now: NamedUuids
+    earlier: NamedUuids
+    referenced: Referenced
+    listed_earlier: Referenced
+    ledgers_root: str
+
+
+Began = Callable[[Collection[int]], Mapping[UUID, Begun]]
+"""All attempts on some ledgers that our own offload runs ever began, by the journal."""
+
+
+def look_below(
+    inventory: Inventory,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
+    prefix: str,
+    named: Mapping[UUID, Sequence[Naming]],
+) -> Iterator[Row]:
+    """Every object whose key begins with ``prefix``, and every copy that a topic reads and that is not whole there.
+
+    ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
+    """
+    whole: set[Naming] = set()
+    damaged: dict[Place, Copy] = {}
+    for bucket in inventory.buckets:
+        for some in batched(paired(bucket, _listed(objects, bucket, prefix))):
+            unnamed: list[Copy] = []
+            for one in some:
+                if isinstance(one, Stranger):
+                    yield one.row()
+                    continue
+                said = buckets_rules.in_use(one, named.get(one.uuid, ()), inventory.rules)
+                if said is None:
+                    unnamed.append(one)
+                elif said[0] is Kind.BROKEN:
+                    damaged[bucket, one.uuid, one.ledger_id] = one
+                else:
+                    if said[0] is Kind.COMPLETE:
+                        whole.update(naming for naming in named[one.uuid] if naming.reads(one))
+                    yield one.row(*said)
+            yield from _unnamed(inventory, store, reader, objects, unnamed)
+    missing = {
+        (one.bucket or "", uuid, one.ledger_id): one
+        for uuid, several in named.items()
+        for one in several
+        if one.complete and one.ledger_id is not None and not one.root and one not in whole
+    }
+    for some in batched(iter(missing.items())):
+        yield from _missing(inventory, store, objects, dict(some), damaged)
+    for one in damaged.values():
+        first = named[one.uuid][0]
+        yield one.row(Kind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
+
+
+def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
+    """Every object whose key lies in a gap between the prefixes of UUIDs."""
+    for page in objects.list_objects(bucket, after=gap.after):
+        for one in page:
+            if gap.before and one.key >= gap.before:
+                return
+            if one.key in gap:
+                yield Stranger(bucket, one.key, Half(one.size, one.last_modified)).row()
+
+
+def look_at_uploads(inventory: Inventory, objects: ObjectStore, bucket: str, began: Began) -> Iterator[Row]:
+    """Every upload that is under way in a bucket."""
+    uploads = (one for page in objects.list_uploads(bucket) for one in page)
+    for some in batched(uploads):
+        parsed = {one.upload_id: offload_object.parse_key(one.key) for one in some}
+        keys = [key for key in parsed.values() if key]
+        named = inventory.now.named(key.uuid for key in keys)
+        ours = began({key.ledger_id for key in keys})
+        for one in some:
+            key = parsed[one.upload_id]
+            yield buckets_rules.judge_upload(
+                bucket,
+                one.key,
+                one.upload_id,
+                one.initiated,
+                inventory.rules,
+                named=key is not None and key.uuid in named,
+                begun=ours.get(key.uuid) if key else None,
+            )
+
+
+def _listed(objects: ObjectStore, bucket: str, prefix: str) -> Iterator[tuple[str, Half]]:
+    for page in objects.list_objects(bucket, prefix):
+        for one in page:
+            yield one.key, Half(one.size, one.last_modified)
+
+
+def batched(items: Iterator[T]) -> Iterator[list[T]]:
+    """``items`` in lists of ``AT_ONCE``."""
+    while some := list(islice(items, AT_ONCE)):
+        yield some
+
+
+def _unnamed(
+    inventory: Inventory, store: MetadataStore, reader: LedgerReader, objects: ObjectStore, copies: Sequence[Copy]
+) -> Iterator[Row]:
+    if not copies:
+        return
+    now = inventory.now.named(one.uuid for one in copies)
+    earlier = inventory.earlier.named(one.uuid for one in copies)
+    candidates: list[Copy] = []
+    for one in copies:
+        if one.uuid in now:
+            yield one.row(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+        elif one.newest + CLOCK_SKEW_MS >= inventory.rules.scanned_from:
+            yield one.row(Kind.NEW, buckets_rules.NOT_JUDGED)
+        elif why := buckets_rules.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
+            yield one.row(one.unreferenced, why)
+        else:
+            candidates.append(one)
+    owned: list[tuple[Copy, buckets_rules.Origin]] = []
+    for one, heads in zip(candidates, _heads(objects, candidates), strict=True):
+        error = next((head for head in heads if isinstance(head, LifecycleError)), None)
+        found = [head for head in heads if isinstance(head, ObjectHead)]
+        if error:
+            yield one.row(one.unreferenced, f"it could not be looked at: {error}")
+            continue
+        if not found:
+            continue
+        as_now = _as_headed(one, found)
+        whose = buckets_rules.origin([head.metadata for head in found], inventory.rules)
+        # What was written between listing and looking is another attempt's.
+        why = buckets_rules.why_kept(as_now, inventory.rules, named_earlier=False) or whose.kept
+        if why:
+            yield as_now.row(as_now.unreferenced, why, whose.topic, whose.namespace)
+        else:
+            owned.append((as_now, whose))
+    yield from _owned(inventory, store, reader, objects, owned)
+
+
+def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead | LifecycleError | None]]:
+    """What its bucket says of the objects of each copy that were listed; all copies are of one bucket."""
+    keys = [list(one.keys.values()) for one in copies]
+    asked = [key for some in keys for key in some]
+    answers = iter(objects.head_many(copies[0].bucket, asked) if asked else [])
+    return [[next(answers) for _ in some] for some in keys]
+
+
+def _as_headed(copy: Copy, found: Sequence[ObjectHead]) -> Copy:
+    halves = {head.key: Half(head.size, head.last_modified) for head in found}
+    keys = copy.keys
+    return replace(
+        copy,
+        data=halves.get(keys.get(Role.DATA, "")),
+        index=halves.get(keys.get(Role.INDEX, "")),
+    )
+
+
+def _owned(
+    inventory: Inventory,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
+    owned: Sequence[tuple[Copy, buckets_rules.Origin]],
+) -> Iterator[Row]:
+    """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
+    topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
+    unneeded: list[tuple[Copy, buckets_rules.Origin, Spare]] = []
+    for (one, whose), node in zip(owned, topics, strict=True):
+        info = _decoded(node)
+        if isinstance(info, str):
+            yield one.row(one.unreferenced, info, whose.topic, whose.namespace)
+        elif one.uuid in managed_ledger.offload_uuids(info):
+            why = "its topic's z-node names its UUID by now"
+            yield one.row(Kind.IN_FLIGHT, why, whose.topic, whose.namespace)
+        else:
+            item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
+            unneeded.append((one, whose, Spare(one.ledger_id, Topic.parse(whose.topic), item)))
+    places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
+    last = why_last([spare for *_, spare in unneeded], places, store=store, reader=reader, objects=objects)
+    for (one, whose, _), found in zip(unneeded, last, strict=True):
+        unknown = isinstance(found, LifecycleError)
+        why = f"the objects that its topic reads could not be looked at: {found}" if unknown else found
+        action = "" if why else DELETE
+        yield one.row(one.unreferenced, why or buckets_rules.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
+
+
+def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | str:
+    """A topic's z-node; why it cannot be read."""
+    if isinstance(node, Unread):
+        return f"its topic's z-node cannot be read: {node.reason}"
+    try:
+        return managed_ledger.decode(node.data if node else b"")
+    except CorruptFormat as error:
+        return f"its topic's z-node cannot be read: {error}"
+
+
+def _missing(
+    inventory: Inventory,
+    store: MetadataStore,
+    objects: ObjectStore,
+    named: Mapping[Place, Naming],
+    damaged: dict[Place, Copy],
+) -> Iterator[Row]:
+    """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
+    nodes = store.read([one.path for one in named.values()])
+    asked: dict[str, list[tuple[Copy, Naming]]] = {}
+    for ((bucket, uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
+        info = _decoded(node)
+        if isinstance(info, str):
+            raise StoreError(f"{naming.path}: {info}")
+        context = _context(info, naming)
+        if context is None:
+            continue
+        copy = Copy(bucket, uuid, ledger_id)
+        if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
+            asked.setdefault(bucket, []).append((copy, naming))
+        else:
+            yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", naming.topic)
+    for bucket, several in asked.items():
+        heads = heads_of(objects, bucket, [copy for copy, _ in several])
+        for copy, (_, naming) in zip(heads, several, strict=True):
+            if isinstance(copy, LifecycleError):
+                raise copy
+            damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
+            wrong = inventory.rules.wrong(copy, naming)
+            kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
+            yield copy.row(kind, why, naming.topic)
+
+
+def _context(info: ManagedLedgerInfo, naming: Naming) -> OffloadContext | None:
+    """The complete offload that a scan found; None where its topic does not have it, or there, any more."""
+    item = next((item for item in info.ledgers if item.ledger_id == naming.ledger_id), None)
+    offload = item.offload if item else None
+    if offload is None or not offload.complete or offload.uuid != naming.uuid:
+        return None
+    return offload if offload.driver_metadata.get("bucket", "") == (naming.bucket or "") else None

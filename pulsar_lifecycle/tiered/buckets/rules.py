@@ -1,0 +1,224 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""What every object in the buckets of tiered storage is, and which of them nothing needs.
+
+Belongs here: the rules, as pure functions over what was listed, what metadata names, and what objects say of their
+origin; the plan's rows. Not here: listing and asking (``tiered/buckets/look.py``), deleting
+(``deletion/offloaded_copies.py`` decides every copy afresh). An object that is not proven ours and unreferenced is
+kept. Source: BlobStoreManagedLedgerOffloader, DataBlockUtils (tiered-storage-jcloud 4.0.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Kind, Naming, damage, foreign, object_row
+from pulsar_lifecycle.formats import offload_object
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, OffloadContext
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as Intent
+from pulsar_lifecycle.formats.offload_object import parse_key
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records import owners, plans
+from pulsar_lifecycle.records.copies import Begun
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.tables import OBJECTS
+from pulsar_lifecycle.topics import protection
+
+DELETE = "delete"
+ABORT = "abort"
+"""What is to be done: delete the copy by a message to the deletion queue; abort the upload; "" keeps it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What decides beside the copies. ``context.now`` is when the buckets were listed, ``context.grace`` in ms.
+
+    ``cluster`` is the name that objects of this cluster carry, ``exclusive`` that no other cluster of that name ever
+    wrote into the buckets. ``scanned_from``: when (ms) the newest scan began; ``confirmed_from``: the confirming one,
+    None without one. ``open_attempts`` are our own. ``unproven``: copies whose last proof failed, by UUID and ledger,
+    and what was found.
+    """
+
+    context: Context
+    cluster: str
+    exclusive: bool
+    scanned_from: int
+    confirmed_from: int | None
+    open_attempts: frozenset[UUID]
+    unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
+
+    def wrong(self, copy: Copy, naming: Naming) -> str:
+        """What is wrong with a copy that a topic reads: by a listing, or by its last proof; empty if nothing is."""
+        return damage(copy, naming) or self.unproven.get((copy.uuid, copy.ledger_id), "")
+
+    def too_young(self, written: int) -> bool:
+        """Whether something may be within the grace period, by whichever clock."""
+        return self.context.now - written < self.context.grace + CLOCK_SKEW_MS
+
+
+def in_use(copy: Copy, named: Sequence[Naming], rules: Rules) -> tuple[Kind, str, str] | None:
+    """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
+    readers = [one for one in named if one.reads(copy)]
+    for reader in readers:
+        if wrong := rules.wrong(copy, reader):
+            return Kind.BROKEN, wrong, reader.topic
+    if readers:
+        return Kind.COMPLETE, "a topic reads it", readers[0].topic
+    for one in named:
+        if one.complete and one.ledger_id == copy.ledger_id:
+            return Kind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {one.bucket}", one.topic
+    if named:
+        return Kind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger", named[0].topic
+    if copy.uuid in rules.open_attempts:
+        return Kind.IN_FLIGHT, "it is an open offload attempt of ours", ""
+    return None
+
+
+NOT_JUDGED = "written after the newest scan began, or minutes before it: run `scan`, then this once more"
+
+
+def why_kept(copy: Copy, rules: Rules, *, named_earlier: bool) -> str:
+    """Why a copy that nothing names now stays, before anybody asks where it comes from; empty if nothing says so."""
+    if not rules.exclusive:
+        return "object_store.exclusive is not set: another cluster may need it"
+    if rules.confirmed_from is None:
+        return "not confirmed: there is no covered scan that is old enough"
+    if named_earlier:
+        return "not confirmed: an earlier scan still found its UUID in a topic's metadata"
+    if copy.newest + CLOCK_SKEW_MS >= rules.confirmed_from:
+        return "not confirmed: younger than the earlier of two scans"
+    if rules.too_young(copy.newest):
+        return YOUNG
+    return ""
+
+
+YOUNG = "younger than the grace period"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose a copy is by its own user metadata, and why that keeps it (``kept``)."""
+
+    topic: str
+    namespace: str
+    managed_ledger: str
+    kept: str
+
+
+def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
+    """Whose copy it is, by the user metadata of all of its objects."""
+    for metadata in found:
+        if why := foreign(metadata, rules.cluster):
+            return Origin("", "", "", why)
+    names = sorted({metadata[offload_object.MANAGED_LEDGER_NAME] for metadata in found})
+    if len(names) != 1:
+        return Origin("", "", "", "its objects are of different topics")
+    namespace, topic = owners.owner_of("managed-ledger", names[0], None, None, None)
+    if not topic:
+        return Origin("", "", names[0], f"the object says {names[0]}, which no topic can be called")
+    if namespace not in rules.context.namespaces:
+        return Origin(topic, namespace, names[0], f"namespace {namespace} does not exist here: foreign or gone")
+    rule = protection.owner_rule(namespace, topic, rules.context)
+    return Origin(topic, namespace, names[0], f"{rule[0]}: {rule[1]}" if rule else "")
+
+
+NOTHING_NAMES_IT = "nothing names its UUID, two scans agree, and its objects say that they are ours"
+
+_NOT_PROVEN = (
+    "no offload run of ours began it, and an upload says not whose it is: abort it yourself, or by a lifecycle rule of "
+    "the bucket"
+)
+
+
+def judge_upload(
+    bucket: str, key: str, upload_id: str, initiated: int, rules: Rules, *, named: bool, begun: Begun | None
+) -> dict[str, Any]:
+    """A row of :data:`OBJECTS` for an upload under way, ``initiated`` at that time (ms).
+
+    ``named``: the newest scan found its UUID in metadata. ``begun``: our own attempt with this UUID, if there was one;
+    its age is then the journal's, because some S3 services do not tell an upload's.
+    """
+    parsed = parse_key(key)
+    known = {"modified": initiated, "upload_id": upload_id}
+    if parsed is None:
+        return object_row(bucket, key, Kind.DANGLING_UPLOAD, "its key is not that of an offloaded ledger", **known)
+    known |= {"ledger_id": parsed.ledger_id, "uuid": str(parsed.uuid), "topic": begun.topic if begun else ""}
+    if parsed.uuid in rules.open_attempts:
+        return object_row(bucket, key, Kind.IN_FLIGHT, "it is an open offload attempt of ours", **known)
+    if begun is None and named:
+        why = "a topic names its UUID: a broker's attempt, or what one left behind"
+        return object_row(bucket, key, Kind.IN_FLIGHT, why, **known)
+    if rules.too_young(begun.last_said if begun else initiated):
+        return object_row(bucket, key, Kind.DANGLING_UPLOAD, YOUNG, **known)
+    if begun is None:
+        return object_row(bucket, key, Kind.DANGLING_UPLOAD, _NOT_PROVEN, **known)
+    known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": ABORT}
+    return object_row(bucket, key, Kind.DANGLING_UPLOAD, "an offload run of ours left it behind", **known)
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the canonical rows of a plan and the facts that make it actionable."""
+    facts = ("plan_id", "cluster", "fingerprint", "epoch_id", "confirmed_by", "created_at", "actionable")
+    return plans.digest(rows.select(OBJECTS.names), {name: summary[name] for name in facts})
+
+
+def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterator[Intent]:
+    """An ``Offload-Ledger`` message per copy that is to be deleted."""
+    for row in rows.to_pylist():
+        msb, lsb = offload_object.halves(UUID(row["uuid"]))
+        yield Intent(
+            topic_name=row["topic"],
+            component=LedgerComponent.MANAGED_LEDGER,
+            ledger_id=row["ledger_id"],
+            ledger_type=LedgerType.OFFLOAD_LEDGER,
+            offload_context=OffloadContext(msb=msb, lsb=lsb, driver_name="aws-s3", metadata={"bucket": row["bucket"]}),
+            plan_id=plan_id,
+            sent_at=sent_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Keys that begin with no prefix: behind those that begin with ``behind``, before ``before`` (empty: the end)."""
+
+    behind: str
+    before: str
+
+    @property
+    def after(self) -> str:
+        """Where a listing of it begins: behind every UUID with prefix ``behind``, perhaps not behind every key."""
+        return f"{self.behind}~" if self.behind else ""
+
+    def __contains__(self, key: str) -> bool:
+        if self.behind and (key < self.behind or key.startswith(self.behind)):
+            return False
+        return not self.before or key < self.before
+
+
+HEX = "0123456789abcdef"
+
+
+def prefixes(digits: int) -> list[str]:
+    """Every way in which a UUID can begin, sorted."""
+    found = [""]
+    for _ in range(digits):
+        found = [f"{one}{digit}" for one in found for digit in HEX]
+    return found
+
+
+def gaps(known: Sequence[str]) -> list[Gap]:
+    """Where keys lie that begin with none of these sorted prefixes."""
+    ends = [*known[1:], ""]
+    between = [Gap(one, then) for one, then in zip(known, ends, strict=True) if following(one) != then]
+    return [Gap("", known[0]), *between]
+
+
+def following(prefix: str) -> str:
+    """What comes right behind every key that begins with ``prefix``."""
+    return f"{prefix[:-1]}{chr(ord(prefix[-1]) + 1)}"

@@ -1,0 +1,339 @@
+"""Offloading the ledgers of a topic: begun, committed once they are proven, taken back.
+
+Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
+here: which ledgers an operator wants (``tiered/candidates.py``), copying and verifying one (``offload_copy.py``),
+attempts that earlier runs left open (``cut_off.py``).
+
+Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
+``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
+it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
+The first commit of a namespace and place is one ledger, the canary, that its brokers must then be able to read; if
+they are not, it is taken back while BookKeeper has it, and the run stops. Its attempt stays open until they have read
+it: a run that finds a committed ledger with an open attempt has its brokers read it first. Where brokers read
+BookKeeper first, such a read shows nothing of the bucket, and stands for no topic where they do not.
+Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import UUID
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.location import Copy
+from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED
+from pulsar_lifecycle.tiered.asked_entries import Unheard, entries_to_ask
+from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record, said_of
+from pulsar_lifecycle.tiered.read_check import (
+    CANARY_UNLOADS,
+    READ_FIRST,
+    Canary,
+    Unheld,
+    location_before,
+    read_by_broker,
+    record_seen,
+    record_unseen,
+)
+from pulsar_lifecycle.tiered.revert import taking_back, unlike_bookkeeper
+from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.write import (
+    FAILED,
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    STOPPING,
+    Change,
+    Said,
+    TopicRun,
+    edit_topic,
+    why_loaded,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A ledger that a plan names, and where it is to go. ``metadata`` as in :class:`attempts.Attempt`."""
+
+    ledger_id: int
+    driver: str
+    metadata: tuple[tuple[str, str], ...]
+    block_size: int
+
+
+class CanaryFailed(Refused):
+    """The brokers of a namespace cannot read what was offloaded: nothing more may be committed.
+
+    ``outcomes``: what became of the ledgers of its topic.
+    """
+
+    def __init__(self, message: str, outcomes: Sequence[Offloaded]) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes
+
+
+def begin_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, wanted: Sequence[Wanted], new_uuid: Callable[[], UUID]
+) -> tuple[list[Attempt], list[Offloaded]]:
+    """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
+    permit.check(tools.store)
+    tools.store.sync("/")
+    node, info = snapshot.topic_node(tools.store, topic)
+    obstacle = _obstacles(run, tools, topic, [one.ledger_id for one in wanted])
+    begun: list[Attempt] = []
+    outcomes: list[Offloaded] = []
+    foreign = listed_ledgers.open_attempt(info)
+    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    for one in wanted:
+        why = obstacle(info, one.ledger_id)
+        if not why and not dict(one.metadata).get("bucket"):
+            why = "no bucket is named for it"
+        if why:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, why))
+            continue
+        if foreign:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign))
+            continue
+        if loaded and not run.writes_loaded(topic):
+            why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+            outcomes.append(Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
+            continue
+        attempt = Attempt(
+            one.ledger_id,
+            str(topic),
+            new_uuid(),
+            one.driver,
+            one.metadata,
+            one.block_size,
+            run.run_id,
+            tools.clock.now_ms(),
+        )
+        try:
+            attempts.begin(tools.store, attempt)
+        except Conflict as error:
+            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
+        else:
+            begun.append(attempt)
+    telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
+    record(run, tools, [*(said_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
+    return begun, outcomes
+
+
+_Obstacle = Callable[[ManagedLedgerInfo, int], str]
+"""Why a ledger of a topic may not be offloaded, as the topic is now; empty if it may."""
+
+
+def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
+    rows = snapshot.ledger_rows(tools.store, sorted(ledger_ids), run.ledgers_root)
+
+    def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> str:
+        rule = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+        listed = {item.ledger_id: item for item in info.ledgers}
+        item, row = listed.get(ledger_id), rows[ledger_id]
+        if rule:
+            return rule
+        if item is None:
+            return "its topic does not list it any more"
+        if ledger_id == max(listed):
+            return "the last ledger of its topic"
+        if why := of_context(item):
+            return why
+        if problem := listed_ledgers.copy_of(ledger_id, row, topic).problem:
+            return problem
+        assert row is not None
+        if not row["length"] or not row["entries"]:
+            return "empty"
+        return unlike_bookkeeper(item, row["entries"], row["length"])
+
+    return obstacle
+
+
+def of_context(item: LedgerInfo) -> str:
+    """Why what its topic says of a ledger's offload leaves no place for another; empty if it does."""
+    offload = item.offload
+    if offload and offload.complete:
+        return f"offloaded already, as {offload.uuid}"
+    if offload and offload.bookkeeper_deleted:
+        return "its topic's metadata gives up its copy in BookKeeper without a complete offload: it needs repair"
+    if offload and offload.segments:
+        return "streaming offload: which of its objects are whole is not known"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """An attempt whose objects were read back whole. ``detail``: what they were then, for the journal."""
+
+    attempt: Attempt
+    entries: int
+    bytes: int
+    detail: Mapping[str, Any]
+
+
+def commit_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], canary: Canary
+) -> list[Offloaded]:
+    """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
+
+    Once reading the canary has loaded its topic, the others follow whatever the policy says of loaded topics: it was
+    unloaded until then, and is unloaded again. Raises CanaryFailed when a broker could not read the canary: then it was
+    taken back, and nothing else was committed.
+    """
+    outcomes: list[Offloaded] = []
+    rest = list(proven)
+    policy = POLICY
+    unshown: list[tuple[Proven, Unheard]] = []
+    for one in proven:
+        if canary.due(topic, one.attempt):
+            rest.remove(one)
+            if lack := permit.unloads.lacks(CANARY_UNLOADS) or permit.unloads.doubt(topic):
+                outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
+                record(run, tools, outcomes[-1:])
+                continue
+            try:
+                entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
+            except Unheard as unheard:
+                unshown.append((one, unheard))
+                continue
+            committed = _commit(run, tools, permit, topic, [one], policy)
+            outcomes += committed
+            if committed[0].outcome == OFFLOADED:
+                if unread := unread_by_broker(run, tools, permit, topic, [one], canary):
+                    why = (
+                        f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
+                        "the run stopped there, and nothing else was committed after it"
+                    )
+                    raise CanaryFailed(why, [*outcomes[:-1], *unread])
+                policy = ""
+                _forget(tools, [one], committed)
+    for one, unheard in unshown:
+        if canary.due(topic, one.attempt):
+            outcomes.append(said_of(one.attempt, FAILED, f"{READ_FIRST}: {unheard}"))
+            record(run, tools, outcomes[-1:])
+        else:
+            rest.append(one)
+    if rest:
+        committed = _commit(run, tools, permit, topic, rest, policy)
+        _forget(tools, rest, committed)
+        outcomes += committed
+    return outcomes
+
+
+def _commit(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], policy: str
+) -> list[Offloaded]:
+    by_id = {one.attempt.ledger_id: one for one in proven}
+    permit.check(tools.store)
+    at = attempts.touch(tools.store, proven[0].attempt)
+    change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
+    said = edit_topic(run, tools, permit, topic, change, policy)
+    outcomes = [
+        replace(said_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
+        for i, one in sorted(said.items())
+    ]
+    record(run, tools, outcomes, {i: one.detail for i, one in by_id.items()})
+    return outcomes
+
+
+def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
+    """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
+    obstacle = _obstacles(run, tools, topic, ours)
+
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = {i: Said(REFUSED, "its topic does not list it any more") for i in ours}
+        foreign = listed_ledgers.open_attempt(info, {one.uuid for one in ours.values()})
+        ledgers: list[LedgerInfo] = []
+        for item in info.ledgers:
+            attempt = ours.get(item.ledger_id)
+            if attempt and not is_ours(item, attempt):
+                why = obstacle(info, item.ledger_id)
+                refused = Said(REFUSED, why) if why else Said(FOREIGN_ATTEMPT, foreign)
+                why = why or foreign
+                said[item.ledger_id] = refused if why else Said(OFFLOADED, COMMITTED, changes=True)
+                item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
+            elif attempt:
+                said[item.ledger_id] = Said(OFFLOADED, COMMITTED)
+            ledgers.append(item)
+        return replace(info, ledgers=tuple(ledgers)), said
+
+    return change
+
+
+COMMITTED = "its topic's metadata says so"
+
+
+def is_ours(item: LedgerInfo, attempt: Attempt) -> bool:
+    """Whether the topic names this attempt as complete."""
+    return item.offload is not None and item.offload.complete and item.offload.uuid == attempt.uuid
+
+
+def _complete(attempt: Attempt, now: int) -> OffloadContext:
+    return OffloadContext(attempt.uuid, True, False, now, attempt.driver, dict(attempt.metadata))
+
+
+def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloaded]) -> None:
+    done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
+    for one in proven:
+        if one.attempt.ledger_id in done:
+            attempts.end(tools.store, one.attempt)
+
+
+def unread_by_broker(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    committed: Sequence[Proven],
+    canary: Canary,
+    *,
+    proves: bool = True,
+) -> list[Offloaded]:
+    """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
+
+    ``proves`` as in ``canary.record_seen``.
+    """
+    copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
+    try:
+        before = location_before(tools, copy)
+        unread = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
+    except Unheard as unheard:
+        return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
+    if not unread:
+        record_seen(run, tools, topic, copy, canary, before, proves=proves)
+        return []
+    untold = ""
+    try:  # before it is taken back: no later run may go by what was seen before
+        record_unseen(run, tools, topic, copy, canary, unread)
+    except STOPPING:
+        raise
+    except Unheld as failure:
+        untold = f"; {failure}"
+    except LifecycleError as failure:
+        untold = f"; the journal does not say so: {failure}"
+    uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
+    try:
+        said = edit_topic(run, tools, permit, topic, taking_back(run, tools, topic, uuids, given_up=False), "")
+    except STOPPING as stop:
+        if canary.unheld:
+            raise Unheld(f"{canary.unheld}; {stop}") from stop
+        raise
+    except LifecycleError as failure:
+        said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
+    taken_back = [
+        replace(said_of(one.attempt, said[i].outcome, f"{unread.reason}; {said[i].reason}{untold}"), bytes=one.bytes)
+        for i, one in ((one.attempt.ledger_id, one) for one in committed)
+    ]
+    try:
+        record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+    except STOPPING:
+        raise
+    except LifecycleError as failure:  # whoever hears of it must stop all the same
+        return [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in taken_back]
+    return taken_back

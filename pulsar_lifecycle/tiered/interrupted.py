@@ -1,0 +1,343 @@
+"""Offload attempts that earlier runs left open: finished, taken back, or abandoned with what they uploaded.
+
+Belongs here: which of these an attempt gets, by its topic's metadata and the plan at hand; removing its objects. Not
+here: beginning and committing (``offloading.py``), the z-nodes of attempts (``attempts.py``). An attempt's objects and
+uploads go only once no metadata can name them, and another copy of its ledger is known to be whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
+from pulsar_lifecycle.copies.last_copy import Places, Spare, why_unlike, why_unproven
+from pulsar_lifecycle.copies.location import Copy, place_of
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
+from pulsar_lifecycle.formats import managed_ledger, offload_object
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Place
+from pulsar_lifecycle.records.offload_uuids import NamedUuids
+from pulsar_lifecycle.records.outcomes import ABANDONED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.tiered.asked_entries import Unshown, entries_to_ask
+from pulsar_lifecycle.tiered.commit import COMMITTED, Proven, Wanted, is_ours, of_context, unread_by_broker
+from pulsar_lifecycle.tiered.outcome import Offloaded, record, said_of
+from pulsar_lifecycle.tiered.read_check import READ_FIRST, Canary
+from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, without_bookkeeper
+from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun, why_loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """How to tell our own objects: the cluster's name that they carry, and what the newest scan found named."""
+
+    cluster: str
+    named: NamedUuids
+
+
+def settle_attempts(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    wanted: Mapping[int, Wanted],
+    canary: Canary,
+    ownership: Ownership,
+    progress: Callable[[str], None],
+) -> tuple[list[Attempt], list[Offloaded]]:
+    """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
+
+    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its canary;
+    what brokers cannot read is taken back. One that its topic's metadata has no place for, that the plan wants
+    somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
+    if they are proven its own. Comes after ``unloads.settle_unloads``. An error that concerns one attempt is its
+    outcome. Raises Paused, LeaseLost, Overloaded.
+    """
+    resumed: list[Attempt] = []
+    outcomes: list[Offloaded] = []
+    committed: dict[Place, dict[str, list[Proven]]] = {}
+    for attempt in attempts.open_attempts(tools.store):
+        permit.check(tools.store)
+        if isinstance(attempt, BrokenAttempt):
+            outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
+            continue
+        try:
+            topic = Topic.parse(attempt.topic)
+            item, why = _standing_of(run, tools, topic, attempt)
+            if item and is_ours(item, attempt):
+                there = committed.setdefault(place_of(topic, attempt), {}).setdefault(attempt.topic, [])
+                there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
+                continue
+            if not why and _may_be_wanted_yet(run, tools, attempt, wanted):
+                outcomes.append(said_of(attempt, LEFT, "this plan does not name it: it stays open for one that does"))
+                continue
+            if not (why := why or _why_unwanted(attempt, wanted)):
+                resumed.append(attempt)
+                continue
+            progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is abandoned, {why}")
+            outcomes.append(_abandon(run, tools, permit, topic, attempt, item, why, ownership))
+        except STOPPING:
+            raise
+        except LifecycleError as error:
+            outcomes.append(said_of(attempt, FAILED, f"it cannot be settled now: {error}"))
+    for topics in committed.values():
+        for name, some in topics.items():
+            permit.check(tools.store)
+            try:
+                outcomes += _settle_committed(run, tools, permit, Topic.parse(name), some, canary)
+            except STOPPING:
+                raise
+            except LifecycleError as error:
+                outcomes += [said_of(one.attempt, FAILED, f"it cannot be settled now: {error}") for one in some]
+    return resumed, outcomes
+
+
+def _may_be_wanted_yet(run: TopicRun, tools: Tools, attempt: Attempt, wanted: Mapping[int, Wanted]) -> bool:
+    """Whether a plan may still come that names an attempt which this one does not."""
+    named = attempt.condemned or attempt.ledger_id in wanted
+    return not named and tools.clock.now_ms() - attempt.since < run.context.grace
+
+
+def _why_unwanted(attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
+    """Why an attempt that its topic has a place for is not to be finished; empty if it is."""
+    if attempt.condemned:
+        return "an earlier run had begun to remove its objects"
+    asked = wanted.get(attempt.ledger_id)
+    if asked is None:
+        return "no plan has named it for the grace period"
+    here = attempt.driver, attempt.metadata, attempt.block_size
+    same = (asked.driver, asked.metadata, asked.block_size) == here
+    return "" if same else "the plan names another place or block size for it"
+
+
+def _settle_committed(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, committed: Sequence[Proven], canary: Canary
+) -> list[Offloaded]:
+    """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the canary.
+
+    They are of one place. If their broker cannot read the first that it can be asked for, all are taken back at once:
+    it is the same for all. Where it can be asked for none, another of their place must have been read since they were
+    begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
+    """
+    if canary.due(topic, committed[0].attempt):
+        first = next((one for one in committed if _can_be_asked_for(run, tools, one)), None)
+        if first is None and all(canary.has_seen(topic, one.attempt) for one in committed):
+            return _done(run, tools, committed)
+        committed = sorted(committed, key=lambda one: one is not first)
+        if refusal := permit.unloads.lacks() or permit.unloads.doubt(topic):
+            return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
+        node, info = snapshot.topic_node(tools.store, topic)
+        if foreign := listed_ledgers.open_attempt(info):  # the read, and what may follow it, would end that attempt
+            left = [said_of(one.attempt, FOREIGN_ATTEMPT, f"{READ_FIRST}, and {foreign}") for one in committed]
+            record(run, tools, left)
+            return left
+        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        # A broker that has it may have had BookKeeper's copy open since before the commit.
+        if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=not loaded):
+            return unread
+    return _done(run, tools, committed)
+
+
+def _can_be_asked_for(run: TopicRun, tools: Tools, one: Proven) -> bool:
+    with contextlib.suppress(Unshown):
+        return bool(entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries)))
+    return False
+
+
+def _done(run: TopicRun, tools: Tools, committed: Sequence[Proven]) -> list[Offloaded]:
+    done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
+    record(run, tools, done)
+    for one in committed:
+        attempts.end(tools.store, one.attempt)
+    return done
+
+
+def _standing_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+    """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
+
+    Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
+    """
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    tools.store.sync(path)
+    node = tools.store.read([path])[0]
+    if isinstance(node, Unread):
+        raise Refused(f"{path} cannot be read: {node.reason}")
+    if node is None:
+        if run.brokers.silence:
+            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.silence}")
+        if broker := run.brokers.loaded.get(str(topic)):
+            raise Refused(f"{path} does not exist, and {broker} still lists the topic")
+        return None, "its topic is gone"
+    info = managed_ledger.decode(node.data)
+    item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
+    if attempt.uuid in managed_ledger.offload_uuids(info) and not (item and is_ours(item, attempt)):
+        raise Refused(f"{path} names its UUID, but not as a complete offload of its ledger: look at it")
+    if item is None:
+        return None, "its topic does not list its ledger any more"
+    if item.offload and item.offload.complete:
+        return item, "" if item.offload.uuid == attempt.uuid else f"it is offloaded as {item.offload.uuid}"
+    return item, ""
+
+
+def _abandon(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    attempt: Attempt,
+    item: LedgerInfo | None,
+    why: str,
+    ownership: Ownership,
+) -> Offloaded:
+    """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
+
+    It stays open if that fails, where that might be another's, and where no other copy is known to be whole. It is
+    condemned first: an object store may carry out a deletion late, so that nothing may be written there again.
+    """
+
+    def last_look() -> None:
+        """A run that took our lease over meanwhile may have finished the attempt."""
+        tools.store.sync("/")
+        permit.check(tools.store)
+        now, _ = _standing_of(run, tools, topic, attempt)
+        if now and is_ours(now, attempt):
+            raise Refused("its topic names them by now")
+        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != condemned:
+            raise Refused("it is not open any more")
+
+    condemned = attempt
+    removed = "its objects are removed"
+    try:
+        gone = _bucket_is_gone(_objects(tools), attempt)
+    except Refused as refusal:
+        way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
+        return said_of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
+    try:
+        if doubt := _not_its_own(_objects(tools), attempt, ownership):
+            return said_of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
+        if gone:
+            removed = f"there is no bucket {attempt.bucket}"
+        elif item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
+            return said_of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
+        else:
+            condemned = attempts.condemn(tools.store, attempt)
+            remove_objects(_objects(tools), attempt, last_look)
+    except STOPPING:
+        raise
+    except LifecycleError as error:
+        return said_of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
+    done = said_of(attempt, ABANDONED, f"{why}; {removed}")
+    record(run, tools, [done])
+    attempts.end(tools.store, condemned)
+    return done
+
+
+def _without_another_copy(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, item: LedgerInfo
+) -> str:
+    """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
+
+    That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own data object is there.
+    """
+    offload = item.offload
+    data, _ = _heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)
+    if offload and offload.complete:
+        spare = Spare(item.ledger_id, topic, item)
+        (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
+        if not unproven and data:
+            unproven = _unlike(run, tools, permit, spare, attempt)
+        if not unproven:
+            return ""
+        if offload.bookkeeper_deleted:
+            return f"{of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
+    elif offload and offload.bookkeeper_deleted:
+        return of_context(item)
+    if data:
+        return not_whole_in_bookkeeper(run, tools, topic, item, permit)
+    return without_bookkeeper(run, tools, topic, item.ledger_id)
+
+
+def _unlike(run: TopicRun, tools: Tools, permit: Permit, spare: Spare, attempt: Attempt) -> str | LifecycleError:
+    """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
+    looked = tools.clock.now_ms()
+
+    def pace(size: int) -> None:
+        nonlocal looked
+        tools.pace(size)
+        if tools.clock.now_ms() - looked >= LOOK_EVERY:
+            permit.check(tools.store)
+            looked = tools.clock.now_ms()
+
+    return why_unlike(
+        spare,
+        Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
+        Places(run.context.offload_buckets, run.ledgers_root, Referenced()),
+        store=tools.store,
+        reader=tools.reader,
+        objects=_objects(tools),
+        pace=pace,
+    )
+
+
+def _heads(objects: ObjectStore, bucket: str, uuid: UUID, ledger_id: int) -> list[ObjectHead | None]:
+    """Of the data object and the index object of an offload; None where there is none, or not even a bucket."""
+    found: list[ObjectHead | None] = []
+    for head in objects.head_many(bucket, _keys(uuid, ledger_id)):
+        if isinstance(head, LifecycleError) and not isinstance(head, NotFound):
+            raise head
+        found.append(None if isinstance(head, NotFound) else head)
+    return found
+
+
+def _keys(uuid: UUID, ledger_id: int) -> list[str]:
+    return [offload_object.data_key(uuid, ledger_id), offload_object.index_key(uuid, ledger_id)]
+
+
+def _bucket_is_gone(objects: ObjectStore, attempt: Attempt) -> bool:
+    """Whether there is no such bucket, and so nothing in it. Raises Refused for one that the settings do not name."""
+    (head,) = objects.head_many(attempt.bucket, [offload_object.data_key(attempt.uuid, attempt.ledger_id)])
+    return isinstance(head, NotFound)
+
+
+def _not_its_own(objects: ObjectStore, attempt: Attempt, ownership: Ownership) -> str:
+    """Why what lies under an attempt's keys may not be what it uploaded; empty if it is, or nothing is there."""
+    if ownership.named.named([attempt.uuid]):
+        return "the newest scan found its UUID in a topic's metadata; scan again"
+    topic = Topic.parse(attempt.topic).managed_ledger
+    for head in _heads(objects, attempt.bucket, attempt.uuid, attempt.ledger_id):
+        said = head and tuple(map(head.metadata.get, (offload_object.CLUSTER_NAME, offload_object.MANAGED_LEDGER_NAME)))
+        if head and said != (ownership.cluster, topic):
+            return f"{head.key} does not say that it is of cluster {ownership.cluster} and {topic}"
+    return ""
+
+
+def remove_objects(objects: ObjectStore, attempt: Attempt, last_look: Callable[[], object]) -> None:
+    """Drop the uploads of an attempt and, right after ``last_look``, delete both its objects. Raises what they do."""
+    drop_uploads(objects, attempt)
+    last_look()
+    for one in objects.delete_many(attempt.bucket, _keys(attempt.uuid, attempt.ledger_id)):
+        if one.error:
+            raise Refused(f"{one.key}: {one.error}")
+
+
+def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:
+    """Drop what an earlier try of an attempt has uploaded in part."""
+    key = offload_object.data_key(attempt.uuid, attempt.ledger_id)
+    for page in objects.list_uploads(attempt.bucket, key):
+        for upload in page:
+            objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
+
+
+def _objects(tools: Tools) -> ObjectStore:
+    assert tools.objects is not None
+    return tools.objects

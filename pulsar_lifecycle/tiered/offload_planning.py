@@ -1,0 +1,387 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Which ledgers are to be offloaded: the policies as the cluster has them now, over the tables of the newest scan.
+
+Belongs here: gathering what the rule needs, spreading it, storing candidates and plan. Not here: the rule
+(``tiered/candidates.py``), doing it (``tiered/offload_run.py``). Writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
+from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.pulsar.queue import pending
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.journal.intents import IN_FLIGHT
+from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.queries import intents_standing, waiting_ledgers
+from pulsar_lifecycle.metastore.namespaces import namespace_policies
+from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.ports import BrokerAdmin
+from pulsar_lifecycle.records import offload_plan
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
+from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.tiered import candidates
+from pulsar_lifecycle.tiered.candidates import TopicState
+from pulsar_lifecycle.topics import offload_policy, protection
+from pulsar_lifecycle.topics.change_events import NamespacePolicies, Unknown, read_namespace
+from pulsar_lifecycle.topics.offload_policy import (
+    BROKER_READ_PRIORITY,
+    DRIVER,
+    OffloadPolicy,
+    Retention,
+    competing,
+    in_force,
+    retention_in_force,
+)
+from pulsar_lifecycle.topics.write import writes_loaded
+
+TABLE = "offload_candidates"
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """What decides which ledgers go: by namespace, and by topic where a topic has policies of its own.
+
+    ``left_out``: namespace or topic -> why nothing of it is touched. ``problems`` are what the plan cannot be applied
+    with, ``warnings`` what the operator should know. ``unknown``: namespaces whose topics' policies could not be read.
+    """
+
+    by_namespace: Mapping[str, tuple[OffloadPolicy, Retention]]
+    by_topic: Mapping[str, tuple[OffloadPolicy, Retention]]
+    left_out: Mapping[str, str]
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    unknown: Mapping[str, Unknown] = field(default_factory=dict[str, Unknown])
+
+    def of(self, topic: Topic) -> tuple[OffloadPolicy, Retention, str]:
+        """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
+        own, namespace = str(topic.partitioned_parent), str(topic.namespace)
+        if own in self.by_topic:
+            return *self.by_topic[own], self.left_out.get(own, "")
+        return *self.by_namespace[namespace], self.left_out.get(own) or self.left_out.get(namespace, "")
+
+
+def make_offload_plan(
+    cluster: Cluster, epoch: Epoch, namespaces: Collection[str] = (), *, everything: bool = False
+) -> tuple[OffloadPlan, pa.Table]:
+    """Judge every ledger of the candidate namespaces (or of ``namespaces``) and store the plan.
+
+    Returns the plan and the rows that are to be done; all of them are table ``offload_candidates`` of the epoch.
+    ``everything`` offloads whatever is eligible, whatever the thresholds. Raises NotFound, and what the cluster's
+    servers raise.
+    """
+    settings, now = cluster.settings, cluster.clock.now_ms()
+    root = settings.bookkeeper.ledgers_root
+    gaps = list(epoch.gaps)
+    with Connections(settings, read_only=True) as ports:
+        store = ports.store
+        open_ones = attempts.open_attempts(store)
+        sandbox = control.is_sandbox(store)
+        scans = cluster.lake.epochs(cluster=settings.cluster)
+        broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root)
+    gaps += [broken] if broken and broken not in gaps else []
+    gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
+    policies = _policies(cluster, namespaces, sandbox)
+    gaps += policies.problems
+    judging = _Judging(
+        cluster.lake,
+        policies,
+        replace(
+            cluster.lake.context(epoch.epoch_id),
+            holds=settings.orphans.holds(now),
+            gone_namespaces=frozenset(),
+            system_topics=settings.trimming.system_topics,
+        ),
+        _loaded(cluster, epoch, policies),
+        {one.ledger_id: one.uuid for one in attempts.whole(open_ones)},
+        _leftovers(cluster, epoch, now),
+        now,
+        everything,
+        int(settings.offload.deletion_lag * 1000) if settings.offload.release == "ours" else None,
+        settings.object_store.buckets if settings.object_store else (),
+        settings.offload.loaded_topics,
+    )
+    cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
+    todo = pc.field("action").isin([OFFLOAD, RELEASE])
+    batches = list(cluster.lake.batches(cluster.parts(epoch.epoch_id, TABLE), CANDIDATES.names, todo))
+    rows = pa.Table.from_batches(batches, CANDIDATES).sort_by("ledger_id")
+    named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
+    warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
+    kept = cluster.lake.batches(
+        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == WITHHELD
+    )
+    withheld = pa.Table.from_batches(list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")]))
+    plan = OffloadPlan(
+        plan_id=f"offload-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch.epoch_id,
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        warnings=(*policies.warnings, *warned),
+        digest="",
+        **totals(rows, withheld),
+    )
+    plan = replace(plan, digest=offload_plan.digest(rows, plan.to_json()))
+    cluster.lake.store_offload_plan(plan, rows)
+    return plan, rows
+
+
+def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
+    """Ledgers and bytes of a plan's rows, by what is to be done, and of those that are withheld."""
+    going = rows.filter(pc.equal(rows.column("action"), OFFLOAD))
+    leaving = rows.filter(pc.equal(rows.column("action"), RELEASE))
+    waiting = rows.filter(pc.equal(rows.column("outlook"), LEFT_TO_BROKER))
+    counted = {"": going, "released": leaving, "left_to_broker": waiting, "withheld": withheld}
+    found: dict[str, int] = {}
+    for name, some in counted.items():
+        found[name or "ledgers"] = some.num_rows
+        found[f"{name}_bytes" if name else "bytes"] = int(pc.sum(some.column("bytes")).as_py() or 0)
+    return found
+
+
+def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
+    """Topics of the candidate namespaces that the scan counted as loaded."""
+    wanted = (pc.field("load_state") == "loaded") & pc.field("namespace").isin(list(policies.by_namespace))
+    rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "topics"), ["topic"], wanted)
+    return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
+
+
+def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
+    """Offload leftovers of the scan, without those whose message a deletion run is yet to decide."""
+    wanted = pc.field("finding") == Finding.OFFLOAD_LEFTOVER.value
+    rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
+    found = BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
+    settings = cluster.settings
+    sent = in_flight(settings.lake.path, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now)
+    if sent:
+        with Connections(settings) as ports:
+            found -= sent if queued(ports.admin) else BitMap64()
+    return found
+
+
+def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
+    """Ledgers that we released, and whose message was sent at ``since`` (ms) or later and not decided, by the journal.
+
+    An older one may be lost: sending another is harmless. Without those that wait for a read at their location: an
+    offload run makes that read through a ledger of its plan, and there may be no other.
+    """
+    if not ledger_ids:
+        return ledger_ids
+    intents = intents_standing(lake, cluster)
+    waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
+    waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
+    sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
+    unread = waiting_ledgers(lake, cluster, sent, Waiting.UNREAD_LOCATION, now)
+    return (sent & BitMap64(released_ledgers(lake, cluster))) - BitMap64(unread)
+
+
+def queued(admin: BrokerAdmin) -> bool:
+    """Whether the deletion queue holds anything; if not, what the journal says is in flight is lost."""
+    try:
+        return pending(admin) > 0
+    except NotFound:
+        return False
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """The candidates of one file of topics; runs in a task."""
+
+    lake: Lake
+    policies: Policies
+    context: Context
+    loaded: frozenset[str]
+    ours: Mapping[int, UUID]
+    leftovers: BitMap64
+    now: int
+    everything: bool
+    our_lag_ms: int | None
+    buckets: tuple[str, ...]
+    loaded_topics: bool | tuple[str, ...]
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`CANDIDATES`."""
+        wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(self.policies.by_namespace))
+        columns = ["topic", "namespace", "ledgers", "shadow_source", "error"]
+        for batch in self.lake.batches([part], columns, wanted):
+            found = [row for topic in batch.to_pylist() for row in self._of_topic(topic)]
+            yield pa.RecordBatch.from_pylist(found, CANDIDATES)
+
+    def _of_topic(self, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+        topic = Topic.parse(row["topic"])
+        policy, retention, left_out = self.policies.of(topic)
+        state = TopicState(
+            row["topic"],
+            row["namespace"],
+            row["ledgers"] or [],
+            protection.topic_rule(topic, row["shadow_source"] or "", self.context) or left_out,
+            row["topic"] in self.loaded and not writes_loaded(self.loaded_topics, topic),
+        )
+        return candidates.judge(
+            state,
+            policy,
+            retention,
+            self.now,
+            self.ours,
+            everything=self.everything,
+            leftovers=self.leftovers,
+            our_lag_ms=self.our_lag_ms,
+            buckets=self.buckets,
+        )
+
+
+def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[OffloadPolicy, str]]:
+    """The policies of a plan's topics as they are now, and why one is not to be touched; without what is gone.
+
+    Raises Refused where nothing may be offloaded as the cluster is configured by now.
+    """
+    parsed = [Topic.parse(name) for name in topics]
+    with Connections(cluster.settings, read_only=True) as ports:
+        existing = namespace_policies(ports.configuration).keys()
+        namespaces = {str(topic.namespace) for topic in parsed} & existing
+        if not namespaces:
+            return {}
+        sandbox = control.is_sandbox(ports.store)
+    policies = _policies(cluster, namespaces, sandbox)
+    if policies.problems:
+        raise Refused("; ".join(policies.problems))
+    found = {str(topic): policies.of(topic) for topic in parsed if str(topic.namespace) in namespaces}
+    return {name: (policy, left_out) for name, (policy, _, left_out) in found.items()}
+
+
+def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> Policies:
+    """Policy and retention of every candidate namespace, and of its topics that have their own."""
+    settings = cluster.settings
+    with Connections(settings) as ports:
+        broker, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
+        documents = namespace_policies(ports.configuration)
+        if strange := sorted(set(namespaces) - documents.keys()):
+            raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
+        found = {
+            name: (in_force(None, documents[name], broker), retention_in_force(None, documents[name], broker))
+            for name in (namespaces or documents)
+        }
+        asked = {*namespaces, *settings.offload.namespaces}
+        found = {name: one for name, one in found.items() if name in asked or (one[0].driver and one[0].automatic)}
+    own = _of_topics(cluster, found) if broker.get("topicLevelPoliciesEnabled") != "false" else {}
+    by_topic = {
+        str(topic): policies
+        for name, one in own.items()
+        for topic, said in one.topics.items()
+        if (policies := of_topic(said, documents[name], broker))
+    }
+    unknown = {name: one.unknown for name, one in own.items() if one.unknown}
+    in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
+    left_out = unlike_object_store(in_use, settings.object_store)
+    said = [f"{name} is left out: {why}" for name, why in left_out.items()]
+    if len(left_out) == len(in_use):
+        problems, said = [*problems, *said], []
+    left_out |= {name: str(why) for name, why in unknown.items()}
+    said += [f"{name} is left out: {why}" for name, why in unknown.items()]
+    said += unproven(in_use) + (beside_brokers(in_use) if settings.offload.release == "ours" else [])
+    return Policies(found, by_topic, left_out, tuple(problems), tuple(said), unknown)
+
+
+def broker_layer(
+    configurations: Mapping[str, Mapping[str, str]], settings: OffloadSettings, *, sandbox: bool
+) -> tuple[dict[str, str], list[str]]:
+    """What all brokers are configured with, with what the settings add; and what speaks against acting on it.
+
+    Brokers that differ in what decides about offloads are a problem; so is a setting that contradicts them, except on
+    the sandbox, whose brokers have no offloader.
+    """
+    named = {name for found in configurations.values() for name in found if "ffload" in name or "etention" in name}
+    names = sorted({*named, "topicLevelPoliciesEnabled", BROKER_READ_PRIORITY})
+    broker: dict[str, str] = {}
+    problems: list[str] = []
+    for name in names:
+        values = {found.get(name, "") for found in configurations.values()}
+        if len(values) > 1:
+            problems.append(f"the brokers differ in {name}: {', '.join(sorted(map(repr, values)))}")
+        broker[name] = min(values)
+    for name, value in settings.brokers.items():
+        if broker.get(name, value) != value and not sandbox:
+            problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {broker[name]!r}")
+        broker[name] = value
+    return broker, problems
+
+
+def _of_topics(cluster: Cluster, namespaces: Collection[str]) -> dict[str, NamespacePolicies]:
+    """What topics of some namespaces have of their own, from the ledgers of ``__change_events``: loads no topic."""
+    settings = cluster.settings
+    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
+    with Connections(settings, read_only=True, pace=pace) as ports:
+        return {
+            name: read_namespace(ports.store, ports.reader, Namespace.parse(name), settings.bookkeeper.ledgers_root)
+            for name in namespaces
+        }
+
+
+def of_topic(
+    own: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
+) -> tuple[OffloadPolicy, Retention] | None:
+    """Policy and retention of a topic that has one of them of its own; its local word counts before its global one."""
+    offloading, retention = own.first("offloadPolicies"), own.first("retentionPolicies")
+    if offloading is None and retention is None:
+        return None
+    return in_force(offloading, namespace, broker), retention_in_force(retention, namespace, broker)
+
+
+def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
+    """Where no read through a broker can show that it has access to the bucket; ``policies`` by namespace or topic."""
+    return [
+        f"{name}: {offload_policy.BOOKKEEPER_FIRST}" for name, policy in policies.items() if not policy.tiered_first
+    ]
+
+
+def beside_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
+    """Where brokers give copies up beside us, so that we release none; ``policies`` by namespace or topic."""
+    return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
+
+
+def unlike_object_store(policies: Mapping[str, OffloadPolicy], store: ObjectStoreSettings | None) -> dict[str, str]:
+    """How what the brokers read from is not what we would write to, by the namespace or topic of ``policies``."""
+    if store is None:
+        return dict.fromkeys(policies, "object_store is not set: there is nowhere to offload to")
+    found = dict[str, str]()
+    for name, policy in policies.items():
+        if why := "; ".join(_unlike(policy, store)):
+            found[name] = f"driver {policy.driver} of the {policy.sources.get(DRIVER, 'brokers')}: {why}"
+    return found
+
+
+def _unlike(policy: OffloadPolicy, store: ObjectStoreSettings) -> Iterator[str]:
+    if not policy.bucket:
+        yield "no API shows its bucket; say in offload.brokers what broker.conf says of it"
+    elif policy.bucket not in store.buckets:
+        yield f"its bucket {policy.bucket} is not one of object_store.buckets"
+    if policy.endpoint and policy.endpoint != store.endpoint:
+        yield f"its endpoint is {policy.endpoint}, object_store.endpoint {store.endpoint!r}"
+    if policy.region and not policy.endpoint and policy.region != store.region:
+        yield f"its region is {policy.region}, object_store.region {store.region!r}"
+    if policy.block_size is not None and policy.block_size < MIN_BLOCK_SIZE:
+        yield f"its MaxBlockSizeInBytes is {policy.block_size}, S3 needs {MIN_BLOCK_SIZE} or more"

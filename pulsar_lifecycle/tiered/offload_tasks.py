@@ -1,0 +1,222 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""What one task of an offload run does: it copies or proves a share of the ledgers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from uuid import UUID
+
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.errors import (
+    Conflict,
+    CorruptFormat,
+    LifecycleError,
+    NotFound,
+)
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.records.copies import Verified
+from pulsar_lifecycle.records.outcomes import VERIFIED
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.tiered.choice import (
+    Row,
+    driver_metadata,
+)
+from pulsar_lifecycle.tiered.commit import Wanted
+from pulsar_lifecycle.tiered.interrupted import drop_uploads
+from pulsar_lifecycle.tiered.outcome import journal_row, said_of
+from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
+from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
+from pulsar_lifecycle.topics.write import judges
+
+TASK_BYTES = 128 << 20
+"""Small ledgers share a task until they are so many bytes; connections are opened once for each task."""
+LOOK_EVERY = 2.0
+"""Seconds between two looks of a task at the pause z-node and the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One ledger for a task: its attempt, or the copy that is to be proven again before it is released.
+
+    ``known``: what our journal says of an earlier proof of it.
+    """
+
+    attempt: Attempt
+    again: bool
+    release: bool
+    known: Verified | None = None
+
+    @property
+    def location(self) -> Location:
+        """Where its objects are."""
+        return Location(self.attempt.bucket, self.attempt.uuid, self.attempt.ledger_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a task says of one ledger; ``verified`` is None where it failed, for ``reason``.
+
+    ``disproved``: because of the objects, and not because they or BookKeeper's copy could not be read. ``refused``:
+    doing the same once more fails, too.
+    """
+
+    item: Item
+    verified: Verified | None
+    reason: str
+    disproved: bool = False
+    refused: bool = False
+
+
+def bundled(items: Sequence[Item], sizes: Mapping[int, int]) -> Iterator[list[Item]]:
+    """A task for each large ledger; small ones share one."""
+    bundle: list[Item] = []
+    size = 0
+    for item in items:
+        bundle.append(item)
+        size += sizes[item.attempt.ledger_id]
+        if size >= TASK_BYTES:
+            yield bundle
+            bundle, size = [], 0
+    if bundle:
+        yield bundle
+
+
+REPORT_SECONDS = 10.0
+
+
+@contextmanager
+def reported(
+    progress: Callable[[str], None], so_far: Callable[[], tuple[int, int]], ledgers: int, size: int
+) -> Iterator[None]:
+    """Say now and then how many ledgers and bytes are done, how fast, and how long the rest takes."""
+    ended, began = threading.Event(), time.monotonic()
+
+    def say() -> None:
+        while not ended.wait(REPORT_SECONDS):
+            progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
+
+    thread = threading.Thread(target=say, name="offload-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
+
+
+def how_far(done: int, moved: int, ledgers: int, size: int, seconds: float) -> str:
+    """One line for an operator."""
+    rate = moved / max(seconds, 0.001)
+    left = f", {(size - moved) / rate:.0f} s left" if rate and size > moved else ""
+    return f"{done} of {ledgers} ledgers, {moved >> 20} of {size >> 20} MiB, {rate / 1e6:.0f} MB/s{left}"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task; it may be repeated: the same attempt writes the same bytes."""
+
+    settings: Settings
+    run_id: str
+    guard: tuple[str, int]
+    tasks: int
+
+    def work(self, bundle: Iterable[Item]) -> Iterator[Answer]:
+        """Copy and prove each ledger; its journal row is durable before its answer."""
+        settings = self.settings
+        assert settings.object_store is not None
+        reads = settings.zookeeper.reads_per_second / self.tasks
+        with Connections(settings, read_only=True, reads_per_second=reads) as ports:
+            pace = TaskPace(ports.store, self.guard, max(1, settings.offload.read_bytes_per_second // self.tasks))
+            for item in bundle:
+                try:
+                    yield Answer(item, self._one(item, ports, pace), "")
+                except LifecycleError as error:  # of a run that may go on no more, the driver finds out by itself
+                    disproved = item.release and disproves(error)
+                    yield Answer(item, None, str(error), disproved=disproved, refused=judges(error))
+
+    def _one(self, item: Item, ports: Connections, pace: Callable[[int], None]) -> Verified:
+        attempt, declared = item.attempt, self.settings.object_store
+        store, reader, objects = ports.store, ports.reader, ports.objects
+        assert declared is not None
+        source = _source(store, attempt.ledger_id, self.settings.bookkeeper.ledgers_root)
+        name = Topic.parse(attempt.topic).managed_ledger
+        cluster = declared.pulsar_cluster or self.settings.cluster
+        target = Target(item.location, cluster, name, attempt.block_size)
+        origin = Origin(cluster, name)
+        verified: Verified | None = None
+        if item.release:
+            verified = verify(objects, item.location, source, known=item.known, reader=reader, origin=origin, pace=pace)
+        elif item.again and not find_copy(objects, item.location, source, origin):
+            with suppress(CorruptFormat, NotFound, Conflict):  # no metadata names it: it is made anew, over it
+                verified = verify(objects, item.location, source, reader=reader, origin=origin, pace=pace)
+        if verified is None:
+            copied = copy_ledger(reader, objects, source, target, pace=pace)
+            verified = verify(objects, item.location, source, copied=copied, origin=origin)
+        if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
+            drop_uploads(objects, attempt)
+        said = replace(said_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
+        row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())
+        ports.journal.record([row])
+        return verified
+
+
+def _source(store: MetadataStore, ledger_id: int, root: str) -> Source:
+    """The ledger as BookKeeper describes it. Raises OriginalUnread: that says nothing of its offloaded copy."""
+    path = ledger_path.ledger_path(ledger_id, root)
+    node = store.read([path])[0]
+    if not isinstance(node, Node):
+        raise OriginalUnread(f"{path}: BookKeeper does not have it any more, or it cannot be read")
+    try:
+        return Source(ledger_metadata.decode(node.data), node.stat.ctime)
+    except CorruptFormat as error:
+        raise OriginalUnread(f"{path}: {error}") from error
+
+
+class TaskPace:
+    """Keeps a task to its share of the budget, and stops it when it may go on no more."""
+
+    def __init__(self, store: MetadataStore, guard: tuple[str, int], bytes_per_second: int) -> None:
+        self._store, self._guard = store, guard
+        self._budget = RateBudget(max(1, bytes_per_second), system_clock())
+        self._looked = 0.0
+
+    def __call__(self, size: int) -> None:
+        """Wait until ``size`` bytes may be read. Raises Paused, LeaseLost."""
+        if time.monotonic() - self._looked >= LOOK_EVERY:
+            control.check_not_paused(self._store)
+            control.check_lease(self._store, self._guard)
+            self._looked = time.monotonic()
+        self._budget.take(size)
+
+
+def wanted_of(row: Row, settings: Settings) -> Wanted:
+    """Where a planned ledger is to go, as a broker's offloader would describe it."""
+    return Wanted(
+        row["ledger_id"], row["driver"], driver_metadata(row), row["block_size"] or settings.offload.block_size
+    )
+
+
+def as_attempt(row: Row, settings: Settings) -> Attempt:
+    """A complete offload in the form of an attempt, to be proven again."""
+    return Attempt(
+        row["ledger_id"],
+        row["topic"],
+        UUID(row["uuid"]),
+        row["driver"],
+        driver_metadata(row),
+        settings.offload.block_size,
+        "",
+        0,
+    )

@@ -1,0 +1,99 @@
+"""What became of the ledgers of an offload run, and how the journal is told.
+
+Belongs here: the words of one step about one ledger. Not here: the steps (``offloading.py``, ``release.py``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent
+from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import OFFLOAD
+from pulsar_lifecycle.topics.write import TopicRun
+
+POLICY = "offload.loaded_topics"
+
+
+@dataclass(frozen=True, slots=True)
+class Offloaded:
+    """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read.
+
+    ``ledgers``: how many it speaks of, if it is the topic.
+    """
+
+    topic: str
+    ledger_id: int
+    outcome: str
+    reason: str
+    bytes: int = 0
+    uuid: str = ""
+    ledgers: int = 1
+
+
+def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+    """What became of an attempt."""
+    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
+
+
+def record(
+    run: TopicRun,
+    tools: Tools,
+    outcomes: Sequence[Offloaded],
+    details: Mapping[int, Mapping[str, Any]] | None = None,
+    *,
+    action: str = OFFLOAD,
+    phase: str = OFFLOAD,
+) -> None:
+    """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
+    known, now = details or {}, tools.clock.now_ms()
+    tools.journal.record(
+        [
+            journal_row(run.run_id, run.cluster, one, known.get(one.ledger_id, {}), now, action=action, phase=phase)
+            for one in outcomes
+        ]
+    )
+
+
+def record_topics(run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], action: str) -> None:
+    """One journal row per topic, of so many of its ledgers together."""
+    now, phase = tools.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
+    rows = [
+        journal_row(run.run_id, run.cluster, one, {"ledgers": one.ledgers}, now, action=action, phase=phase)
+        for one in outcomes
+    ]
+    tools.journal.record(rows)
+
+
+def journal_row(
+    run_id: str,
+    cluster: str,
+    one: Offloaded,
+    detail: Mapping[str, Any],
+    now: int,
+    *,
+    action: str = OFFLOAD,
+    phase: str = OFFLOAD,
+) -> JournalRow:
+    """The journal's row of a step of offloading a ledger, or of another ``action`` about its offload."""
+    return JournalRow(
+        run_id=run_id,
+        cluster=cluster,
+        plan_id="",
+        ledger_id=one.ledger_id,
+        component=LedgerComponent.MANAGED_LEDGER.value,
+        topic=one.topic,
+        action=action,
+        phase=phase,
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.bytes,
+        checksum=str(detail.get("checksum", "")),
+        detail=json.dumps({**detail, "uuid": one.uuid}, sort_keys=True),
+        at=now,
+    )

@@ -1,0 +1,190 @@
+"""Reverting an offload: the ledger is read from BookKeeper again, and its objects may go."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Generator, Mapping
+from dataclasses import replace
+from typing import cast
+from uuid import UUID
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import EntryBatch, Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import REFUSED, ROLLED_BACK, TAKING_BACK
+from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
+from pulsar_lifecycle.topics import listed_ledgers, snapshot
+from pulsar_lifecycle.topics.marks import GOES
+from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.write import (
+    FAILED,
+    STOPPING,
+    Change,
+    Said,
+    TopicRun,
+    edit_topic,
+)
+
+
+def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
+    """How BookKeeper's ledger differs from what its topic says of it; empty if it does not."""
+    if (item.size or length, item.entries or entries) == (length, entries):
+        return ""
+    return f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
+
+
+def take_back_topic(
+    run: TopicRun,
+    tools: Tools,
+    permit: Permit,
+    topic: Topic,
+    ledger_ids: Collection[int],
+    *,
+    given_up: bool = True,
+    policy: str = POLICY,
+) -> list[Offloaded]:
+    """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
+
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``given_up``: even where its
+    topic gave BookKeeper's copy up, which may be there still; then the caller holds the deletion lease, too. ``policy``
+    and what is raised as ``edit_topic``.
+    """
+    permit.check(tools.store)
+    planned = plan_take_back(run, tools, topic, ledger_ids, permit)
+    outcomes = [one for one in planned if one.outcome != GOES]
+    going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
+    if going:
+        about = "its topic is about to read it from BookKeeper again"
+        record(
+            run, tools, [replace(one, outcome=TAKING_BACK, reason=about) for one in planned if one.ledger_id in going]
+        )
+        said = edit_topic(run, tools, permit, topic, taking_back(run, tools, topic, going, given_up=given_up), policy)
+        done = [
+            Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
+        ]
+        try:
+            record(run, tools, done)
+        except STOPPING:
+            raise
+        except LifecycleError as failure:
+            done = [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in done]
+        outcomes += done
+    return outcomes
+
+
+def plan_take_back(
+    run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int], permit: Permit | None = None
+) -> list[Offloaded]:
+    """What :func:`take_back_topic` would do; writes nothing. Reads whole in BookKeeper what may be taken back."""
+    tools.store.sync("/")
+    node, info = snapshot.topic_node(tools.store, topic)
+    items = {item.ledger_id: item for item in info.ledgers}
+    opened = attempts.of_ledgers(tools.store, ledger_ids)
+    found: list[Offloaded] = []
+    for ledger_id in sorted(set(ledger_ids)):
+        item = items.get(ledger_id)
+        uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
+        if item is None:
+            why = "its topic does not list it"
+        elif uuid is None:
+            why = "it is not offloaded"
+        elif ledger_id in opened:
+            why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
+        else:
+            why = _given_up_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
+        outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
+        found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
+    return found
+
+
+_TAKEN_BACK = "its topic reads it from BookKeeper again"
+
+
+LOOK_EVERY = 2_000
+"""How long (ms) a ledger is read without a look at the pause z-node and the lease."""
+
+
+def not_whole_in_bookkeeper(
+    run: TopicRun, tools: Tools, topic: Topic, item: LedgerInfo, permit: Permit | None = None
+) -> str:
+    """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
+
+    With a ``permit`` raises Paused and LeaseLost meanwhile.
+    """
+    if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
+        return problem
+    node = tools.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
+    if not isinstance(node, Node):
+        return "its z-node in BookKeeper cannot be read"
+    looked = tools.clock.now_ms()
+    try:
+        metadata = ledger_metadata.decode(node.data)
+        last = metadata.last_entry_id
+        if problem := unlike_bookkeeper(item, last + 1, metadata.length):
+            return problem
+        stream = cast(Generator[EntryBatch, None, None], tools.reader.stream(item.ledger_id, metadata, 0, last))
+        with contextlib.closing(stream):
+            for _ in stream:
+                if permit and tools.clock.now_ms() - looked >= LOOK_EVERY:
+                    permit.check(tools.store)
+                    looked = tools.clock.now_ms()
+    except STOPPING:
+        raise
+    except LifecycleError as error:
+        return f"BookKeeper cannot give it whole: {error}"
+    return ""
+
+
+BROKER_DELETES_FOR = 300_000
+"""How long (ms) after it gave a ledger up a broker may try again to delete it: three times a minute apart, whatever
+the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
+
+
+def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
+    """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is.
+
+    By the run's time, which is never ahead of the metadata store's.
+    """
+    if item.offload is None or not item.offload.bookkeeper_deleted:
+        return ""
+    left = node.stat.mtime + BROKER_DELETES_FOR - run.now
+    if left <= 0:
+        return ""
+    return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+
+
+def taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool) -> Change:
+    """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up."""
+
+    def one(node: Node, item: LedgerInfo) -> Said:
+        offload = item.offload
+        if offload is None:
+            return Said(ROLLED_BACK, _TAKEN_BACK)
+        if not offload.complete or offload.uuid != uuids[item.ledger_id]:
+            return Said(FAILED, f"its topic names another offload by now, {offload.uuid}")
+        if offload.bookkeeper_deleted and not given_up:
+            return Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
+        if why := _given_up_of_late(run, node, item):
+            return Said(REFUSED, why)
+        if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
+            return Said(FAILED, f"it stays offloaded: {problem}")
+        return Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
+
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        said = dict.fromkeys(uuids, Said(FAILED, "its topic does not list it any more"))
+        said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
+        back = {ledger_id for ledger_id, word in said.items() if word.changes}
+        ledgers = tuple(replace(item, offload=None) if item.ledger_id in back else item for item in info.ledgers)
+        return replace(info, ledgers=ledgers), said
+
+    return change
+
+
+def without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
+    """Why the copy in BookKeeper cannot be relied on; empty if it can."""
+    row = snapshot.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
+    return listed_ledgers.copy_of(ledger_id, row, topic).problem

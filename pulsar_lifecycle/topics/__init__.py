@@ -1,0 +1,1 @@
+"""One topic: its state read afresh, what protects it, its policies, and writing its z-node."""

@@ -1,0 +1,97 @@
+"""Marking ledgers: messages to the deletion queue before they leave their topic's list, and the journal's rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.ports import JournalRow, Sent
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import bucket_of, copy_of
+from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.topics.write import (
+    TopicRun,
+)
+
+REMOVED = "removed"
+"""Its topic lists it no more."""
+NOTHING = "nothing-to-do"
+"""Its topic's list begins behind the ledger that is asked for, or is empty."""
+GOES = "goes"
+"""What a dry run says of a ledger that would be removed."""
+
+
+NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
+"""End of the reason for what may go by now, and is not among what was counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole."""
+
+    topic: str
+    ledger_id: int
+    outcome: str
+    reason: str
+    bytes: int = 0
+    component: str = ""
+
+
+Report = Callable[[Sequence[Marked]], None]
+"""Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
+
+
+def send_messages(
+    run: TopicRun,
+    tools: Tools,
+    messages: Sequence[PendingDeleteLedgerInfo],
+    lengths: Mapping[int, int],
+    reason: str = "its topic is written next",
+) -> list[Sent]:
+    """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``, sent for a reason."""
+    if not messages:
+        return []
+    outcomes = tools.queue.send(messages, run.deliver_after_ms)
+    now = tools.clock.now_ms()
+    rows: list[JournalRow] = []
+    for sent in outcomes:
+        info = sent.info
+        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, reason)
+        length = lengths.get(info.ledger_id, 0)
+        one = Marked(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
+        row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)
+        rows.append(replace(row, phase="send"))
+    tools.journal.record(rows)
+    return outcomes
+
+
+def mark_of(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
+    """What a mark says of the copies that a ledger's messages are about; where there is no message it asks for none.
+
+    ``czxid`` is what waives the grace period of exactly the ledger whose own message went with the mark.
+    """
+    own = next((m.czxid for m in messages if m.ledger_type is LedgerType.LEDGER), None)
+    return {"czxid": own, "uuid": "".join(map(copy_of, messages)), "bucket": "".join(map(bucket_of, messages))}
+
+
+def journal_row(run: TopicRun, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
+    """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
+    return JournalRow(
+        run_id=run.run_id,
+        cluster=run.cluster,
+        plan_id="",
+        ledger_id=one.ledger_id,
+        component=one.component,
+        topic=one.topic,
+        action=action_of(kind),
+        phase="mark",
+        outcome=one.outcome,
+        reason=one.reason,
+        bytes=one.bytes,
+        checksum="",
+        detail=json.dumps(detail, sort_keys=True),
+        at=now,
+    )

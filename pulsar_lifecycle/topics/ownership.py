@@ -1,0 +1,72 @@
+"""Which broker owns a topic's bundle, found without asking any broker for it: asking would give it an owner.
+
+Belongs here: the ownership locks of bundles, and what follows from the topics that brokers list. Not here: who has a
+topic loaded (``inventory.py``). Upstream: ``NamespaceEphemeralData``, ``OwnershipCache`` (4.0.7). The extensible load
+manager keeps no locks in the metadata store: there a bundle's owner is known only by the topics that it lists.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from urllib.parse import urlsplit
+
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.topics.unloads import bundles
+
+LOCKS_ROOT = "/namespace"
+"""One ephemeral child per bundle that has an owner, below its namespace: ``0xLLLLLLLL_0xHHHHHHHH``, high excluded."""
+
+_LAST = 0xFFFFFFFF
+"""The upper end of a namespace's last bundle, which is included."""
+
+
+class Owners:
+    """The brokers that own bundles, as the locks are now and the brokers were heard; each bundle is looked up once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, list[str]] | None = None
+        self._brokers: dict[str, dict[str, str]] = {}
+        """Namespace -> bundle -> the broker that lists a topic of it."""
+
+    def of(self, store: MetadataStore, brokers: Brokers, topic: Topic) -> str:
+        """The broker (``host:webport``) that owns a topic's bundle; empty where none does, or that is not known."""
+        return _locked(store, topic) or brokers.loaded.get(str(topic)) or self._listing(store, brokers, topic)
+
+    def _listing(self, store: MetadataStore, brokers: Brokers, topic: Topic) -> str:
+        """The broker that lists another topic of the same bundle."""
+        if self._names is None:
+            self._names = {}
+            for name in brokers.loaded:
+                self._names.setdefault(name.rpartition("/")[0], []).append(name)
+        inside = str(topic).rpartition("/")[0]
+        if inside not in self._brokers:
+            listed = [Topic.parse(name) for name in self._names.get(inside, ())]
+            self._brokers[inside] = {bundle: brokers.loaded[str(one)] for one, bundle in bundles(store, listed).items()}
+        known = self._brokers[inside]
+        return known.get(bundles(store, [topic])[topic], "") if known else ""
+
+
+def _locked(store: MetadataStore, topic: Topic) -> str:
+    root = f"{LOCKS_ROOT}/{topic.namespace}"
+    listing = store.children([root])[0]
+    if listing is None or isinstance(listing, Unread):
+        return ""
+    place = zlib.crc32(str(topic).encode())
+    found = next((name for name in listing.names if _covers(name, place)), "")
+    node = store.read([f"{root}/{found}"])[0] if found else None
+    try:
+        document = json.loads(node.data) if isinstance(node, Node) else {}
+        return urlsplit(document.get("httpUrl") or document.get("httpUrlTls") or "").netloc
+    except (ValueError, AttributeError, TypeError):
+        return ""
+
+
+def _covers(name: str, place: int) -> bool:
+    try:
+        low, high = (int(end, 16) for end in name.split("_"))
+    except ValueError:
+        return False
+    return low <= place < high or place == high == _LAST

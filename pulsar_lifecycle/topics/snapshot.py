@@ -1,0 +1,216 @@
+"""Where one topic stands: its z-node, its cursors' positions, its ledgers' z-nodes, who shadows it; read afresh.
+
+Belongs here: reading what the first phase judges. What cannot be read refuses the topic. Not here: the rule
+(``trimming/rules.py``) and the effects (``marking.py``, ``topic_deletion.py``). Source: ManagedCursorImpl (4.0.7).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.compression import unwrap
+from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.metastore import ledgers, topics
+from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
+from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
+from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
+from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.owners import full_names
+from pulsar_lifecycle.scan import stored_references
+
+
+def topic_node(store: MetadataStore, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+    """The topic's z-node, decoded. Raises Refused where there is none that can be read."""
+    path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
+    node = store.read([path])[0]
+    if node is None:
+        raise Refused(f"{path} does not exist: it is no topic, or a partitioned one; name its partitions")
+    if isinstance(node, Unread):
+        raise Refused(f"{path} cannot be read: {node.reason}")
+    try:
+        return node, managed_ledger.decode(node.data)
+    except CorruptFormat as error:
+        raise Refused(f"{path}: {error}") from error
+
+
+def shadow_source(store: MetadataStore, topic: Topic, info: ManagedLedgerInfo) -> str:
+    """What a shadow topic's own z-node, or its partitioned topic's, names as its source; empty if it is none."""
+    if SHADOW_SOURCE in info.properties:
+        return info.properties[SHADOW_SOURCE] or "an unnamed topic"
+    if topic.partition is None:
+        return ""
+    path = _partitioned_path(topic)
+    node = store.read([path])[0]
+    if isinstance(node, Unread):
+        raise Refused(f"{path} cannot be read: {node.reason}")
+    if node is None or SHADOW_SOURCE.encode() not in node.data:
+        return ""
+    try:
+        return str(json.loads(node.data)["properties"][SHADOW_SOURCE])
+    except (ValueError, KeyError, TypeError):
+        return "a topic that cannot be read"
+
+
+def _partitioned_path(topic: Topic) -> str:
+    parent = topic.partitioned_parent
+    return f"{PARTITIONED_ROOT}/{parent.namespace}/{parent.domain}/{encode_name(parent.local)}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSources:
+    """Every topic that some shadow topic reads from: ``names``, as written and in full.
+
+    ``partitioned``: what the partitioned ones read from, by their z-nodes' paths in the configuration store.
+    """
+
+    names: frozenset[str] = frozenset()
+    partitioned: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def __or__(self, other: ShadowSources) -> ShadowSources:
+        """Both clusters'."""
+        return ShadowSources(self.names | other.names, {**other.partitioned, **self.partitioned})
+
+    def of_partition(self, topic: Topic) -> str:
+        """What a partition of a partitioned shadow topic reads from; empty if it is none."""
+        source = self.partitioned.get(_partitioned_path(topic)) if topic.partition is not None else None
+        return "" if source is None else source or "an unnamed topic"
+
+
+def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> ShadowSources:
+    """What shadow topics of this cluster read from now: one bulk read of all topics' z-nodes.
+
+    Raises Refused where a z-node that may be a shadow topic's cannot be read; other LifecycleErrors from the stores.
+    """
+    store.sync("/")
+    units = topics.topic_units(store)
+    unread = [f"{unit.parent}: {unit.error}" for unit in units if unit.error]
+    found: set[str] = set()
+    for batch in store.scan(f"{unit.parent}/{name}" for unit in units for name in unit.names or ()):
+        unread += [f"{node.path}: {node.reason}" for node in batch.unread]
+        for path, data, *_ in batch.rows:
+            try:
+                if SHADOW_SOURCE.encode() in unwrap(data, path).data:
+                    found.add(managed_ledger.decode(data).properties.get(SHADOW_SOURCE, ""))
+            except CorruptFormat as error:
+                unread.append(f"{path}: {error}")
+    configuration.sync("/")
+    partitioned: Mapping[str, str] = {}
+    try:
+        partitioned = topics.partitioned_shadow_sources(configuration)
+    except CorruptFormat as error:
+        unread.append(str(error))
+    if unread:
+        raise Refused(f"whether it is the source of a shadow topic cannot be known: {unread[0]}")
+    return ShadowSources(full_names(found.union(partitioned.values())), partitioned)
+
+
+class Shadows:
+    """What ``look`` said of the sources of shadow topics (:func:`shadow_sources`), and when."""
+
+    def __init__(self, look: Callable[[], ShadowSources], clock: Clock) -> None:
+        self._look, self._clock = look, clock
+        self._sources = ShadowSources()
+        self._seen: int | None = None
+
+    def sources(self, max_age: int = 0) -> ShadowSources:
+        """The sources as of a look that ended at most ``max_age`` ms ago; with 0 it begins now. Raises as the look."""
+        now = self._clock.now_ms()
+        if self._seen is None or not max_age or not 0 <= now - self._seen <= max_age:
+            self._seen = None
+            self._sources = self._look()
+            self._seen = self._clock.now_ms()
+        return self._sources
+
+
+def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
+    """Every durable cursor of the topic at ``path``, by its z-node's name. Raises Refused for what cannot be read."""
+    listing = store.children([path])[0]
+    if listing is None or isinstance(listing, Unread) or len(listing.names) != listing.num_children:
+        raise Refused(f"the cursors below {path} could not be listed whole")
+    found: dict[str, ManagedCursorInfo] = {}
+    for name, node in zip(listing.names, store.read([f"{path}/{n}" for n in listing.names]), strict=True):
+        if isinstance(node, Unread):
+            raise Refused(f"{node.path} cannot be read: {node.reason}")
+        if node is not None:
+            try:
+                found[name] = cursor_format.decode(node.data)
+            except CorruptFormat as error:
+                raise Refused(f"{node.path}: {error}") from error
+    return found
+
+
+def positions(tools: Tools, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
+    """The persisted mark-delete position of each cursor, by its shown name: its cursor ledger's last entry, if any.
+
+    A cursor ledger without any entry was just opened: the z-node's copy is then the truth, as the broker has it.
+    Raises Refused for a position that cannot be read.
+    """
+    own = [name for name, cursor in cursors.items() if cursor.cursors_ledger_id >= 0]
+    entries = stored_references.last_entries_of(
+        tools.store, tools.reader, [cursors[name].cursors_ledger_id for name in own], root
+    )
+    found: dict[str, Position | None] = {name: cursor.mark_delete for name, cursor in cursors.items()}
+    for name, (metadata, entry) in zip(own, entries, strict=True):
+        if entry is None or stored_references.never_written(metadata, entry):
+            continue
+        where = f"cursor {cursor_name(name)}: its cursor ledger {cursors[name].cursors_ledger_id}"
+        if isinstance(entry, LifecycleError):
+            raise Refused(f"{where} cannot be read: {entry}")
+        try:
+            found[name] = cursor_format.decode_position(entry.payload).mark_delete
+        except CorruptFormat as error:
+            raise Refused(f"{where}: {error}") from error
+    positions: dict[str, Position] = {}
+    for name, position in found.items():
+        if position is None:
+            raise Refused(f"cursor {cursor_name(name)}: its z-node names no position")
+        positions[cursor_name(name)] = min(position, positions.get(cursor_name(name), position))
+    return positions
+
+
+def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int, Mapping[str, Any] | None]:
+    """Rows of ``tables.BOOKKEEPER_LEDGERS`` by id; None for a ledger that does not exist."""
+    found: dict[int, Mapping[str, Any] | None] = dict.fromkeys(ids)
+    nodes: list[Node] = []
+    for ledger_id, node in zip(ids, store.read([ledger_path.ledger_path(i, root) for i in ids]), strict=True):
+        if isinstance(node, Node):
+            nodes.append(node)
+        elif node is not None:
+            unread = {"ledger_id": ledger_id, "error": node.reason, "length": 0}
+            found[ledger_id] = dict.fromkeys(tables.BOOKKEEPER_LEDGERS.names) | unread
+    if nodes:
+        found |= {row["ledger_id"]: row for row in ledgers.ledger_rows(nodes, root).to_pylist()}
+    return found
+
+
+def named_by_cursors(tools: Tools, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> set[int]:
+    """Cursor ledgers, delayed-index snapshots and compacted ledgers that the cursors of the topic at ``path`` name.
+
+    Raises Refused or CorruptFormat for what cannot be read.
+    """
+    named: set[int | None] = set()
+    for name, cursor in cursors.items():
+        named |= {
+            cursor.cursors_ledger_id,
+            *(b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)),
+        }
+        if name != stored_references.COMPACTION_CURSOR:
+            continue
+        named.add(cursor_format.compacted_ledger(cursor.properties))
+        if cursor.cursors_ledger_id >= 0:
+            owned = [(path[len(MANAGED_LEDGERS_ROOT) + 1 :], path, cursor.cursors_ledger_id)]
+            words = stored_references.compaction_words(tools.store, tools.reader, owned, root)
+            for word in words:
+                if word.error:
+                    raise Refused(f"its compacted ledger cannot be known: {word.error}")
+            named |= {word.ledger_id for word in words}
+    return {i for i in named if i is not None and i >= 0}

@@ -1,0 +1,92 @@
+"""What every run that writes topics' z-nodes is composed of: its ports, the owners' rules, what its brokers say.
+
+Belongs here: from settings and a scan to ``TopicRun`` and ``Tools``. Not here: leases, plans and what is done
+(``phase_one.py``, ``offload.py``).
+"""
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.unloads import Unloads
+from pulsar_lifecycle.topics.write import TopicRun
+
+MIN_DELIVER_AFTER = 600.0
+"""Seconds an intent waits at least; only the sandbox's marker permits less."""
+
+
+def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
+    """How long (ms) an intent that is sent now waits before it is delivered."""
+    wanted = settings.deletion.deliver_after
+    return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
+
+
+def unloads_of(settings: Settings) -> Unloads:
+    """One run's budget of unloads."""
+    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, system_clock())
+
+
+def shadow_sources(cluster: Cluster, store: MetadataStore) -> snapshot.ShadowSources:
+    """What shadow topics under any declared root read from now."""
+    with Connections(cluster.settings) as ports:
+        found = snapshot.shadow_sources(store, ports.configuration)
+        for root in cluster.roots()[1:]:
+            other = ports.root(root)
+            found |= snapshot.shadow_sources(other, other)
+    return found
+
+
+def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
+    """The owners' rules, as the scans found them and the settings say at ``now`` (ms)."""
+    settings = cluster.settings
+    return replace(
+        evidence.context_of(cluster, epoch),
+        holds=settings.orphans.holds(now),
+        gone_namespaces=frozenset(),
+        system_topics=settings.trimming.system_topics,
+        offload_buckets=frozenset(settings.object_store.buckets if settings.object_store else ()),
+    )
+
+
+def topic_run(
+    cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
+) -> TopicRun:
+    """``now`` (ms) must be from before the brokers are asked, which is done here."""
+    settings = cluster.settings
+    return TopicRun(
+        run_id=run_id,
+        cluster=settings.cluster,
+        ledgers_root=settings.bookkeeper.ledgers_root,
+        now=now,
+        brokers=load_state.hear(tools.store, tools.admin),
+        context=context,
+        deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
+        loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
+        shadows=snapshot.Shadows(lambda: shadow_sources(cluster, tools.store), tools.clock),
+    )
+
+
+@contextmanager
+def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Tools]:
+    """The ports of one run on the driver; with ``buckets`` the object store, too."""
+    settings, clock = cluster.settings, cluster.clock
+    pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
+    with Connections(settings, read_only=read_only, pace=pace) as ports:
+        objects = ports.objects if buckets else None
+        yield Tools(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)

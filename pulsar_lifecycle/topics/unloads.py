@@ -1,0 +1,275 @@
+"""Unloads that follow our own writes of topics' z-nodes: their budget, and settling those that are owed.
+
+Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
+(``control.py``) and the writes that ask for it (``marking.py``). Source: DESIGN section 4.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import json
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.metastore import load_state, walk
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import BrokenOwed, OwedUnload
+from pulsar_lifecycle.throttle import RateBudget
+
+_LOG = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often one unload is tried in a run."""
+
+GIVE_UP = 3
+"""Topics in a row, of one tenant or tenants, whose unload failed, after which the others are left to the next run,
+written or owed: a broker that is down fails them all."""
+
+WATCHED_FOR = 2
+"""Statistics intervals after which no broker may list a topic that was written as unloaded."""
+
+BUNDLES_ROOT = "/admin/local-policies"
+"""Bundle boundaries by namespace (LocalPolicies); a topic's place is the CRC-32 of its full name."""
+
+
+class Unloads:
+    """A run's budget of unloads: ``per_second``, and ``limit`` in all; and whether they work at all."""
+
+    def __init__(self, per_second: float, limit: int, clock: Clock) -> None:
+        self._rate = RateBudget(per_second, clock)
+        self._clock = clock
+        self._left = limit
+        self._written_failed: list[str] = []
+        """How unloads of topics failed that this run wrote."""
+        self._failures: dict[str, list[str]] = {}
+        """By tenant: how unloads failed that are owed, from before or since this run."""
+        self._down: set[str] = set()
+        """Tenants of which one failed, and not for a reason of its own or of its tenant."""
+        self._works: set[str] = set()
+        """Tenants of which one worked, and none of what this run wrote failed since."""
+        self._tried: dict[str, list[str]] = {}
+        """By tenant: how topics could not be unloaded before they were to be written, since one worked."""
+        self._unloaded: set[Topic] = set()
+
+    def lacks(self, unloads: int = 1) -> str:
+        """Why the run may do nothing that needs so many unloads; empty if it may.
+
+        Once ``GIVE_UP`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
+        """
+        if self._left < unloads:
+            return "this run may unload no more (trimming.max_unloads)"
+        return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= GIVE_UP else ""
+
+    def doubt(self, topic: Topic) -> str:
+        """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails.
+
+        Or they are :attr:`down`.
+        """
+        tenant = topic.namespace.tenant
+        failures = self._failures.get(tenant, [])
+        if tenant not in self._works and len(failures) >= GIVE_UP:
+            return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
+        if self.down:
+            first = next(failed[0] for name, failed in self._failures.items() if name in self._down)
+            return f"unloads that topics are owed fail (`pulsar-lifecycle status`): {first}"
+        return ""
+
+    def try_before(self, admin: BrokerAdmin, topic: Topic) -> str | None:
+        """Unload a loaded topic that is to be written, where it is doubtful whether that works once it is.
+
+        That is where the unload of a topic that this run wrote has failed, or one that was owed from before, of
+        whatever tenant, and nothing of this one has worked. None if there is no doubt; otherwise why it failed, empty
+        if it worked: then look at the topic anew. After ``GIVE_UP`` of a tenant failed in a row, or one for lack of
+        permission, no more are tried. Nothing is owed by this.
+        """
+        tenant = topic.namespace.tenant
+        sure = not self._failures or (tenant in self._works and not self._written_failed)
+        if sure or topic in self._unloaded:
+            return None
+        failures = self._tried.setdefault(tenant, [])
+        if len(failures) >= GIVE_UP:
+            return f"topics of its tenant cannot be unloaded: {failures[0]}"
+        failure = self._attempts(admin, topic, lambda: False)
+        if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
+            failures += _weighed(failure)
+        return f"it cannot be unloaded: {failure}" if failure else ""
+
+    @property
+    def down(self) -> bool:
+        """Whether unloads failed of ``GIVE_UP`` tenants in this run, and none worked: a broker's trouble, it seems."""
+        return not self._works and len(self._down) >= GIVE_UP
+
+    def wait(self) -> None:
+        """Wait until the next unload may follow at once."""
+        self._rate.take(0)
+
+    def unload(
+        self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool] = lambda: False, *, written: bool = True
+    ) -> str:
+        """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
+
+        Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
+        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does.
+        ``written``: by this run; what was owed before may be of a tenant whose topics we may not touch.
+        """
+        if self._left <= 0:
+            return "this run's budget of unloads is used up (trimming.max_unloads)"
+        failure = self._attempts(admin, topic, gone)
+        if failure is None:
+            return ""
+        self._failures.setdefault(topic.namespace.tenant, []).extend(_weighed(failure))
+        if not isinstance(failure, AccessDenied | NotFound):
+            self._down.add(topic.namespace.tenant)
+        if written:
+            self._written_failed += _weighed(failure)
+            self._works.discard(topic.namespace.tenant)
+        return str(failure)
+
+    def _attempts(self, admin: BrokerAdmin, topic: Topic, gone: Callable[[], bool]) -> LifecycleError | None:
+        self._left -= 1
+        error: LifecycleError | None = None
+        for attempt in range(ATTEMPTS):
+            self._rate.take(1)
+            try:
+                admin.unload(topic)
+            except NotFound as failure:
+                return None if gone() else failure
+            except AccessDenied as failure:
+                return failure
+            except LifecycleError as failure:
+                error = failure
+                if attempt + 1 < ATTEMPTS:
+                    self._clock.sleep(2.0**attempt)
+            else:
+                self._unloaded.add(topic)
+                self._works.add(topic.namespace.tenant)
+                self._tried.pop(topic.namespace.tenant, None)
+                return None
+        return error
+
+
+def _weighed(failure: LifecycleError) -> list[str]:
+    """A failed unload; one that is denied counts for as many as it takes to give up."""
+    return [str(failure)] * (GIVE_UP if isinstance(failure, AccessDenied) else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Permit:
+    """What lets a run act: the lease's fencing z-node, and its unloads."""
+
+    guard: tuple[str, int]
+    unloads: Unloads
+
+    def check(self, store: MetadataStore) -> None:
+        """Raise Paused or LeaseLost."""
+        control.check_not_paused(store)
+        control.check_lease(store, self.guard)
+
+
+def settle_unloads(
+    store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: Permit, *, wait: bool
+) -> dict[str, str]:
+    """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
+
+    A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
+    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays owed. By
+    topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
+    Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
+    """
+    permit.check(store)
+    owing: dict[str, str] = {}
+    watched: list[OwedUnload] = []
+    failed: Counter[str] = Counter()
+    found = list(control.owed_by(store, permit.guard))
+    first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
+    for owed in found[first:] + found[:first]:
+        if isinstance(owed, BrokenOwed):
+            _LOG.warning("owed unload: %s", owed.reason)
+            owing[str(owed.topic or owed.path)] = owed.reason
+        elif owed.loaded:
+            _unload(store, admin, clock, permit, owed, owing, failed)
+        else:
+            watched.append(owed)
+    for last in (False, True) if wait else (True,):
+        if not watched:
+            break
+        try:
+            brokers = load_state.hear(store, admin)
+        except LifecycleError as error:
+            return owing | {str(owed.topic): f"the brokers were not heard: {error}" for owed in watched}
+        for owed in [owed for owed in watched if str(owed.topic) in brokers.loaded]:
+            watched.remove(owed)
+            _unload(store, admin, clock, permit, owed, owing, failed)
+        left = {owed: _watch_left(owed, brokers.stats_interval, clock.now_ms()) for owed in watched}
+        for owed in [owed for owed in watched if left[owed] <= 0]:
+            watched.remove(owed)
+            control.settle_unload(store, owed)
+        if watched and not last:
+            clock.sleep(max(left.values()) / 1000)
+            permit.check(store)
+    return owing
+
+
+def _unload(
+    store: MetadataStore,
+    admin: BrokerAdmin,
+    clock: Clock,
+    permit: Permit,
+    owed: OwedUnload,
+    owing: dict[str, str],
+    failed: Counter[str],
+) -> None:
+    """Settle one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
+    tenant = owed.topic.namespace.tenant
+    if failed[tenant] >= GIVE_UP or permit.unloads.down:
+        owing[str(owed.topic)] = "not tried after others failed"
+    elif failure := permit.unloads.unload(
+        admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
+    ):
+        _LOG.warning("owed unload of %s: %s", owed.topic, failure)
+        failed[tenant] += 1
+        owing[str(owed.topic)] = failure
+    else:
+        control.settle_unload(store, owed)
+
+
+def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, owed: OwedUnload) -> bool:
+    """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
+    with contextlib.suppress(LifecycleError):
+        store.sync("/")
+        if store.read([f"{walk.MANAGED_LEDGERS_ROOT}/{owed.topic.managed_ledger}"])[0] is None:
+            return True
+        brokers = load_state.hear(store, admin)
+        listed = str(owed.topic) in brokers.loaded
+        return not listed and _watch_left(owed, brokers.stats_interval, clock.now_ms()) <= 0
+    return False
+
+
+def _watch_left(owed: OwedUnload, stats_interval: int, now: int) -> int:
+    """How long (ms) a topic must be watched yet; another machine's clock, which dated it, may be ahead."""
+    return min(owed.since, now) + WATCHED_FOR * stats_interval - now
+
+
+def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:
+    """The bundle of each topic by its namespace's boundaries; the namespace itself where they cannot be read."""
+    namespaces = list(dict.fromkeys(str(topic.namespace) for topic in topics))
+    boundaries: dict[str, list[int]] = {}
+    for namespace, node in zip(namespaces, store.read([f"{BUNDLES_ROOT}/{n}" for n in namespaces]), strict=True):
+        try:
+            document = json.loads(node.data) if isinstance(node, Node) else {}
+            boundaries[namespace] = [int(bound, 16) for bound in document["bundles"]["boundaries"]]
+        except (ValueError, KeyError, TypeError):
+            boundaries[namespace] = []
+    found: dict[Topic, str] = {}
+    for topic in topics:
+        place = bisect.bisect_right(boundaries[str(topic.namespace)], zlib.crc32(str(topic).encode()))
+        found[topic] = f"{topic.namespace}/{place}"
+    return found

@@ -1,0 +1,284 @@
+"""A topic's z-node written by compare-and-set, with the unload that this asks for: one step that survives a crash.
+
+Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
+and why it may be (``marking.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next metadata
+write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever settles
+the owed unloads (``unloads.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pulsar_lifecycle.errors import (
+    Conflict,
+    LeaseLost,
+    LifecycleError,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Paused,
+    Refused,
+    Unavailable,
+)
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.topics import protection, snapshot
+from pulsar_lifecycle.topics.snapshot import Shadows
+from pulsar_lifecycle.topics.unloads import Permit, is_gone
+
+FAILED = "failed"
+"""Outcome: something did not do its part; run again."""
+
+STOPPING = (Paused, LeaseLost, Overloaded)
+"""Errors that end a run, whatever topic it is at."""
+
+SHADOWS_SEEN_FOR = 60_000
+"""How long (ms) a look at all shadow topics serves what by itself deletes no data."""
+
+
+def judges(error: LifecycleError) -> bool:
+    """Whether an error is about the topic at hand, and not about the run or a server."""
+    return isinstance(error, Refused) and not isinstance(error, STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRun:
+    """What a run that writes topics' z-nodes knows.
+
+    ``now`` and ``brokers`` as in ``decision.Run``. ``loaded_topics`` is the policy's word on writing the z-nodes of
+    loaded topics: of all, of none, or of those of these tenants, namespaces and topics. ``context`` is of the newest
+    scan; ``shadows`` adds what became the source of a shadow topic since.
+    """
+
+    run_id: str
+    cluster: str
+    ledgers_root: str
+    now: int
+    brokers: Brokers
+    context: findings.Context
+    deliver_after_ms: int
+    loaded_topics: bool | frozenset[str]
+    shadows: Shadows
+
+    def writes_loaded(self, topic: Topic) -> bool:
+        """Whether the policy lets this topic's z-node be written while a broker has it."""
+        return writes_loaded(self.loaded_topics, topic)
+
+    def topic_rule(self, topic: Topic, shadow_source: str, max_age: int = 0) -> str:
+        """``trimming.topic_rule``, with sources of shadow topics as of at most ``max_age`` ms ago."""
+        seen = self.shadows.sources(max_age)
+        context = replace(self.context, shadow_sources=self.context.shadow_sources | seen.names)
+        return protection.topic_rule(topic, shadow_source or seen.of_partition(topic), context)
+
+
+def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
+    """Whether a policy on loaded topics, as of :class:`TopicRun`, names this one."""
+    if isinstance(loaded_topics, bool):
+        return loaded_topics
+    return not set(loaded_topics).isdisjoint(owners.holders(str(topic.namespace), str(topic)))
+
+
+class TopicWrite:
+    """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
+
+    def __init__(self, tools: Tools, permit: Permit, topic: Topic) -> None:
+        self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
+        self._permit, self._topic = permit, topic
+        self._owed: OwedUnload | None = None
+        self._newly_owed = False
+        self._written = False
+        self._unknown: int | None = None
+        """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
+
+    @property
+    def unknown(self) -> bool:
+        """Whether a write of ours may have reached the z-node, and nobody has looked since."""
+        return self._unknown is not None
+
+    def seen(self, version: int) -> None:
+        """The z-node was read and has this version: that tells what became of a write whose outcome was not known."""
+        if self._unknown is not None:
+            self._written = self._written or version != self._unknown
+            self._unknown = None
+
+    def owe(self, loaded: bool) -> None:
+        """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it.
+
+        Anew for each try: whoever took our lease over may have settled it meanwhile.
+        """
+        owed = OwedUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
+        self._newly_owed = control.owe_unload(self._store, owed) or self._newly_owed
+        self._owed = owed
+
+    def write(self, node: Node, data: bytes, beside: str) -> bool:
+        """Compare-and-set ``node`` while its :func:`witness` is ``beside`` it; :meth:`owe` comes before.
+
+        False: what is there now decides, read it again.
+        """
+        try:
+            self._store.write(node.path, data, node.stat.version, beside)
+        except OutcomeUnknown:
+            self._unknown = node.stat.version
+            return False
+        except (Conflict, NotFound):
+            return False
+        self._written = True
+        return True
+
+    def settle_failed(self, error: LifecycleError) -> None:
+        """As :meth:`settle`, after an error. A definite answer leaves no doubt of what was written."""
+        self.settle(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
+
+    def settle(self, *, sure: bool) -> str:
+        """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
+
+        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays owed.
+        """
+        owed = self._owed
+        if owed is None:
+            return ""
+        if not self._written and self._unknown is None:
+            return self._forget(owed) if sure and self._newly_owed else ""
+        if not owed.loaded:
+            return ""  # at its end the run looks whether some broker loaded it meanwhile
+        gone = partial(is_gone, self._store, self._admin, self._clock, owed)
+        failure = self._permit.unloads.unload(self._admin, owed.topic, gone)
+        if sure and not failure:
+            return self._forget(owed)
+        if failure:
+            with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has settled it
+                control.owe_unload(self._store, owed)
+        return failure
+
+    def _forget(self, owed: OwedUnload) -> str:
+        try:
+            control.settle_unload(self._store, owed)
+        except LifecycleError as error:
+            return f"the note of that could not be removed: {error}"
+        self._owed = None
+        return ""
+
+
+def witness(store: MetadataStore, root: str, topic: Topic, node: Node, info: ManagedLedgerInfo) -> str:
+    """The z-node of a ledger that goes when the topic is deleted; a write of the topic demands that it is still there.
+
+    A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
+    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, has not given up
+    there: a broker leaves those behind. Raises Refused where there is none, or another topic of the name by now.
+    """
+    ids = sorted((i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)), reverse=True)
+    paths = [ledger_path.ledger_path(one, root) for one in ids]
+    for some in (paths[:1], paths[1:]):
+        *found, now = store.read([*some, node.path])  # the topic last: it was there when its ledgers were read
+        if not isinstance(now, Node) or now.stat.czxid != node.stat.czxid:
+            raise Refused(f"{topic} was deleted while it was looked at; run again")
+        for path, ledger in zip(some, found, strict=True):
+            if ledger is not None:
+                return path
+    raise Refused(
+        f"{topic}: BookKeeper has none of the ledgers that it lists as there, so nothing tells it from a topic of the "
+        "same name that is created meanwhile; produce to it once: its broker then adds a ledger"
+    )
+
+
+def why_loaded(
+    store: MetadataStore, root: str, brokers: Brokers, now: int, topic: Topic, node: Node, info: ManagedLedgerInfo
+) -> str:
+    """Why a topic counts as loaded; empty if it is unloaded. ``now`` (ms) is from before ``brokers`` were asked."""
+    last = max((item.ledger_id for item in info.ledgers), default=None)
+    state = load_state.ledger_states(store, [last], root)[0]
+    found, why = load_state.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
+    return why if found == "loaded" else ""
+
+
+def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic, *, anyway: bool = False) -> str | None:
+    """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
+
+    ``anyway``: not writing it would be worse than leaving it owed an unload that fails.
+    """
+    why = permit.unloads.lacks() or (None if anyway else permit.unloads.try_before(tools.admin, topic))
+    return f"its topic is loaded, and {why}" if why else why
+
+
+ATTEMPTS = 5
+"""How often a topic whose z-node keeps changing is looked at from the start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What becomes of one ledger of the topic by an edit, why, and whether its metadata ``changes``."""
+
+    outcome: str
+    reason: str
+    changes: bool = False
+
+
+Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, Said]]]
+"""What a topic's metadata should be, from what it is now, and what that means for each ledger.
+
+It is called anew for every try, so it must see an earlier write of its own as done. An unchanged info writes nothing.
+"""
+
+
+def edit_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str
+) -> dict[int, Said]:
+    """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
+
+    ``policy`` names the setting that lets loaded topics be written; empty: this one is in any case. Where it does not,
+    ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
+    and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
+    """
+    write = TopicWrite(tools, permit, topic)
+    try:
+        said = _edit(run, tools, permit, topic, change, policy, write)
+    except LifecycleError as error:
+        write.settle_failed(error)
+        raise
+    owing = write.settle(sure=True)
+    suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+    return {i: replace(one, reason=one.reason + suffix) for i, one in said.items()}
+
+
+def _edit(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str, write: TopicWrite
+) -> dict[int, Said]:
+    for _ in range(ATTEMPTS):
+        permit.check(tools.store)
+        tools.store.sync("/")
+        node, info = snapshot.topic_node(tools.store, topic)
+        write.seen(node.stat.version)
+        wanted, said = change(node, info)
+        if wanted == info:
+            return said
+        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        stays = ""
+        if loaded and policy and not run.writes_loaded(topic):
+            stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
+        elif loaded and (refusal := why_not_unloaded(tools, permit, topic, anyway=not policy)) is not None:
+            if not refusal:
+                continue
+            stays = refusal
+        if stays:
+            return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+        beside = witness(tools.store, run.ledgers_root, topic, node, info)
+        if loaded:
+            permit.unloads.wait()
+        permit.check(tools.store)
+        write.owe(bool(loaded))
+        if write.write(node, managed_ledger.encode(wanted), beside):
+            return said
+    raise Refused(f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again")

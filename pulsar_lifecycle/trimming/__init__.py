@@ -1,0 +1,1 @@
+"""Trimming topics and deleting them whole: the first phase of a deletion."""

@@ -1,0 +1,174 @@
+"""Phase one for a whole topic: a message for each of its ledgers, then the broker's own DELETE.
+
+Belongs here: which ledgers a topic names, and the order of sending, journalling and deleting. The broker deletes the
+ledgers itself; the messages catch those that it fails to. If it refuses the topic or fails half-way, or if it cannot be
+known whether it went, the messages find what is left in use and are kept. Offloaded copies that no deletion run could
+delete get none. Not here: schema ledgers, which other partitions and the messages that consumers hold may need: the
+orphan scan finds those that no locator and no entry index names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats import ledger_path, managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalRow, Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import LEFT, MARKED
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.marks import GOES, NOT_COUNTED, REMOVED, Marked, journal_row, mark_of, send_messages
+from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.write import FAILED, TopicRun
+from pulsar_lifecycle.trimming import rules
+from pulsar_lifecycle.trimming.trim import guarded
+
+TOPIC_DELETED = "its topic is deleted"
+"""Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
+
+BROKER_ALONE = "its broker alone deletes it, with its topic: no message can be sent about it"
+"""Reason of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
+
+BROKER_DELETED = "the broker deleted it, but not its topic"
+"""How the reason of outcome ``left`` begins where the topic stays, and the ledger is gone."""
+
+_Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
+"""A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
+
+
+def plan_topic_deletion(run: TopicRun, tools: Tools, topic: Topic) -> list[Marked]:
+    """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
+
+    def look() -> list[Marked]:
+        node, named = _named(run, tools, topic)
+        alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
+        data = LedgerComponent.MANAGED_LEDGER.value
+        return [
+            *_marked(topic, named, GOES, "its topic is to be deleted"),
+            *(Marked(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
+            Marked(str(topic), -1, GOES, "the broker is to be asked to delete it"),
+        ]
+
+    return guarded(topic, look)
+
+
+def delete_topic(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None = None
+) -> list[Marked]:
+    """Send a message for every ledger that a topic names, then let its broker delete it.
+
+    ``counted``: the ledgers that were counted against the caps; a topic that has others by now is refused. The row of
+    ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
+    """
+    return guarded(topic, lambda: _delete(run, tools, permit, topic, force, counted))
+
+
+def _delete(
+    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None
+) -> list[Marked]:
+    permit.check(tools.store)
+    node, named = _named(run, tools, topic)
+    if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
+        raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
+    todo = [message for _, messages, _ in named.values() for message in messages]
+    lengths = {i: length for i, (_, _, length) in named.items()}
+    sent = send_messages(run, tools, todo, lengths, "its broker is asked to delete its topic next")
+    unsent = next((one for one in sent if one.error), None)
+    if unsent:
+        reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
+        return _journalled(run, tools, topic, named, LEFT, f"{reason}: {unsent.error}")
+    _journalled(run, tools, topic, named, MARKED, "its topic is about to be deleted")
+    try:
+        again, now = _refuse(run, tools, topic)
+        if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
+            raise Refused(f"{topic} lists other ledgers by now: run again")
+    except Refused as refusal:
+        return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
+    permit.check(tools.store)
+    failure = "its z-node is still there"
+    try:
+        tools.admin.delete_topic(topic, force)
+    except LifecycleError as error:
+        failure = str(error)
+    tools.store.sync("/")
+    after = tools.store.read([node.path])[0]
+    if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
+        return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
+    reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
+    had = [i for i, (row, _, _) in named.items() if row]
+    nodes = tools.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
+    said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
+    if said:
+        said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
+    return _journalled(run, tools, topic, named, LEFT, reason, said)
+
+
+def _ids(info: ManagedLedgerInfo) -> list[int]:
+    return [item.ledger_id for item in info.ledgers]
+
+
+def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+    """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
+
+    The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
+    """
+    tools.store.sync("/")
+    node, info = snapshot.topic_node(tools.store, topic)
+    reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info))
+    reason = reason or rules.intent_rule(topic, run.context)
+    if reason:
+        raise Refused(reason)
+    return node, info
+
+
+def _named(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+    """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
+    node, info = _refuse(run, tools, topic)
+    cursors = snapshot.cursors(tools.store, node.path)
+    listed = {item.ledger_id: item for item in info.ledgers}
+    ids = sorted(listed.keys() | snapshot.named_by_cursors(tools, run.ledgers_root, node.path, cursors))
+    now = tools.clock.now_ms()
+    named: dict[int, _Named] = {}
+    for ledger_id, row in snapshot.ledger_rows(tools.store, ids, run.ledgers_root).items():
+        own = rules.tagged_message(topic, row, now) if row else None
+        messages = [own] if own else []
+        offload = listed[ledger_id].offload if ledger_id in listed else None
+        if offload and not rules.copy_rule(offload, run.context):
+            messages += rules.data_messages(topic, listed[ledger_id], None, now)
+        if messages:
+            length = (row or {}).get("length") or 0
+            size = (listed[ledger_id].size or 0) if ledger_id in listed else 0
+            named[ledger_id] = row, messages, max(length, size)  # what is only offloaded weighs as much
+    return node, named
+
+
+def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[Marked]:
+    return [
+        Marked(str(topic), i, outcome, reason, length, messages[0].component.value)
+        for i, (_, messages, length) in named.items()
+    ]
+
+
+def _journalled(
+    run: TopicRun,
+    tools: Tools,
+    topic: Topic,
+    named: Mapping[int, _Named],
+    outcome: str,
+    reason: str,
+    reasons: Mapping[int, str] = {},
+) -> list[Marked]:
+    """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that have another one."""
+    now = tools.clock.now_ms()
+    marked = [replace(m, reason=reasons.get(m.ledger_id, reason)) for m in _marked(topic, named, outcome, reason)]
+    rows: list[JournalRow] = []
+    for one, (_, messages, _) in zip(marked, named.values(), strict=True):
+        detail = mark_of(messages)
+        rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
+    tools.journal.record(rows)
+    return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]

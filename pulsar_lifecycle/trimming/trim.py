@@ -1,0 +1,407 @@
+"""Phase one for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
+
+Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; phase two
+(``deletion.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
+(``topic_deletion.py``). Source: PIP-186, "The first phase".
+
+Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,
+unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
+listed is kept by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost,
+or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pulsar_lifecycle.errors import (
+    LifecycleError,
+    Refused,
+)
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalRow, Node, Sent
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import BrokenOwed, OwedUnload
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.listed_ledgers import Copy
+from pulsar_lifecycle.topics.marks import (
+    GOES,
+    NOT_COUNTED,
+    NOTHING,
+    REMOVED,
+    Marked,
+    Report,
+    journal_row,
+    mark_of,
+    send_messages,
+)
+from pulsar_lifecycle.topics.unloads import Permit, bundles, settle_unloads
+from pulsar_lifecycle.topics.write import (
+    ATTEMPTS,
+    FAILED,
+    LEFT_TO_BROKER,
+    SHADOWS_SEEN_FOR,
+    STOPPING,
+    TopicRun,
+    TopicWrite,
+    judges,
+    why_loaded,
+    why_not_unloaded,
+    witness,
+)
+from pulsar_lifecycle.trimming import rules
+from pulsar_lifecycle.trimming.rules import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class TrimOrder:
+    """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive).
+
+    ``counted``: those of them that were counted against the caps, where they were: no other may go.
+    """
+
+    topic: Topic
+    ledgers: frozenset[int] = frozenset()
+    up_to: int = -1
+    counted: frozenset[int] | None = None
+
+    def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
+        """Ledger ids; those that the topic does not list are among them if they were named."""
+        return self.ledgers | {item.ledger_id for item in info.ledgers if item.ledger_id <= self.up_to}
+
+
+def unheard(marked: Sequence[Marked]) -> None:
+    """A report that nobody wants."""
+
+
+def trim_topics(
+    run: TopicRun, tools: Tools, permit: Permit, orders: Sequence[TrimOrder], report: Report = unheard
+) -> list[Marked]:
+    """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
+
+    An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
+    """
+    owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
+    outcomes: list[Marked] = []
+    by_topic = merged(orders)
+    for topic in rules.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
+        if why := owing.get(str(topic)):
+            found = [Marked(str(topic), -1, FAILED, f"nothing was trimmed, it was owed an unload: {why}; run again")]
+        else:
+            found = guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
+        report(found)
+        outcomes += found
+    still = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+    return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in still.items()]
+
+
+def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
+    """What :func:`trim_topics` would do with one topic; writes nothing."""
+
+    def look() -> list[Marked]:
+        owed = [one for one in control.owed_unloads(tools.store) if one.topic == order.topic]
+        if broken := next((one.reason for one in owed if isinstance(one, BrokenOwed)), ""):
+            return [Marked(str(order.topic), -1, FAILED, f"nothing would be trimmed, it is owed an unload: {broken}")]
+        view = _look(run, tools, order)
+        if not view.verdicts:
+            return [_nothing_asked(order, view.info)]
+        loaded = _loaded(run, tools, view)
+        first = (
+            "only if the unload that its topic is owed succeeds first"
+            if any(isinstance(one, OwedUnload) and one.loaded for one in owed)
+            else ""
+        )
+        goes = (
+            (LEFT_TO_BROKER, _left_to_broker(loaded))
+            if loaded and not run.writes_loaded(order.topic)
+            else (GOES, "; ".join(filter(None, (first, loaded))))
+        )
+        return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
+
+    return guarded(order.topic, look)
+
+
+def guarded(topic: Topic, work: Callable[[], list[Marked]]) -> list[Marked]:
+    """``work`` about one topic; an error that concerns it alone becomes its outcome."""
+    try:
+        return work()
+    except STOPPING:
+        raise
+    except Refused as refusal:
+        return [Marked(str(topic), -1, REFUSED, str(refusal))]
+    except LifecycleError as error:
+        return [Marked(str(topic), -1, FAILED, str(error))]
+
+
+def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
+    """One order per topic, for everything that any of ``orders`` asks of it."""
+    found: dict[Topic, TrimOrder] = {}
+    for order in orders:
+        known = found.get(order.topic, order)
+        counted = None if known.counted is None or order.counted is None else known.counted | order.counted
+        up_to = max(known.up_to, order.up_to)
+        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted)
+    return found
+
+
+def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
+    first = min((item.ledger_id for item in info.ledgers), default=None)
+    begins = "lists no ledger" if first is None else f"begins with ledger {first}"
+    return Marked(str(order.topic), -1, NOTHING, f"it {begins}: none is up to {order.up_to}")
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """A topic at one moment, and what may leave it; ``witness`` is empty if nothing may."""
+
+    topic: Topic
+    node: Node
+    info: ManagedLedgerInfo
+    copies: Mapping[int, Copy]
+    verdicts: Sequence[Verdict]
+    witness: str
+
+    @property
+    def goes(self) -> list[int]:
+        return [v.ledger_id for v in self.verdicts if v.goes]
+
+    def marked(self, ledger_id: int, outcome: str, reason: str) -> Marked:
+        size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
+        copy = self.copies.get(ledger_id)
+        length = (copy.length if copy else 0) if size is None else size
+        return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
+
+    def stays(self, verdict: Verdict) -> Marked:
+        """What becomes of a ledger that may not leave; one before all that are listed has left already.
+
+        Unless BookKeeper says that it is another's.
+        """
+        first = min((item.ledger_id for item in self.info.ledgers), default=-1)
+        if verdict.ledger_id >= first:
+            return self.marked(verdict.ledger_id, REFUSED, verdict.reason)
+        copy = self.copies[verdict.ledger_id]
+        if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
+            return self.marked(verdict.ledger_id, REFUSED, f"{verdict.reason}: {copy.problem}")
+        return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
+
+
+def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
+    """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
+    topic = order.topic
+    tools.store.sync("/")
+    node, info = snapshot.topic_node(tools.store, topic)
+    positions = snapshot.positions(tools, run.ledgers_root, snapshot.cursors(tools.store, node.path))
+    asked = order.asked(info)
+    rows = snapshot.ledger_rows(tools.store, sorted(asked), run.ledgers_root)
+    copies = rules.copies_of(rows, topic, run.context)
+    reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+    reason = reason or rules.intent_rule(topic, run.context)
+    verdicts = rules.judge(info, positions, copies, asked, run.context, reason)
+    goes = any(v.goes for v in verdicts)
+    beside = witness(tools.store, run.ledgers_root, topic, node, info) if goes else ""
+    return _View(topic, node, info, copies, verdicts, beside)
+
+
+def _loaded(run: TopicRun, tools: Tools, view: _View) -> str:
+    """Why the topic counts as loaded; empty if it is unloaded."""
+    return why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
+
+
+def _left_to_broker(why: str) -> str:
+    return f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
+
+
+class _Trim:
+    """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
+
+    def __init__(self, run: TopicRun, tools: Tools, permit: Permit, order: TrimOrder) -> None:
+        self._run, self._tools, self._permit, self._order = run, tools, permit, order
+        self._sent: dict[tuple[int, LedgerType], Sent] = {}
+        self._marked: dict[int, Marked] = {}
+        self._marks: dict[int, Mapping[str, Any]] = {}
+        """Ledger id -> what its journalled mark names."""
+        self._outcomes: dict[int, Marked] = {}
+        self._write = TopicWrite(tools, permit, order.topic)
+
+    def run(self) -> list[Marked]:
+        try:
+            for _ in range(ATTEMPTS):
+                if self._attempt():
+                    break
+            else:
+                why = f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again"
+                if self._write.unknown:
+                    raise Refused(why)
+                self._leave_rest(why)
+        except LifecycleError as error:
+            self._write.settle_failed(error)
+            if not self._marked or not judges(error) or self._write.unknown:
+                self._journal_what_is_there(error)
+                raise
+            self._leave_rest(str(error))
+        owing = self._write.settle(sure=True)
+        self._journal_outcomes(owing)
+        return [self._outcomes[i] for i in sorted(self._outcomes)]
+
+    def _attempt(self) -> bool:
+        """Judge from the start and act; False when the z-node changed under us."""
+        tools = self._tools
+        self._permit.check(tools.store)
+        view = _look(self._run, tools, self._order)
+        if self._account_for_lost_write(view):
+            return True
+        if not view.verdicts:
+            self._outcomes[-1] = _nothing_asked(self._order, view.info)
+        for v in view.verdicts:
+            if not v.goes and v.ledger_id not in self._outcomes:
+                left = v.ledger_id in self._marked
+                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, LEFT, v.reason) if left else view.stays(v)
+        if not view.goes:
+            return True
+        loaded = _loaded(self._run, tools, view)
+        stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
+        if not stays and not (view := self._counted_only(view)).goes:
+            return True
+        if loaded and not stays and (refusal := why_not_unloaded(tools, self._permit, view.topic)) is not None:
+            if not refusal:
+                return False
+            stays = refusal
+        if stays:
+            for ledger_id in view.goes:
+                outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER
+                self._outcomes[ledger_id] = view.marked(ledger_id, outcome, stays)
+            return True
+        leaving = self._send(view)
+        return self._remove(view, leaving, bool(loaded)) if leaving else True
+
+    def _counted_only(self, view: _View) -> _View:
+        """Without the ledgers that could not go when the caps were checked; they are refused."""
+        counted = self._order.counted
+        if counted is None:
+            return view
+        for ledger_id in view.goes:
+            if ledger_id not in counted:
+                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, f"it {NOT_COUNTED}")
+        return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
+
+    def _account_for_lost_write(self, view: _View) -> bool:
+        """Forget what an earlier attempt found, except what left meanwhile; True if all that was marked did."""
+        self._outcomes.clear()
+        self._write.seen(view.node.stat.version)
+        listed = {item.ledger_id for item in view.info.ledgers}
+        gone = {i: one for i, one in self._marked.items() if i not in listed}
+        self._outcomes |= {i: replace(one, reason="its topic does not list it any more") for i, one in gone.items()}
+        if not gone or len(gone) < len(self._marked):
+            return False
+        self._outcomes |= {
+            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.reason or "its turn comes with the next run")
+            for v in view.verdicts
+            if v.ledger_id not in gone
+        }
+        return True
+
+    def _send(self, view: _View) -> list[int]:
+        """Send what was not acknowledged yet; returns the ids that may leave now, a prefix of those that go."""
+        now = self._tools.clock.now_ms()
+        by_id = {item.ledger_id: item for item in view.info.ledgers}
+        messages = {i: rules.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
+        todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
+        lengths = {i: view.marked(i, "", "").bytes for i in view.goes}
+        for sent in send_messages(self._run, self._tools, todo, lengths):
+            self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
+        leaving = rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
+        for ledger_id in view.goes[len(leaving) :]:
+            error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
+            why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"
+            self._outcomes[ledger_id] = view.marked(ledger_id, LEFT, why)
+        return leaving
+
+    def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
+        sent = self._sent.get((message.ledger_id, message.ledger_type))
+        if sent is None or sent.error:
+            return False
+        return (sent.info.czxid, sent.info.offload_context) == (message.czxid, message.offload_context)
+
+    def _remove(self, view: _View, leaving: Sequence[int], loaded: bool) -> bool:
+        """Everything from the second look to the compare-and-set; False when the topic must be judged again."""
+        store = self._tools.store
+        if loaded:
+            self._permit.unloads.wait()
+        again = _look(self._run, self._tools, self._order)
+        if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
+            return False
+        removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
+        about = [replace(removed[i], reason="about to be taken off its topic's list") for i in leaving]
+        self._journal(MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
+        self._marks |= {i: self._mark(i) for i in leaving}
+        self._marked |= removed
+        self._permit.check(store)
+        self._write.owe(loaded)
+        if not self._behind_all_cursors(view, leaving):
+            return False
+        kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
+        data = managed_ledger.encode(replace(view.info, ledgers=kept))
+        if not self._write.write(view.node, data, view.witness):
+            return False
+        self._outcomes |= removed
+        return True
+
+    def _behind_all_cursors(self, view: _View, leaving: Sequence[int]) -> bool:
+        """Whether no cursor stands in what leaves, or before it: a subscription may have been made or reset since.
+
+        The last look before the write, so that as little time as possible is left for another one.
+        """
+        tools = self._tools
+        tools.store.sync("/")
+        cursors = snapshot.cursors(tools.store, view.node.path)
+        positions = snapshot.positions(tools, self._run.ledgers_root, cursors)
+        return all(max(leaving) < position.ledger_id for position in positions.values())
+
+    def _leave_rest(self, reason: str) -> None:
+        """Whatever was marked and is not known to have left."""
+        for ledger_id, one in self._marked.items():
+            self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, reason=reason))
+        if not self._marked:
+            self._outcomes[-1] = Marked(str(self._order.topic), -1, FAILED, reason)
+
+    def _journal_what_is_there(self, error: LifecycleError) -> None:
+        """The last word on what was marked before an error, if the topic can be read; else ``marked`` remains it."""
+        if not self._marked:
+            return
+        with contextlib.suppress(LifecycleError):
+            self._tools.store.sync("/")
+            _, info = snapshot.topic_node(self._tools.store, self._order.topic)
+            listed = {item.ledger_id for item in info.ledgers}
+            here = (LEFT, f"its topic lists it still: {error}")
+            gone = (REMOVED, f"its topic does not list it any more; then: {error}")
+            said = {i: here if i in listed else gone for i in self._marked}
+            self._journal("", [replace(self._marked[i], outcome=o, reason=r) for i, (o, r) in said.items()])
+
+    def _journal_outcomes(self, owing: str) -> None:
+        suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+        after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == LEFT]
+        self._journal("", [replace(one, reason=one.reason + suffix) for one in after])
+
+    def _journal(self, outcome: str, marked: Sequence[Marked]) -> None:
+        """One row per ledger, with ``outcome`` or its own."""
+        now = self._tools.clock.now_ms()
+        self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
+
+    def _mark(self, ledger_id: int) -> dict[str, Any]:
+        """What its acknowledged messages ask for."""
+        return mark_of([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
+
+    def _row(self, one: Marked, now: int) -> JournalRow:
+        sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
+        kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
+        messages = {kind.value: s.message_id.hex() for kind, s in sent.items()}
+        detail = {"messages": messages, **self._mark(one.ledger_id)}
+        return journal_row(self._run, one, kind, detail, now)

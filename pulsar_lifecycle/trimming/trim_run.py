@@ -1,0 +1,139 @@
+"""The driver's side of phase one: what the jobs that trim topics and delete them whole call.
+
+Belongs here: composing settings, the newest scan, lease and ports for one run. Not here: the rules and the effects
+(``trimming/trim.py``, ``trimming/delete_topic.py``). The work is bounded per topic, so it is done on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import effective_caps
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.plan_checks import check_blast
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics.marks import GOES, Marked, Report
+from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
+from pulsar_lifecycle.topics.unloads import Permit, settle_unloads
+from pulsar_lifecycle.topics.write import TopicRun
+from pulsar_lifecycle.trimming import delete_topic
+from pulsar_lifecycle.trimming.trim import TrimOrder, merged, plan_trim, trim_topics, unheard
+
+
+def trim(
+    cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool, report: Report = unheard
+) -> list[Marked]:
+    """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
+
+    Raises Refused when another run acts, the newest scan is not covered, or more would go than the settings' caps
+    allow; Paused, LeaseLost, Overloaded.
+    """
+
+    def planned(run: TopicRun, tools: Tools) -> list[Marked]:
+        return [one for order in merged(orders).values() for one in plan_trim(run, tools, order)]
+
+    if dry_run:
+        with _looking(cluster, run_id) as (run, tools):
+            return planned(run, tools)
+    with _acting(cluster, run_id) as (run, tools, permit):
+        counted = _check_caps(cluster, planned(run, tools))
+        orders = [replace(order, counted=counted.get(str(order.topic), frozenset())) for order in orders]
+        return trim_topics(run, tools, permit, orders, report)
+
+
+def delete_topics(
+    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool, report: Report = unheard
+) -> list[Marked]:
+    """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
+
+    def planned(run: TopicRun, tools: Tools, report: Report) -> list[Marked]:
+        return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, tools, topic), report)
+
+    if dry_run:
+        with _looking(cluster, run_id) as (run, tools):
+            return planned(run, tools, report)
+    with _acting(cluster, run_id) as (run, tools, permit):
+        counted = _check_caps(cluster, planned(run, tools, unheard))
+        settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
+
+        def delete(topic: Topic) -> list[Marked]:
+            return delete_topic.delete_topic(run, tools, permit, topic, force, counted.get(str(topic), frozenset()))
+
+        return _each(topics, delete, report)
+
+
+def _check_caps(cluster: Cluster, planned: Sequence[Marked]) -> dict[str, frozenset[int]]:
+    """By topic, the ledgers that were counted: only they may go, as each is judged anew when its turn comes.
+
+    Raises Refused if they exceed the caps of one launch, before anything goes.
+    """
+    going = [one for one in planned if one.outcome == GOES and one.ledger_id >= 0]
+    rows = pa.table(
+        {
+            "topic": pa.array([one.topic for one in going], pa.string()),
+            "physical_bytes": pa.array([one.bytes for one in going], pa.int64()),
+        }
+    )
+    newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1]
+    listed = next(c for c in newest.census if c.table == "bookkeeper_ledgers").listed
+    check_blast(rows, listed, effective_caps(cluster.settings.apply))
+    counted: dict[str, set[int]] = {}
+    for one in going:
+        counted.setdefault(one.topic, set()).add(one.ledger_id)
+    return {topic: frozenset(ledgers) for topic, ledgers in counted.items()}
+
+
+def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report: Report) -> list[Marked]:
+    outcomes: list[Marked] = []
+    for topic in dict.fromkeys(topics):
+        found = work(topic)
+        report(found)
+        outcomes += found
+    return outcomes
+
+
+@contextmanager
+def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools]]:
+    """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
+    with topic_tools(cluster, read_only=True) as tools:
+        context = _context(cluster, evidence.check_store(cluster, tools.store))
+        yield (
+            topic_run(cluster, run_id, tools, context, tools.clock.now_ms(), cluster.settings.trimming.loaded_topics),
+            tools,
+        )
+
+
+@contextmanager
+def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Permit]]:
+    """Check that we may act, and hold the lease for as long as the work lasts."""
+    settings = cluster.settings
+    with published(settings), topic_tools(cluster) as tools:
+        context = _context(cluster, evidence.check_may_act(cluster, tools.store))
+        with control.held_lease(settings, tools.store, f"run {run_id}") as lease:
+            now = min(lease.taken_at, tools.clock.now_ms())
+            operator_words.note_words(cluster, run_id)
+            context = replace(context, holds=settings.orphans.holds(now))  # by the store's clock where ours is ahead
+            run = topic_run(cluster, run_id, tools, context, now, settings.trimming.loaded_topics)
+            yield run, tools, Permit(lease.guard, unloads_of(settings))
+
+
+def _context(cluster: Cluster, fingerprint: str) -> Context:
+    """The owners' rules, as the newest scan found them and the settings say now.
+
+    Those of a deletion run hold, too: what leaves a list is to be deleted.
+    """
+    settings = cluster.settings
+    epoch = evidence.newest_epoch(cluster, fingerprint)
+    evidence.refuse_old_evidence(epoch, cluster.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
+    context = owners_rules(cluster, epoch, cluster.clock.now_ms())
+    return replace(context, system_topics=context.system_topics and settings.orphans.system_topics)

@@ -1,0 +1,251 @@
+"""What a run refuses before it looks at anything but its evidence, and how a topic's namespace is found."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
+from unittest.mock import MagicMock
+
+import pytest
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.deletion import deletion_run
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.metastore import sources
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs import plan_checks as plan_deletion
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.settings import BookKeeperSettings, Settings
+from pulsar_lifecycle.tiered import offload_run
+from pulsar_lifecycle.tiered.buckets import bucket_runs
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.words import WordKind
+
+HOUR = 3_600_000
+EPOCH = Epoch("e1", "c", "fp", 100 * HOUR, 100 * HOUR + 1, (), 1, 1, ())
+
+
+@pytest.mark.parametrize("now", [99 * HOUR, 124 * HOUR + 1])
+def test_a_scan_from_the_future_or_of_long_ago_is_no_evidence(now: int) -> None:
+    with pytest.raises(Refused, match="run the job scan again"):
+        evidence.refuse_old_evidence(EPOCH, now, 24 * HOUR)
+
+
+def test_a_scan_dated_after_the_stores_own_time_is_no_evidence() -> None:
+    evidence.refuse_scans_from_the_future(EPOCH, EPOCH.started_at)
+    with pytest.raises(Refused, match="dated 1 s after the metadata store's time"):
+        evidence.refuse_scans_from_the_future(EPOCH, EPOCH.started_at - 1000)
+
+
+def test_a_scan_of_today_is_evidence() -> None:
+    evidence.refuse_old_evidence(EPOCH, 124 * HOUR, 24 * HOUR)
+
+
+@pytest.mark.parametrize(
+    ("topic", "namespace"),
+    [
+        ("persistent://acme/orders/placed", "acme/orders"),
+        ("persistent://acme/dc1/orders/placed", "acme/dc1/orders"),
+        ("persistent://acme/dc1/orders/placed/by/phone", "acme/dc1/orders"),
+    ],
+)
+def test_a_loaded_topic_is_sought_in_its_own_namespace(topic: str, namespace: str) -> None:
+    assert sources._namespace_of("topic", topic) == namespace  # pyright: ignore[reportPrivateUsage]
+
+
+def scanned(*hours: int) -> list[Epoch]:
+    return [replace(EPOCH, epoch_id=f"e{hour}", started_at=hour * HOUR) for hour in hours]
+
+
+def cluster_with(epochs: list[Epoch], shadowed: dict[str, str]) -> Any:
+    """Scans that confirm after a day; ``shadowed``: the one source of a shadow topic that an epoch saw, by its id."""
+
+    def context(epoch_id: str) -> Context:
+        sources = frozenset({shadowed[epoch_id]} if epoch_id in shadowed else ())
+        return Context(now=0, grace=0, namespaces=frozenset(), shadow_sources=sources)
+
+    lake = SimpleNamespace(epochs=lambda fingerprint="": epochs, context=context)
+    settings = SimpleNamespace(
+        orphans=SimpleNamespace(confirm_after=86_400), bookkeeper=SimpleNamespace(shared_with=[])
+    )
+    return SimpleNamespace(lake=lake, settings=settings, clock=system_clock())
+
+
+def test_every_scan_between_two_is_asked_covered_or_not() -> None:
+    epochs = scanned(60, 70, 80, 90, 100)
+    epochs[2] = replace(epochs[2], gaps=("a gap",))
+    assert [e.epoch_id for e in evidence.since(cluster_with(epochs, {}), epochs[1], epochs[4])] == ["e70", "e80", "e90"]
+
+
+def test_a_shadow_topic_that_is_away_counts_for_as_long_as_a_confirmation_takes() -> None:
+    epochs = scanned(60, 70, 80, 90, 100)
+    seen = {"e60": "long ago", "e70": "a day ago", "e80": "since then", "e100": "now"}
+    sources = evidence.context_of(cluster_with(epochs, seen), epochs[4]).shadow_sources
+    assert sources == {"a day ago", "since then", "now"}
+    assert evidence.context_of(cluster_with(scanned(100), seen), epochs[4]).shadow_sources == {"now"}
+
+
+def test_a_mark_stands_until_a_scan_refutes_it_however_long_ago_or_a_restore_is_accepted() -> None:
+    epochs = scanned(10, 60, 100)
+    in_use = {"e10": BitMap64([1, 2, 3, 4]), "e60": BitMap64([2]), "e100": BitMap64([3])}
+    cluster = cluster_with(epochs, {})
+    cluster.settings.cluster = "c"
+    cluster.lake.referenced = lambda epoch_id: Referenced(in_use[epoch_id])
+    cluster.lake.set_aside_until = lambda name: {"c": 5 * HOUR}[name]
+    marks = {1: ("x", 20 * HOUR), 2: ("y", 20 * HOUR), 3: ("z", 61 * HOUR), 4: ("w", 5 * HOUR)}
+    assert deletion_run.standing_marks(cluster, epochs[-1], marks) == {1: marks[1], 3: marks[3]}
+    assert deletion_run.standing_marks(cluster, epochs[-1], {}) == {}
+
+
+MINIMAL = {
+    "cluster": "c",
+    "zookeeper": {"hosts": "zk:2181"},
+    "pulsar": {"admin_url": "http://b:8080", "service_url": "pulsar://b:6650"},
+}
+ACKNOWLEDGED = {"acknowledged_znodes": [{"path": "/schemas/a", "by": "mary", "why": "truncated"}]}
+
+
+def cluster_at(lake: Path, **orphans: Any) -> Any:
+    settings = Settings.model_validate({**MINIMAL, "lake": {"path": str(lake)}, "orphans": orphans})
+    return SimpleNamespace(
+        settings=settings, lake=Lake(str(lake)), clock=system_clock(), journal=FileJournal(str(lake))
+    )
+
+
+def test_a_run_journals_the_words_it_acts_under_and_those_that_were_withdrawn(tmp_path: Path) -> None:
+    def journalled(run_id: str, **orphans: Any) -> list[tuple[str, str, str]]:
+        operator_words.note_words(cluster_at(tmp_path, **orphans), run_id)
+        rows = journal_rows(str(tmp_path), run_id=run_id).to_pylist()
+        return [(row["component"], row["outcome"], json.loads(row["detail"])["subject"]) for row in rows]
+
+    words = {"legal_holds": ["acme"], **ACKNOWLEDGED}
+    hold, znode = ("legal-hold", "in-force", "acme"), ("acknowledged-znode", "in-force", "/schemas/a")
+    assert journalled("r1", **words) == [hold, znode]
+    assert journalled("r2", **words) == []
+    assert journalled("r3", **ACKNOWLEDGED) == [("legal-hold", "withdrawn", "acme")]
+    assert journalled("r4", **words) == [hold]
+
+
+def test_a_scan_that_an_acknowledgement_covered_proves_nothing_once_that_is_withdrawn(tmp_path: Path) -> None:
+    census = Census("schemas", "", 1, 0, 0, 0, corrupt=("/schemas/a",))
+    epoch = replace(EPOCH, shared_with=(), census=(census,), acknowledged=("/schemas/a", "/schemas/gone since"))
+    lake = Lake(str(tmp_path))
+    lake.store_epoch(epoch, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
+
+    def newest(**orphans: Any) -> Epoch:
+        cluster = cluster_at(tmp_path, **orphans)
+        cluster.settings = cluster.settings.model_copy(update={"bookkeeper": BookKeeperSettings(shared_with=())})
+        return evidence.newest_epoch(cluster, "fp")
+
+    assert newest(**ACKNOWLEDGED).epoch_id == "e1"
+    with pytest.raises(Refused, match="what the settings file said then of /schemas/a"):
+        newest()
+    expired = {"acknowledged_znodes": [{**ACKNOWLEDGED["acknowledged_znodes"][0], "until": date(2020, 1, 1)}]}
+    with pytest.raises(Refused, match="expired"):
+        newest(**expired)
+
+
+def test_a_plan_of_such_a_scan_is_refused() -> None:
+    epoch = replace(EPOCH, relied_on=((WordKind.NOT_SHARING, "/west"),))
+    summary = SimpleNamespace(plan_id="orphans-e1", epoch_id="e1")
+
+    def check(*in_force: tuple[WordKind, str]) -> None:
+        plan_deletion.check_scan(cast("PlanSummary", summary), lambda _: epoch, epoch.started_at, 1, in_force)
+
+    check((WordKind.NOT_SHARING, "/west"))
+    with pytest.raises(Refused, match=r"plan orphans-e1: scan e1 .* then of /west"):
+        check((WordKind.GONE_NAMESPACE, "/west"))
+
+
+def test_so_does_one_that_an_acknowledged_entry_or_a_root_that_does_not_share_covered(tmp_path: Path) -> None:
+    entry, root = (WordKind.ACKNOWLEDGED_ENTRY, "/x 19 -1"), (WordKind.NOT_SHARING, "/west")
+    lake = Lake(str(tmp_path))
+    relying = replace(EPOCH, shared_with=(), relied_on=(entry, root))
+    lake.store_epoch(relying, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
+    assert lake.epoch("e1") == relying
+
+    def newest(not_sharing: Sequence[Any], **orphans: Any) -> Epoch:
+        cluster = cluster_at(tmp_path, **orphans)
+        sharing = BookKeeperSettings(shared_with=(), not_sharing=tuple(not_sharing))
+        cluster.settings = cluster.settings.model_copy(update={"bookkeeper": sharing})
+        return evidence.newest_epoch(cluster, "fp")
+
+    said = [{"path": "/west", "by": "mary", "why": "own bookies"}]
+    lost = [{"entry": "/x 19 -1", "by": "mary", "why": "lost disk"}]
+    assert newest(said, acknowledged_entries=lost).epoch_id == "e1"
+    with pytest.raises(Refused, match="/west"):
+        newest([], acknowledged_entries=lost)
+    with pytest.raises(Refused, match="/x 19 -1"):
+        newest(said)
+
+
+class Noted(Exception):
+    """The words were noted."""
+
+
+PORTS: Any = MagicMock(clock=SimpleNamespace(now_ms=lambda: 0))
+
+
+@pytest.mark.parametrize(
+    ("module", "begin"),
+    [
+        (deletion_run, lambda c: deletion_run.apply_plan(c, "r", Order("p", "d"), lambda _: None)),
+        (deletion_run, lambda c: deletion_run._begun(c, "r", PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
+        (bucket_runs, lambda c: bucket_runs.sweep(c, "r", Order("p", "d"), lambda _: None)),
+        (offload_run, lambda c: offload_run._acting(c, "r", EPOCH, PORTS).__enter__()),  # pyright: ignore[reportPrivateUsage]
+        (trim_run, lambda c: trim_run._acting(c, "r").__enter__()),  # pyright: ignore[reportPrivateUsage]
+    ],
+    ids=["apply", "delete", "sweep", "offload", "first phase"],
+)
+def test_every_effect_notes_the_operators_words_before_it_acts(
+    module: ModuleType, begin: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever sends or writes is missing here: it would fail otherwise than by ``Noted``."""
+
+    def note(*_: object) -> None:
+        raise Noted
+
+    stand_ins = {
+        "published": nullcontext,
+        "Connections": lambda *_, **__: nullcontext(PORTS),
+        "_rows_to_apply": lambda *_: (None, None),
+        "_chosen": lambda *_: (None, None),
+        "_context": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
+        "context_of": lambda *_: Context(now=0, grace=0, namespaces=frozenset()),
+        "topic_tools": lambda *_, **__: nullcontext(PORTS),
+        "newest_epoch": lambda *_: EPOCH,
+        "earlier_epochs": lambda *_: [EPOCH],
+        "below_floor": lambda *_: [],
+    }
+    for name, stand_in in stand_ins.items():
+        for owner in (module, evidence):
+            if hasattr(owner, name):
+                monkeypatch.setattr(owner, name, stand_in)
+    nothing = ("check_may_act", "refuse_old_evidence", "refuse_scans_from_the_future", "since")
+    for owner in (deletion_run, evidence):
+        for name in nothing:
+            monkeypatch.setattr(owner, name, lambda *_: "fp")
+    lease = SimpleNamespace(taken_at=0, guard=("/l", 1))
+    for owner in (deletion_run, control):
+        monkeypatch.setattr(owner, "held_lease", lambda *_: nullcontext(lease))
+    for owner in (deletion_run, operator_words):
+        monkeypatch.setattr(owner, "note_words", note)
+    monkeypatch.setattr(control, "is_sandbox", lambda _: True)
+    with pytest.raises(Noted):
+        begin(cluster_at(tmp_path))

@@ -1,0 +1,117 @@
+"""How much one task of a deletion run takes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.deletion import workers
+from pulsar_lifecycle.deletion.orphans import FINDINGS
+from pulsar_lifecycle.deletion.workers import (
+    LIMITED,
+    NOT_COMPARED,
+    STOPPED,
+    WITHHELD,
+    Outcome,
+    PlanQueue,
+    _Worker,
+    not_handed_out,
+)
+from pulsar_lifecycle.errors import Unavailable
+from pulsar_lifecycle.records.outcomes import DELETED, WAITING
+from tests.fakes.broker_admin import FakeBrokerAdmin
+from tests.fakes.connections import connect_to
+from tests.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
+
+
+def worker(direct: tuple[str, int] | None) -> _Worker:
+    settings: Any = SimpleNamespace(deletion=SimpleNamespace(max_messages=10))
+    run: Any = None
+    return _Worker(settings, run, 4, direct)
+
+
+@pytest.mark.parametrize(("most", "cores"), [(1, 4), (3, 4), (10, 4), (4, 1)])
+def test_a_run_takes_no_more_messages_than_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch, most: int, cores: int
+) -> None:
+    """However many cores there are, each of which takes one at least."""
+    limits: list[int] = []
+    settings: Any = SimpleNamespace(
+        pulsar=None, deletion=SimpleNamespace(max_messages=most, twoPhaseDeletionLedgerDeletionParallelism=1)
+    )
+
+    class Slots:
+        def mapInArrow(self, worker: _Worker, schema: str) -> Any:  # noqa: N802 - Spark's name
+            limits.extend([worker.limit(PlanQueue(FINDINGS.empty_table(), "plan", 0))] * self.count)
+            return SimpleNamespace(collect=list)
+
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+    spark: Any = SimpleNamespace(
+        sparkContext=SimpleNamespace(defaultParallelism=cores), range=lambda start, end, step, parts: Slots(parts)
+    )
+    connect_to(monkeypatch, admin=SimpleNamespace)
+    monkeypatch.setattr(workers, "create_missing", lambda admin, parts: None)
+    monkeypatch.setattr(workers, "not_handed_out", lambda *_: [])
+    run: Any = None
+    workers.delete_from_queue(spark, settings, run)
+    assert 0 < sum(limits) <= most
+
+
+def test_a_task_takes_its_share_of_the_queue_and_a_plan_whole() -> None:
+    rows = FINDINGS.empty_table()
+    queue = PlanQueue(rows, "plan", 0)
+    queue._messages = [None] * 99  # type: ignore[list-item]
+    assert worker(None).limit(queue) == 2
+    assert worker(("plan", 0)).limit(queue) == 99
+
+
+SETTINGS: Any = SimpleNamespace(
+    pulsar=None,
+    lake=SimpleNamespace(path="/none"),
+    deletion=SimpleNamespace(twoPhaseDeletionLedgerDeletionParallelism=1, max_messages=10),
+)
+RUN: Any = SimpleNamespace(run_id="run", now=1_000)
+WAITS = Outcome(WAITING, "object_store is not set", 160, 0)
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> FakeQueueReader:
+    """Eight due messages that nobody took."""
+    topics = FakeDeletionTopics(now_ms=1_000)
+    for _ in range(8):
+        topics.publish(b"x")
+    made = FakeQueueReader(topics)
+    connect_to(monkeypatch, admin=FakeBrokerAdmin, queue_reader=lambda: made)
+    monkeypatch.setattr(
+        workers, "topics_of", lambda admin, topic: [MAIN if topic in (MAIN, MAIN.partitioned_parent) else RETRY]
+    )
+    monkeypatch.setattr(workers, "taken_messages", lambda *_: frozenset())
+    return made
+
+
+def test_what_was_withheld_is_said_with_where_and_what_waits(reader: FakeQueueReader) -> None:
+    (said,) = not_handed_out(SETTINGS, RUN, [WAITS])
+    assert (said.outcome, said.ledgers) == (WITHHELD, 8)
+    assert said.reason.startswith(f"{MAIN}: 8; 160 wait: object_store is not set; another consumer")
+
+
+def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQueueReader) -> None:
+    reader.failure = Unavailable("the binary port does not answer")
+    assert not_handed_out(SETTINGS, RUN, []) == [Outcome(NOT_COMPARED, "the binary port does not answer", 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("ended", "words"), [(DELETED, [DELETED, WITHHELD]), (STOPPED, [STOPPED]), (LIMITED, [LIMITED])]
+)
+def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
+    reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]
+) -> None:
+    spark: Any = SimpleNamespace(range=lambda *_: SimpleNamespace(mapInArrow=lambda *_: None))
+    monkeypatch.setattr(workers, "create_missing", lambda *_: None)
+    monkeypatch.setattr(workers, "concurrency", lambda _: 1)
+    monkeypatch.setattr(workers, "_collect", lambda _: [Outcome(ended, "", 1, 0)])
+    assert [o.outcome for o in workers.delete_from_queue(spark, SETTINGS, RUN)] == words

@@ -1,0 +1,58 @@
+"""Which counters of a metadata store say that it went back in time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pulsar_lifecycle.records.history import BACK, NO_LEASE, UNKNOWN, Marks, went_back
+
+BEFORE = Marks("f", (5 << 32) + 100, ids_issued=40, lease=(7, 3))
+
+
+def back(**changes: object) -> str:
+    return went_back(replace(BEFORE, **changes), BEFORE, "scan e1")  # type: ignore[arg-type]
+
+
+def test_time_that_stands_or_goes_on_is_fine() -> None:
+    assert back() == ""
+    assert back(zxid=6 << 32, ids_issued=41, lease=(7, 4)) == ""
+
+
+def test_another_store_is_told_by_both_fingerprints() -> None:
+    assert back(fingerprint="g") == "this is another metadata store than at scan e1: its fingerprint is g, it was f"
+
+
+def test_a_smaller_zxid_and_whether_its_leader_was_an_earlier_one() -> None:
+    assert back(zxid=(5 << 32) + 99).startswith(BACK)
+    assert "leader" not in back(zxid=(5 << 32) + 99)
+    assert "by an earlier leader (epoch 4, it was 5)" in back(zxid=(4 << 32) + 9999)
+
+
+def test_a_restored_store_whose_next_leader_made_its_zxid_grow() -> None:
+    """The usual case: ZooKeeper restarts on the backup, elects, and begins a new epoch."""
+    assert "fewer ledger ids" in back(zxid=6 << 32, ids_issued=39)
+    assert "our lease has version 2" in back(zxid=6 << 32, lease=(7, 2))
+
+
+def test_a_lease_that_is_gone_or_another_is_no_later_state() -> None:
+    """Nothing of ours removes it: the backup is from before our first run, and however many ids were issued since."""
+    assert "does not exist" in back(zxid=6 << 32, ids_issued=99, lease=NO_LEASE)
+    assert "transaction 0x9 created our lease's z-node" in back(zxid=6 << 32, ids_issued=99, lease=(9, 50))
+
+
+def test_a_first_lease_is_fine() -> None:
+    assert went_back(BEFORE, replace(BEFORE, lease=NO_LEASE), "scan e1") == ""
+
+
+def test_what_is_not_known_compares_with_nothing() -> None:
+    assert back(ids_issued=UNKNOWN, lease=(UNKNOWN, UNKNOWN)) == ""
+    unknown = replace(BEFORE, ids_issued=UNKNOWN, lease=(UNKNOWN, UNKNOWN))
+    assert went_back(BEFORE, unknown, "scan e1") == ""
+
+
+@pytest.mark.parametrize(("before", "now", "behind"), [(2**31 - 1, -(2**31), False), (-(2**31), 2**31 - 1, True)])
+def test_the_counter_of_ids_wraps(before: int, now: int, behind: bool) -> None:
+    found = went_back(replace(BEFORE, ids_issued=now), replace(BEFORE, ids_issued=before), "scan e1")
+    assert bool(found) is behind

@@ -1,0 +1,1146 @@
+"""Giving up copies in BookKeeper, and the deletion run after it: no copy goes unless its objects are whole by then."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.copies import attempts
+from pulsar_lifecycle.copies.attempts import Attempt
+from pulsar_lifecycle.copies.offloaded_ledger import Location
+from pulsar_lifecycle.deletion import batch, owners
+from pulsar_lifecycle.deletion.decision import Decision
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    Failed,
+    LeaseLost,
+    LifecycleError,
+    OutcomeUnknown,
+    Paused,
+    Refused,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.deletion_message import (
+    LedgerComponent,
+    PendingDeleteLedgerInfo,
+)
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
+from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.copies import Verified
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import (
+    DELETED,
+    GONE,
+    KEPT,
+    LEFT,
+    MARKED,
+    REFUSED,
+    RELEASED,
+    RETRYING,
+    WAITING,
+    Waiting,
+)
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.tiered import bookkeeper_copies
+from pulsar_lifecycle.tiered.bookkeeper_copies import Due
+from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.tiered.read_check import ASKED, Canary
+from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.unloads import Permit, Unloads, settle_unloads
+from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
+from tests.fakes.metadata_store import Operation
+from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, cursor_tags, data_tags
+from tests.simulation.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
+from tests.simulation.pipeline import Policy
+from tests.unit.tiered.test_commit import CHUNK, Crash, Watched, raising
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+OTHER = Topic.parse("persistent://acme/orders/other")
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
+LAG = 3_600_000
+SITE = ("aws-s3", BUCKET, "", "")
+BROKEN = b"\xff\xff"
+
+
+class Broker:
+    """A broker with one topic in memory; it reads in BookKeeper what is not given up there."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self.memory: ManagedLedgerInfo | None = None
+
+    def load(self) -> None:
+        """Make a ledger, write the z-node, serve the topic."""
+        scene = self._scene
+        scene.ids.append(scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
+        self.memory = replace(scene.info, ledgers=(*scene.info.ledgers, LedgerInfo(scene.ids[-1])))
+        scene.cluster.put(scene.path, managed_ledger.encode(self.memory))
+        scene.cluster.load(TOPIC)
+
+    def unload(self, topic: Topic) -> None:
+        if topic == TOPIC and self.memory is not None:
+            newest = self._scene.cluster._last_id
+            self._scene.cluster.ledger(data_tags(TOPIC), ledger_id=self.memory.ledgers[-1].ledger_id)
+            self._scene.cluster._last_id = newest
+            self.memory = None
+
+    def check(self) -> None:
+        """It can read everything that it serves."""
+        for item in self.memory.ledgers if self.memory else ():
+            if not (item.offload and item.offload.bookkeeper_deleted):
+                assert self._scene.cluster.exists(item.ledger_id)
+
+
+class Scene:
+    """A topic of ``due`` ledgers offloaded nine days ago and scanned a day ago, and two more."""
+
+    def __init__(self, *, loaded: bool = False, due: int = 2) -> None:
+        self.off = Offloading()
+        self.cluster: SimulatedCluster = self.off.cluster
+        self.path = self.cluster.topic_path(TOPIC)
+        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(due + 2)]
+        self.due = self.ids[:due]
+        self.uuids = {i: uuid4() for i in self.due}
+        now = self.cluster.clock.now_ms()
+        contexts = {i: replace(attempt(uuid), timestamp=now) for i, uuid in self.uuids.items()}
+        for i, uuid in self.uuids.items():
+            self.off.put(uuid, i, TOPIC)
+        self.cluster.topic(TOPIC, self.ids, offloaded=contexts)
+        self.cluster.admin.topics[TOPIC] = {}
+        self.broker = Broker(self)
+        self.cluster.admin.on_unload = self.broker.unload
+        self.loaded_topics = loaded
+        if loaded:
+            self.broker.load()
+        self.off.age()
+        self.store = self.cluster.open_store()
+        self.refused: set[int] = set()
+        self.limit = 500
+        self.tick: Callable[[str], None] = lambda name: None
+        self.permit: Permit | None = None
+        self.canary = Canary(waived=True)
+
+    # ---------------------------------------------------------------------------------------------------- what is there
+
+    @property
+    def info(self) -> ManagedLedgerInfo:
+        return managed_ledger.decode(self.cluster.zookeeper.data(self.path))
+
+    @property
+    def contexts(self) -> dict[int, OffloadContext]:
+        return {item.ledger_id: item.offload for item in self.info.ledgers if item.offload}
+
+    @property
+    def given_up(self) -> list[int]:
+        return sorted(i for i, context in self.contexts.items() if context.bookkeeper_deleted)
+
+    @property
+    def left(self) -> list[int]:
+        """What may go and is in BookKeeper still."""
+        return [i for i in self.due if self.cluster.exists(i)]
+
+    @property
+    def rows(self) -> list[tuple[int, str, str]]:
+        rows = self.cluster.journal.rows
+        return [(row.ledger_id, row.phase, row.outcome) for row in rows if row.ledger_id in self.due]
+
+    @property
+    def owed(self) -> list[bool]:
+        return [o.loaded for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, OwedUnload)]
+
+    @property
+    def waiting(self) -> int:
+        return len(self.cluster.deletion_topics.waiting)
+
+    def whole(self, ledger_id: int, uuid: UUID) -> bool:
+        """Whether both objects are there with the bytes that they were offloaded with."""
+        data = self.off.buckets.data
+        found = [data.get((BUCKET, key(uuid, ledger_id))) for key in (data_key, index_key)]
+        return found == [DATA, INDEX]
+
+    def law(self) -> None:
+        """What the topic lists is in BookKeeper, or complete, given up, and whole in the bucket; brokers can read."""
+        if self.path in self.cluster.zookeeper._nodes and self.cluster.zookeeper.data(self.path) != BROKEN:
+            for item in self.info.ledgers:
+                if not self.cluster.exists(item.ledger_id):
+                    offload = item.offload
+                    assert offload
+                    assert offload.complete
+                    assert offload.bookkeeper_deleted
+                    assert offload.uuid
+                    assert self.whole(item.ledger_id, offload.uuid)
+        self.broker.check()
+
+    # --------------------------------------------------------------------------------------------------- what others do
+
+    def write(self, ledger_id: int, context: OffloadContext | None) -> None:
+        """The topic's z-node says this of the ledger's offload."""
+        ledgers = tuple(replace(i, offload=context) if i.ledger_id == ledger_id else i for i in self.info.ledgers)
+        self.cluster.put(self.path, managed_ledger.encode(replace(self.info, ledgers=ledgers)))
+
+    def change(self, ledger_id: int, **changes: Any) -> None:
+        self.write(ledger_id, replace(self.contexts[ledger_id], **changes))
+
+    def list_only(self, ledger_ids: Sequence[int]) -> None:
+        ledgers = tuple(item for item in self.info.ledgers if item.ledger_id in ledger_ids)
+        self.cluster.put(self.path, managed_ledger.encode(replace(self.info, ledgers=ledgers)))
+
+    def lose(self, ledger_id: int, key: Callable[[UUID, int], str] = data_key) -> None:
+        name = key(self.uuids[ledger_id], ledger_id)
+        del self.off.buckets.objects[BUCKET][name]
+        del self.off.buckets.data[BUCKET, name]
+
+    # ---------------------------------------------------------------------------------------------------------- running
+
+    def watched(self, tools: Tools) -> Tools:
+        def tick(name: str) -> None:
+            self.law()
+            self.tick(name)
+
+        ports = ("store", "admin", "queue", "journal", "objects")
+        return replace(tools, **{name: Watched(getattr(tools, name), tick) for name in ports})
+
+    def proven(self, ledger_id: int, uuid: UUID | None = None, bucket: str = BUCKET) -> Due:
+        """What reading both objects back finds."""
+        uuid = uuid or self.uuids[ledger_id]
+        heads = [self.off.buckets.objects[BUCKET][key(uuid, ledger_id)] for key in (data_key, index_key)]
+        (data, index) = ((head.size, head.etag) for head in heads)
+        verified = Verified(*data, *index, 1, ENTRY_BYTES, "sum")
+        return Due(ledger_id, Location(bucket, uuid, ledger_id), verified, "http://s3", "r")
+
+    def begin(self) -> tuple[TopicRun, Tools, Permit]:
+        """A run of its own, with its lease."""
+        self.store.close()
+        self.store = self.cluster.open_store()
+        queue = self.cluster.open_queue()
+        queue.refused = self.refused
+        cluster, clock = self.cluster, self.cluster.clock
+        tools = self.watched(
+            Tools(self.store, cluster.reader, cluster.admin, queue, cluster.journal, clock, self.off.store)
+        )
+        lease = control.take_lease(tools.store, "run", clock, 0, control.OFFLOAD_LEASE)
+        heard = Brokers(dict(cluster.admin.loaded), 60_000)
+        shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), clock)
+        run = TopicRun("run", "simulated", "/ledgers", clock.now_ms(), heard, CONTEXT, 0, self.loaded_topics, shadows)
+        return run, tools, Permit(lease.guard, Unloads(5, self.limit, clock))
+
+    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, Offloaded]:
+        """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
+        try:
+            run, tools, permit = self.begin()
+            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
+            found = list(due) or [
+                self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
+            ]
+            said = bookkeeper_copies.release_topic(
+                replace(run, **changes), tools, permit, TOPIC, found, lag, self.canary
+            )
+            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+            return {one.ledger_id: one for one in said}
+        finally:
+            self.store.close()  # a process that is gone loses its session, too
+            self.store = self.cluster.open_store()
+
+    def scan(self) -> None:
+        self.cluster.wait(0.5)
+        self.off.rescan()
+
+    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "") -> list[Decision]:
+        """A deletion run over everything that waits, with the newest scan."""
+        self.off.released = self.cluster.journal.released("simulated")
+        return self.off.delete(lambda tools: wrap(self.watched(tools)), run_id)
+
+    def released(self) -> None:
+        """A release run, and a scan after it."""
+        said = self.release()
+        assert {one.outcome for one in said.values()} == {RELEASED}
+        self.scan()
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def outcomes(said: dict[int, Offloaded]) -> dict[int, str]:
+    return {i: one.outcome for i, one in said.items()}
+
+
+def settled(decisions: Sequence[Decision]) -> set[tuple[str, str]]:
+    return {(d.outcome, d.reason) for d in decisions}
+
+
+def on_write(scene: Scene, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
+    """Do something at the moments a compare-and-set reaches the topic's z-node in the next run."""
+    left = [times]
+
+    def hook(operation: Operation) -> None:
+        if operation == Operation("write", (scene.path,)) and left[0]:
+            left[0] -= 1
+            act()
+
+    real = scene.cluster.open_store
+
+    def opened(**given: bool) -> Any:
+        store = real(**given)
+        setattr(store, when, hook)
+        return store
+
+    scene.cluster.open_store = opened  # type: ignore[method-assign]
+
+
+# ------------------------------------------------------------------------------------------------ what brokers can read
+
+
+def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
+    scene = Scene()
+    asked: list[int] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(position.ledger_id)
+        raise Failed("500 UnsupportedOperationException: no offloader")
+
+    scene.cluster.admin.on_read = read
+    scene.canary = Canary(False, [str(TOPIC)])
+    said = scene.release()
+    assert {one.reason.partition(" (")[0] for one in said.values()} == {
+        f"its copy in BookKeeper stays: its broker cannot read it from bucket {BUCKET}: "
+        "500 UnsupportedOperationException: no offloader"
+    }
+    assert (asked, scene.given_up, scene.waiting) == (scene.due[:1], [], 0)
+    assert [outcome for _, phase, outcome in scene.rows if phase == "release"] == ["failed", "failed"]
+
+
+def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None:
+    """The next one may come when what its broker has shown does not count any more."""
+    scene = Scene()
+    scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+
+
+@pytest.mark.parametrize("changed", [{"serviceEndpoint": "https://old"}, {"serviceEndpoint": "", "region": "old"}])
+def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, str]) -> None:
+    """A bucket of the same name elsewhere, mirrored, is not what they read."""
+    for ledger_id in scene.due:
+        metadata = scene.contexts[ledger_id].driver_metadata
+        scene.change(ledger_id, driver_metadata={**metadata, **changed})
+    scene.cluster.wait(1)
+    said = scene.release()
+    assert set(outcomes(said).values()) == {REFUSED}
+    assert all("old" in one.reason for one in said.values())
+    assert scene.given_up == []
+
+
+def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: Scene) -> None:
+    scene.released()
+    scene.off.unseen = frozenset({SITE})
+    for n in range(20):  # it is no message's fault: none becomes a dead letter, however long it lasts
+        found = scene.delete(run_id=f"run-{n}")
+        assert {(d.outcome, d.waiting) for d in found} == {(WAITING, Waiting.UNREAD_LOCATION)}
+        assert all("could not read an offloaded ledger of the same location" in d.reason for d in found)
+        scene.scan()
+    assert scene.left == scene.due
+    scene.off.unseen = frozenset({(SITE[0], "b", *SITE[2:]), ("s3", *SITE[1:])})
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {DELETED}
+
+
+def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_first(scene: Scene) -> None:
+    asked: list[int] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(position.ledger_id)
+        if not scene.broker.memory:
+            scene.broker.load()
+
+    scene.cluster.admin.on_read = read
+    scene.canary = Canary(False, [str(TOPIC)])
+    scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert asked == scene.due[1:]
+
+
+def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
+    scene.canary = Canary(False, [str(TOPIC)])
+    for ledger_id in scene.due:
+        scene.cluster.reader.payloads[ledger_id] = [CHUNK]
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert all("none of its first 20 entries can be asked for by REST" in one.reason for one in said.values())
+
+
+def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
+    """More of them than one run asks for can never be shown."""
+    scene = Scene(due=ASKED + 3)
+    scene.cluster.admin.on_read = lambda topic, position: None if scene.broker.memory else scene.broker.load()
+    for ledger_id in scene.due[:ASKED]:
+        scene.cluster.reader.payloads[ledger_id] = [CHUNK]
+    begin = scene.cluster.clock.now_ms() % len(scene.due)
+    scene.cluster.clock.sleep((len(scene.due) - begin) / 1000)  # the next run begins with the first of them
+    scene.canary = Canary(False, [str(TOPIC)])
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert f"of ledger {scene.due[ASKED - 1]}: none of its first 20 entries" in said[scene.due[-1]].reason
+
+    scene.cluster.clock.sleep(0.001)
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+
+
+@pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])
+def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil: str) -> None:
+    """What it reads would stand for all that is in the place, and none of it would be read."""
+    scene = Scene()
+    first, second = scene.due
+    proven = scene.proven(first, scene.uuids[first]), scene.proven(second, scene.uuids[second])
+    info = scene.info
+    ledgers = {item.ledger_id: item for item in info.ledgers}
+    if spoil == "taken back":
+        changed = [replace(item, offload=None) for item in ledgers.values()]
+    elif spoil == "offloaded anew":
+        changed = [
+            replace(item, offload=item.offload and replace(item.offload, uuid=uuid4())) for item in ledgers.values()
+        ]
+    else:
+        changed = [ledgers[first]]
+    scene.cluster.put(scene.path, managed_ledger.encode(replace(info, ledgers=tuple(changed))))
+    scene.cluster.wait(1)
+    asked: list[int] = []
+    scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
+    scene.canary = Canary(False, [str(TOPIC)])
+    assert set(outcomes(scene.release(*proven)).values()) == {REFUSED}
+    assert (asked, scene.canary.reads(SITE, ""), scene.given_up) == ([], False, [])
+
+
+# -------------------------------------------------------------------------------------------------------- the whole way
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    before, keys = scene.cluster.ledger_ids(), scene.off.buckets.keys(BUCKET)
+    scene.released()
+    assert scene.given_up == scene.due
+    assert (scene.broker.memory, scene.owed) == (None, [])
+    why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
+    assert settled(scene.delete()) == {(DELETED, why)}
+    assert before - scene.cluster.ledger_ids() == set(scene.due)
+    assert scene.off.buckets.keys(BUCKET) == keys
+    assert {n.ledger_id for n in scene.cluster.journal.nodes} == set(scene.due)
+    assert (scene.waiting, scene.cluster.journal.released("simulated")) == (0, {})
+
+
+def test_the_journal_proves_it(scene: Scene) -> None:
+    scene.released()
+    scene.delete()
+    first = scene.due[0]
+    said = [(phase, outcome) for i, phase, outcome in scene.rows if i == first]
+    assert said == [("send", "sent"), ("release", MARKED), ("release", RELEASED), ("delete", DELETED)]
+    reasons = {row.reason for row in scene.cluster.journal.rows if row.phase == "send"}
+    assert reasons == {"its topic is written next"}  # a released ledger stays listed
+    marked, deleted = (
+        next(row for row in scene.cluster.journal.rows if (row.ledger_id, row.outcome) == (first, outcome))
+        for outcome in (MARKED, DELETED)
+    )
+    proof = json.loads(marked.detail)
+    assert (proof["uuid"], proof["bucket"], proof["data_size"]) == (str(scene.uuids[first]), BUCKET, len(DATA))
+    assert json.loads(deleted.detail)["offloaded"] == {"uuid": str(scene.uuids[first]), "bucket": BUCKET}
+
+
+def test_a_second_run_is_harmless(scene: Scene) -> None:
+    scene.release()
+    before = scene.cluster.zookeeper.stat(scene.path)
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert scene.cluster.zookeeper.stat(scene.path) == before
+    scene.scan()
+    assert sorted(d.outcome for d in scene.delete()) == [DELETED, DELETED, GONE, GONE]
+
+
+# ------------------------------------------------------------------------------------------------- what is not released
+
+
+def refusal(scene: Scene, *due: Due, **given: Any) -> str:
+    """Why the first ledger is not released; nothing may have happened to it."""
+    version, sent = scene.cluster.zookeeper.stat(scene.path), scene.waiting
+    said = scene.release(*(due or [scene.proven(scene.due[0])]), **given)[scene.due[0]]
+    assert said.outcome == REFUSED
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.waiting, scene.rows) == (version, sent, [])
+    return said.reason
+
+
+def test_the_lag_must_have_passed(scene: Scene) -> None:
+    timestamp = scene.contexts[scene.due[0]].timestamp
+    assert timestamp
+    age = scene.cluster.clock.now_ms() - timestamp
+    assert "lag" in refusal(scene, lag=age + 1_000_000)
+    assert outcomes(scene.release(lag=age - 1)) == dict.fromkeys(scene.due, RELEASED)
+
+
+@pytest.mark.parametrize("lag", [None, -1])
+def test_without_a_lag_nothing_goes_by_itself(scene: Scene, lag: int | None) -> None:
+    assert refusal(scene, lag=lag) == "no deletion lag is set"
+    scene.change(scene.due[0], bookkeeper_deleted=True)
+    scene.cluster.wait(1)
+    assert outcomes(scene.release(lag=lag)) == {scene.due[0]: RELEASED, scene.due[1]: REFUSED}
+
+
+@pytest.mark.parametrize("timestamp", [None, 0, 1 << 60])
+def test_an_offload_of_an_unknown_time_stays(scene: Scene, timestamp: int | None) -> None:
+    scene.change(scene.due[0], timestamp=timestamp)
+    assert "lag" in refusal(scene)
+
+
+def test_a_clock_that_runs_ahead_shortens_no_lag(scene: Scene) -> None:
+    timestamp = scene.contexts[scene.due[0]].timestamp
+    assert timestamp
+    assert "lag" in refusal(scene, now=timestamp + LAG)  # the metadata store's time when the lease was taken
+
+
+def test_another_attempt_than_was_proven(scene: Scene) -> None:
+    proven = scene.proven(scene.due[0])
+    scene.change(scene.due[0], uuid=uuid4())
+    assert refusal(scene, proven).endswith("that was not proven")
+
+
+def test_another_bucket_than_was_proven(scene: Scene) -> None:
+    assert refusal(scene, scene.proven(scene.due[0], bucket="empty")).endswith("that was not proven")
+    scene.change(scene.due[0], driver_metadata={})
+    assert refusal(scene).endswith("in None: that was not proven")
+
+
+@pytest.mark.parametrize("changes", [{"complete": False}, {"complete": False, "bookkeeper_deleted": True}])
+def test_an_offload_that_is_not_complete(scene: Scene, changes: dict[str, bool]) -> None:
+    scene.change(scene.due[0], **changes)
+    assert refusal(scene) == "its offload is not complete"
+
+
+def test_a_context_that_was_taken_back(scene: Scene) -> None:
+    scene.write(scene.due[0], None)
+    assert refusal(scene) == "its offload is not complete"
+
+
+def test_a_ledger_that_is_not_listed(scene: Scene) -> None:
+    scene.list_only(scene.ids[1:])
+    assert refusal(scene) == "its topic does not list it any more"
+
+
+def test_the_last_ledger(scene: Scene) -> None:
+    scene.list_only(scene.ids[:1])
+    assert refusal(scene).startswith("the last ledger of its topic")
+
+
+def our_attempt(scene: Scene, ledger_id: int) -> Attempt:
+    return Attempt(ledger_id, str(TOPIC), uuid4(), "aws-s3", (("bucket", BUCKET),), 5 << 20, "other", 1)
+
+
+def test_a_ledger_whose_attempt_is_open(scene: Scene) -> None:
+    attempts.begin(scene.store, our_attempt(scene, scene.due[0]))
+    assert refusal(scene) == "its offload attempt is still open: no broker may have read it yet"
+    scene.cluster.put(attempts.path_of(scene.due[0]), b"?")
+    assert refusal(scene).startswith("its offload attempt is still open")
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_a_ledger_that_was_never_closed(scene: Scene, state: LedgerState) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), state=state, ledger_id=scene.due[0])
+    assert refusal(scene) == "never closed"
+
+
+@pytest.mark.parametrize("tags", [data_tags(OTHER), cursor_tags(TOPIC, "s"), None])
+def test_a_ledger_of_somebody_else(scene: Scene, tags: dict[str, str] | None) -> None:
+    scene.cluster.ledger(tags, ledger_id=scene.due[0])
+    assert "BookKeeper's z-node" in refusal(scene)
+
+
+def test_a_ledger_that_bookkeeper_does_not_have(scene: Scene) -> None:
+    scene.cluster.remove(scene.cluster.path(scene.due[0]))
+    scene.change(scene.due[0], bookkeeper_deleted=True)
+    assert refusal(scene).startswith("BookKeeper does not have it")
+
+
+def test_a_ledger_that_is_not_as_long_as_its_copy(scene: Scene) -> None:
+    scene.cluster.ledger(data_tags(TOPIC), entries=[b"x" * 5] * 2, ledger_id=scene.due[0])
+    assert refusal(scene) == "BookKeeper says 2 entries of 10 bytes, its offloaded copy has 1 of 10"
+
+
+def test_a_topic_that_says_something_else_than_its_copy(scene: Scene) -> None:
+    ledgers = tuple(replace(item, entries=7) if item.ledger_id == scene.due[0] else item for item in scene.info.ledgers)
+    scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=ledgers)))
+    assert refusal(scene) == "its topic says 7 entries of 10 bytes, its offloaded copy has 1 of 10"
+
+
+@pytest.mark.parametrize(
+    ("context", "why"),
+    [
+        (replace(CONTEXT, holds=frozenset({"acme"})), "legal hold"),
+        (replace(CONTEXT, namespaces=frozenset()), "foreign or gone"),
+        (replace(CONTEXT, shadow_sources=frozenset({str(TOPIC)})), "source of a shadow topic"),
+        (replace(CONTEXT, shared_namespaces=frozenset({"acme/orders"})), "another cluster's too"),
+    ],
+)
+def test_a_topic_that_is_not_touched(scene: Scene, context: Context, why: str) -> None:
+    assert why in refusal(scene, context=context)
+
+
+def test_the_source_of_a_shadow_topic_of_now(scene: Scene) -> None:
+    scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))], shadow_of=str(TOPIC))
+    assert refusal(scene) == "source of a shadow topic"
+
+
+def test_a_shadow_topic(scene: Scene) -> None:
+    info = replace(scene.info, properties={"PULSAR.SHADOW_SOURCE": str(OTHER)})
+    scene.cluster.put(scene.path, managed_ledger.encode(info))
+    assert refusal(scene).startswith("shadow topic of")
+
+
+def test_a_topic_that_cannot_be_read(scene: Scene) -> None:
+    due = scene.proven(scene.due[0])
+    scene.cluster.put(scene.path, BROKEN)
+    with pytest.raises(Refused):
+        scene.release(due)
+
+
+def test_a_loaded_topic_that_the_policy_does_not_name_gets_no_message() -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    said = scene.release()
+    assert outcomes(said) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert (scene.given_up, scene.waiting, scene.owed) == ([], 0, [])
+    scene.change(scene.due[0], bookkeeper_deleted=True)
+    assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT_TO_BROKER}
+
+
+def test_no_loaded_topic_without_an_unload_left() -> None:
+    scene = Scene(loaded=True)
+    scene.limit = 0
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert scene.given_up == []
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {RETRYING}
+    assert scene.left == scene.due
+
+
+# -------------------------------------------------------------------------------------- what goes wrong while releasing
+
+
+def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene: Scene) -> None:
+    scene.refused = {scene.due[0]}
+    said = scene.release()
+    assert outcomes(said) == {scene.due[0]: LEFT, scene.due[1]: RELEASED}
+    assert scene.given_up == scene.due[1:]
+    scene.scan()
+    scene.delete()
+    assert scene.left == scene.due[:1]
+
+
+def test_without_any_acknowledgement_nothing_is_written(scene: Scene) -> None:
+    scene.refused = set(scene.due)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT)
+    assert (scene.given_up, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
+
+
+@pytest.mark.parametrize("error", [Paused, LeaseLost, StoreError, Unavailable, AccessDenied])
+@pytest.mark.parametrize("step", ["before record", "before write", "before send", "after record", "after send"])
+def test_an_error_at_any_step_deletes_nothing_and_the_next_run_finishes(error: type[LifecycleError], step: str) -> None:
+    for nth in (1, 2):
+        scene = Scene()
+        left = [nth]
+
+        def tick(name: str, left: list[int] = left) -> None:
+            left[0] -= name == step
+            if name == step and left[0] == 0:
+                raise error("told to")
+
+        scene.tick = tick
+        with contextlib.suppress(LifecycleError):
+            scene.release()
+        scene.tick = lambda name: None
+        finished(scene)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    on_write(scene, raising(OutcomeUnknown("no answer")), when)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
+    assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+
+
+def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
+    def act() -> None:
+        for i in scene.due:
+            scene.change(i, bookkeeper_deleted=True)
+
+    on_write(scene, act)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
+    scene.cluster.remove(scene.cluster.path(scene.due[0]))  # and deletes it
+    scene.scan()
+    assert sorted(d.outcome for d in scene.delete()) == [DELETED, GONE]
+
+
+@pytest.mark.parametrize(
+    ("act", "why"),
+    [
+        (lambda scene: scene.list_only(scene.ids[2:]), "does not list it any more"),
+        (lambda scene: [scene.write(i, None) for i in scene.due], "not complete"),
+        (lambda scene: [scene.change(i, uuid=uuid4()) for i in scene.due], "was not proven"),
+        (lambda scene: [scene.change(i, complete=False) for i in scene.due], "not complete"),
+        (lambda scene: [scene.change(i, timestamp=1 << 60) for i in scene.due], "lag"),
+    ],
+)
+def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable[[Scene], object], why: str) -> None:
+    on_write(scene, lambda: act(scene))
+    said = scene.release()
+    assert outcomes(said) == dict.fromkeys(scene.due, LEFT)
+    assert all(why in one.reason for one in said.values())
+    scene.scan()
+    scene.delete()
+    assert scene.left == scene.due
+
+
+def test_a_ledger_that_becomes_the_last_between_look_and_write(scene: Scene) -> None:
+    scene.loaded_topics = True
+    on_write(scene, lambda: scene.list_only(scene.due))
+    assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT}
+
+
+def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scene) -> None:
+    on_write(scene, scene.broker.load)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert scene.given_up == []
+
+
+def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
+    scene = Scene(loaded=True)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    said = scene.release()
+    assert all("owed an unload" in one.reason for one in said.values())
+    assert (scene.given_up, scene.owed) == (scene.due, [True])
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {RETRYING}
+    assert scene.left == scene.due
+    scene.cluster.admin.on_unload = scene.broker.unload
+    scene.release()
+    scene.scan()
+    scene.delete()
+    assert scene.left == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_same(when: str) -> None:
+    """One that took our lease over settles what is owed first."""
+    scene = Scene(loaded=True)
+
+    def settle() -> None:
+        scene.broker.unload(TOPIC)
+        control.settle_unload(scene.cluster._store, OwedUnload(TOPIC, True, 0, control.OFFLOAD_LEASE))
+        if when == "before":
+            scene.broker.load()
+
+    on_write(scene, settle, when)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert (scene.given_up, scene.owed) == (scene.due, [True])
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {RETRYING}
+
+
+# ---------------------------------------------------------------------------- what happens between release and deletion
+
+
+def kept(scene: Scene, *outcome: str) -> set[str]:
+    """A deletion run that may delete nothing; the reasons."""
+    decisions = scene.delete()
+    assert decisions
+    assert scene.left == scene.due
+    assert {d.outcome for d in decisions} <= set(outcome)
+    return {d.reason for d in decisions}
+
+
+OBJECTS = [data_key, index_key]
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+def test_an_object_that_is_lost(scene: Scene, key: Callable[[UUID, int], str]) -> None:
+    scene.released()
+    for i in scene.due:
+        scene.lose(i, key)
+    assert all(why.endswith("is not there any more") for why in kept(scene, KEPT))
+    assert scene.waiting == 0
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+@pytest.mark.parametrize("data", [b"", b"D" * len(DATA), b"I" * len(INDEX)])
+def test_an_object_that_is_replaced(scene: Scene, key: Callable[[UUID, int], str], data: bytes) -> None:
+    scene.released()
+    for i in scene.due:
+        scene.off.buckets.put(BUCKET, key(scene.uuids[i], i), data)
+    assert all("is another one" in why for why in kept(scene, KEPT))
+
+
+def test_a_copy_that_is_put_back_as_it_was_is_released_by_the_next_run(scene: Scene) -> None:
+    scene.released()
+    scene.lose(scene.due[0])
+    scene.delete()
+    assert scene.left == scene.due[:1]
+    scene.off.put(scene.uuids[scene.due[0]], scene.due[0], TOPIC)
+    scene.release()
+    scene.scan()
+    scene.delete()
+    assert scene.left == []
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [(Unavailable("503"), RETRYING), (StoreError("500"), RETRYING), (AccessDenied("403"), WAITING)],
+)
+def test_a_bucket_that_does_not_answer(scene: Scene, error: LifecycleError, outcome: str) -> None:
+    scene.released()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    scene.off.store.before = fail
+    kept(scene, outcome)
+    assert scene.waiting == len(scene.due)
+
+
+def test_a_bucket_that_is_not_configured_any_more(scene: Scene) -> None:
+    scene.released()
+    scene.off.store.allowed = ["empty"]
+    kept(scene, WAITING)
+
+
+def test_without_an_object_store_it_waits(scene: Scene) -> None:
+    scene.released()
+    decisions = scene.delete(lambda tools: replace(tools, objects=None))
+    assert settled(decisions) == {
+        (WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
+    }
+    assert scene.left == scene.due
+
+
+def test_a_lease_that_is_lost_while_objects_are_looked_at(scene: Scene) -> None:
+    scene.released()
+
+    def dead(name: str) -> None:
+        if name == "before head_many":
+            scene.cluster.put(control.LEASE, b"another's")
+
+    scene.tick = dead
+    with pytest.raises(LeaseLost):
+        scene.delete()
+    assert scene.left == scene.due
+
+
+CHANGES: dict[str, Callable[[Scene, int], object]] = {
+    "another attempt": lambda scene, i: scene.change(i, uuid=uuid4()),
+    "another bucket": lambda scene, i: scene.change(i, driver_metadata={"bucket": "empty"}),
+    "no bucket": lambda scene, i: scene.change(i, driver_metadata={}),
+    "its context is cleared": lambda scene, i: scene.write(i, None),
+    "not complete": lambda scene, i: scene.change(i, complete=False),
+    "not given up": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
+    "the last": lambda scene, i: scene.list_only(scene.due[:1] if i == scene.due[0] else [i]),
+    "an unload is owed": lambda scene, i: control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1, control.LEASE)),
+    "an unload may be owed": lambda scene, i: control.owe_unload(
+        scene.store, OwedUnload(TOPIC, False, 1, control.LEASE)
+    ),
+    "it leaves its topic": lambda scene, i: scene.list_only(scene.ids[2:]),
+    "its topic cannot be read": lambda scene, i: scene.cluster.put(scene.path, BROKEN),
+    "its topic is gone": lambda scene, i: (
+        scene.path in scene.cluster.zookeeper._nodes and scene.cluster.remove(scene.path)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("scanned", [False, True])
+def test_what_its_topic_says_by_then(scene: Scene, change: str, scanned: bool) -> None:
+    scene.release()
+    if scanned:
+        scene.scan()
+    for i in scene.due[:1]:
+        CHANGES[change](scene, i)
+    if not scanned:
+        scene.scan()
+    scene.delete()
+    assert scene.due[0] in scene.left
+
+
+def test_its_topic_is_deleted_and_made_anew(scene: Scene) -> None:
+    scene.released()
+    scene.cluster.remove(scene.path)
+    scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC))])
+    assert kept(scene, RETRYING) == {"its topic does not list it any more: the next scan decides"}
+
+
+def test_another_topic_lists_it_by_the_newest_scan(scene: Scene) -> None:
+    scene.release()
+    scene.cluster.topic(OTHER, scene.due)
+    scene.scan()
+    assert all("something refers to it" in why for why in kept(scene, RETRYING))
+
+
+@pytest.mark.parametrize("policy", [Policy(holds=frozenset({"acme/orders"})), Policy(holds=frozenset({str(TOPIC)}))])
+def test_a_hold_that_is_new(scene: Scene, policy: Policy) -> None:
+    scene.released()
+    scene.off.policy = policy
+    assert kept(scene, KEPT) == {"kept: legal hold"}
+
+
+def test_a_namespace_that_is_foreign_by_then(scene: Scene) -> None:
+    scene.released()
+    assert scene.off.now
+    scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, namespaces=frozenset()))
+    assert all("foreign or gone" in why for why in kept(scene, KEPT))
+
+
+def test_a_shadow_topic_that_is_new(scene: Scene) -> None:
+    scene.release()
+    scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))], shadow_of=str(TOPIC))
+    scene.scan()
+    assert kept(scene, KEPT) == {"kept: source of a shadow topic"}
+
+
+def test_an_under_replicated_ledger_is_retried(scene: Scene) -> None:
+    scene.released()
+    assert scene.off.now
+    scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, under_replicated=BitMap64(scene.due)))
+    assert kept(scene, RETRYING) == {"under-replicated"}
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_a_ledger_that_is_open_again(scene: Scene, state: LedgerState) -> None:
+    scene.released()
+    for i in scene.due:
+        newest = scene.cluster._last_id
+        scene.cluster.ledger(data_tags(TOPIC), state=state, ledger_id=i)
+        scene.cluster._last_id = newest
+    assert kept(scene, KEPT) == {"offloaded, and never closed in BookKeeper"}
+
+
+def issued_again(scene: Scene, ledger_id: int) -> None:
+    """Another ledger with this id, of the same topic, as after a restored metadata store."""
+    newest = scene.cluster._last_id
+    scene.cluster.remove(scene.cluster.path(ledger_id))
+    scene.cluster.ledger(data_tags(TOPIC), ledger_id=ledger_id)
+    scene.cluster._last_id = newest
+
+
+def test_an_id_that_was_issued_again(scene: Scene) -> None:
+    scene.released()
+    for i in scene.due:
+        issued_again(scene, i)
+    assert all(why.startswith("another ledger has this id now") for why in kept(scene, REFUSED))
+    for message in (forged(i) for i in scene.due):  # without our extras
+        scene.off.send(message)
+    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+
+
+def forged(ledger_id: int, topic: str = str(TOPIC)) -> PendingDeleteLedgerInfo:
+    return PendingDeleteLedgerInfo(topic_name=topic, component=LedgerComponent.MANAGED_LEDGER, ledger_id=ledger_id)
+
+
+def test_a_forged_message_about_what_we_never_released(scene: Scene) -> None:
+    for i in scene.due:
+        scene.change(i, bookkeeper_deleted=True)
+    scene.cluster.wait(1)
+    scene.off.send(*(forged(i) for i in scene.due))
+    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+
+
+def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> None:
+    """Marked, and never given up: the process died between the two."""
+
+    def die(name: str) -> None:
+        if name == "before write" and any(outcome == MARKED for _, _, outcome in scene.rows):
+            raise Crash
+
+    scene.tick = die
+    with pytest.raises(Crash):
+        scene.release()
+    scene.tick = lambda name: None
+    scene.cluster.wait(2)
+    scene.off.send(*(forged(i) for i in scene.due))
+    kept(scene, KEPT, RETRYING)
+
+
+def test_a_forged_message_that_names_another_topic(scene: Scene) -> None:
+    scene.release()
+    scene.cluster.deletion_topics.waiting.clear()
+    scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))])
+    scene.off.send(*(forged(i, str(OTHER)) for i in scene.due))
+    assert all("the ledger is of" in why for why in kept(scene, REFUSED))
+
+
+def test_a_rows_of_ours_that_cannot_be_read_proves_nothing(scene: Scene) -> None:
+    scene.released()
+    rows = scene.cluster.journal.rows
+    rows[:] = [replace(row, detail="{}") if row.outcome == MARKED else row for row in rows]
+    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+
+
+def test_a_release_of_another_cluster_proves_nothing(scene: Scene) -> None:
+    scene.released()
+    rows = scene.cluster.journal.rows
+    rows[:] = [replace(row, cluster="another") for row in rows]
+    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+
+
+def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
+    scene.released()
+    scene.delete()
+    for node in scene.cluster.journal.nodes:
+        scene.cluster.put(node.path, node.data)
+    scene.cluster.wait(2)
+    scene.off.send(*(forged(i) for i in scene.due))
+    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    scene.lose(scene.due[0])
+    scene.release(scene.proven(scene.due[1]))
+    scene.scan()
+    scene.delete()
+    assert scene.left == scene.due[:1]
+
+
+def test_a_scan_from_before_the_message_lets_it_wait(scene: Scene) -> None:
+    scene.off.rescan()
+    scene.release()
+    scene.scan()
+    scene.release()
+    assert {d.outcome for d in scene.delete()} == {DELETED, WAITING}
+
+
+# ------------------------------------------------------------------------------------------------ a crash at every call
+
+
+def crashes(act: Callable[[Scene], object], make: Callable[[], Scene]) -> Iterator[Scene]:
+    """The scene after an act that was killed before each of its calls in turn, so after the one before it."""
+    at = 0
+    while True:
+        at += 1
+        scene, left = make(), [at]
+
+        def tick(name: str, left: list[int] = left) -> None:
+            left[0] -= name.startswith("before")
+            if not left[0]:
+                raise Crash
+
+        scene.tick = tick
+        try:
+            act(scene)
+        except Crash:
+            pass
+        else:
+            return
+        scene.tick = lambda name: None
+        scene.law()
+        scene.cluster.wait(1)
+        yield scene
+
+
+def finished(scene: Scene) -> None:
+    """Whatever came before: runs of the usual kinds end it."""
+    scene.scan()
+    scene.delete()
+    scene.law()
+    for _ in range(3):
+        if scene.left:
+            scene.release()
+        scene.scan()
+        scene.delete()
+    assert scene.left == []
+    assert scene.given_up == scene.due
+    assert (scene.waiting, scene.owed) == (0, [])
+    scene.law()
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_release_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: bool) -> None:
+    count = 0
+    for scene in crashes(Scene.release, lambda: Scene(loaded=loaded)):
+        count += 1
+        finished(scene)
+    assert count > 25
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_a_deletion_that_is_killed_anywhere_is_finished_by_the_next_runs(loaded: bool) -> None:
+    def make() -> Scene:
+        scene = Scene(loaded=loaded)
+        scene.released()
+        return scene
+
+    count = 0
+    for scene in crashes(Scene.delete, make):
+        count += 1
+        finished(scene)
+    assert count > 10
+
+
+@pytest.mark.parametrize("key", OBJECTS)
+def test_objects_that_are_lost_at_any_moment_before_the_last_look(key: Callable[[UUID, int], str]) -> None:
+    """After the last look nothing could tell: an object store has no transaction with ZooKeeper."""
+    for at in range(1_000):
+        scene = Scene()
+        scene.released()
+        calls: list[str] = []
+
+        def tick(name: str, scene: Scene = scene, calls: list[str] = calls, at: int = at) -> None:
+            if len(calls) == at:
+                scene.lose(scene.due[0], key)
+            calls.append(name)
+
+        scene.tick = tick
+        with contextlib.suppress(AssertionError):
+            scene.delete()
+        if at > calls.index("before head_many"):
+            assert at > 10
+            return
+        assert scene.due[0] in scene.left
+    raise AssertionError("it was never looked at")
+
+
+# -------------------------------------------------------------------------------------------------- that the tests bite
+
+
+def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "look_at_copies", lambda run, tools, live: None)
+    scene.released()
+    scene.lose(scene.due[0])
+    with pytest.raises(AssertionError):
+        scene.delete()
+
+
+def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "still_used", lambda *given: "")
+    scene.released()
+    scene.change(scene.due[0], bookkeeper_deleted=False)
+    with pytest.raises(AssertionError):
+        scene.delete()
+
+
+def test_the_law_bites_where_an_owed_unload_is_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(loaded=True)
+    scene.cluster.admin.on_unload = raising(Unavailable("down"))
+    scene.release()
+    scene.scan()
+    monkeypatch.setattr(control, "is_owed_unload", lambda *given: False)
+    with pytest.raises(AssertionError):
+        scene.delete()

@@ -1,0 +1,285 @@
+"""Which rows of a plan a run works on: caps of each action, topics that may not be written now, releases first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.errors import Paused
+from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE
+from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.tiered import offload_run
+from pulsar_lifecycle.tiered.choice import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
+from pulsar_lifecycle.tiered.commit import CanaryFailed
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
+from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from tests.simulation.cluster import data_tags
+from tests.unit.tiered.test_commit import OTHER, TOPIC, Scene, context
+
+MANY, HUGE = 1_000, 1 << 50
+
+
+def row(ledger_id: int, action: str = OFFLOAD, size: int = 10, topic: str = str(TOPIC)) -> dict[str, Any]:
+    empty = dict.fromkeys(CANDIDATES.names)
+    return empty | {"ledger_id": ledger_id, "action": action, "bytes": size, "topic": topic}
+
+
+def ids(rows: Sequence[Row]) -> list[int]:
+    return [one["ledger_id"] for one in rows]
+
+
+def table(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), CANDIDATES)
+
+
+# ---------------------------------------------------------------------------------------------------------------- caps
+
+
+@pytest.mark.parametrize(
+    ("limit", "max_ledgers", "max_bytes", "expected"),
+    [
+        (0, MANY, HUGE, [1, 2, 3, 4, 5]),
+        (0, 2, HUGE, [1, 2, 4, 5]),
+        (0, 1, HUGE, [1, 4]),
+        (0, MANY, 20, [1, 2, 4, 5]),
+        (0, MANY, 1, [1, 4]),
+        (3, MANY, HUGE, [1, 2, 3]),
+        (3, 1, HUGE, [1, 4]),
+    ],
+)
+def test_the_oldest_ledgers_of_each_action_as_many_as_the_caps_allow(
+    limit: int, max_ledgers: int, max_bytes: int, expected: list[int]
+) -> None:
+    rows = table(row(4), row(5), row(3, RELEASE), row(2, RELEASE), row(1, RELEASE))
+    assert ids(chosen(rows, limit, max_ledgers, max_bytes)) == expected
+
+
+def test_one_that_does_not_fit_ends_its_action() -> None:
+    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, RELEASE, size=50))
+    assert ids(chosen(rows, 0, MANY, 50)) == [1, 4]
+
+
+def test_what_is_set_aside_uses_up_no_cap() -> None:
+    rows = table(*(row(n) for n in range(2 * LOOKED_AT)))
+    last = 2 * LOOKED_AT - 1
+    assert ids(chosen(rows, 0, 2, HUGE, lambda some: [one for one in some if one["ledger_id"] in (3, last)])) == [
+        3,
+        last,
+    ]
+
+
+def test_what_brokers_could_not_read_comes_last() -> None:
+    elsewhere = planned(3, RELEASE) | {"topic": "persistent://acme/else/t"}
+    rows = [planned(1, RELEASE), planned(2, OFFLOAD), elsewhere, planned(4, OFFLOAD) | {"topic": elsewhere["topic"]}]
+    rows = [one | {"bucket": "c"} if one is elsewhere else one for one in rows]
+    rows[3]["bucket"] = "c"
+    elsewhere = rows[2]
+    here = ("s3", "b", "", "")
+    assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
+    assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
+    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    first, *few = ids(chosen(table(*several, elsewhere | {"ledger_id": 12}), 0, MANY, HUGE, unread={here}))
+    assert first == 12
+    assert len({n % 4 for n in few}) == len(few) == 3
+    few = ids(chosen(table(*several), 0, MANY, HUGE, lambda some: [r for r in some if r["ledger_id"] % 4 == 1], {here}))
+    assert [n % 4 for n in few] == [1]  # the topics that wait are not among those asked
+    assert [ids(wave) for wave in waves([rows[1] | {"bytes": 1 << 40}, rows[3] | {"bytes": 1 << 40}], {here})] == [
+        [4],
+        [2],
+    ]
+
+
+def test_what_stays_as_its_location_could_not_be_read_is_told() -> None:
+    here, elsewhere = ("s3", "b", "", ""), "persistent://acme/else/t"
+    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    rows = table(*several, planned(12, RELEASE) | {"topic": elsewhere, "bucket": "c"}, planned(13, OFFLOAD))
+    taken = chosen(rows, 0, MANY, HUGE, unread={here})
+    waits = [one for one in several if one["ledger_id"] == next(n for n in range(12) if n not in ids(taken))]
+    found = held_back(rows, taken, waits, {here})
+    assert (len(taken), sum(one.ledgers for one in found)) == (5, 8)
+    assert {(one.outcome, one.ledger_id) for one in found} == {(LEFT, -1)}
+    assert elsewhere not in {one.topic for one in found}
+    assert held_back(rows, taken, waits, ()) == []
+
+
+# ---------------------------------------------------------------------------------------------- what is in force by now
+
+POLICY = in_force(None, None, {DRIVER: "S3", "managedLedgerOffloadBucket": "b", DELETION_LAG: "-1"})
+
+
+def planned(ledger_id: int, action: str) -> dict[str, Any]:
+    return row(ledger_id, action) | {"driver": "S3", "bucket": "b", "region": "", "endpoint": ""}
+
+
+@pytest.mark.parametrize(
+    ("policy", "left_out", "release", "stay", "why"),
+    [
+        (POLICY, "", True, [1, 2], ""),
+        (POLICY, "", False, [1], "offload.release"),
+        (POLICY, "its bucket", True, [], "its bucket"),
+        (replace(POLICY, tiered_first=False), "", True, [1], "BookKeeper first"),
+        (replace(POLICY, deletion_lag_ms=0), "", True, [1], "it must be -1"),
+        (replace(POLICY, deletion_lag_ms=None), "", True, [1], "it must be -1"),
+        (replace(POLICY, bucket="c"), "", True, [2], "another place"),
+        (replace(POLICY, driver="filesystem"), "", True, [], "another place"),
+        (replace(POLICY, endpoint="https://elsewhere"), "", True, [], "plan again"),
+        (None, "", True, [], "namespace is gone"),
+    ],
+)
+def test_what_changed_since_the_plan_was_made_is_left_alone(
+    policy: OffloadPolicy | None, left_out: str, release: bool, stay: list[int], why: str
+) -> None:
+    rows = table(planned(1, OFFLOAD), planned(2, RELEASE))
+    found, outcomes = in_agreement(rows, {str(TOPIC): (policy, left_out)} if policy else {}, release=release)
+    assert found.column("ledger_id").to_pylist() == stay
+    assert any(why in one.reason for one in outcomes) == bool(why)
+    assert all(one.outcome == REFUSED for one in outcomes)
+
+
+# ------------------------------------------------------------------------------------------------------- loaded topics
+
+
+def waiting(scene: Scene) -> Waiting:
+    session = scene.session_again()
+    return Waiting(session.run, scene.store, lambda: session.permit.check(scene.store))
+
+
+@pytest.mark.parametrize("action", [OFFLOAD, RELEASE])
+def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER)) for _ in range(2)])
+    scene.cluster.wait(1)
+    aside = waiting(scene)
+    rows = [row(i, action) for i in scene.wanted] + [row(99, action, topic=str(OTHER))]
+    assert ids(aside.without(rows)) == [99]
+    assert ids(aside.rows) == scene.wanted
+    (said,) = aside.outcomes(action)
+    assert aside.outcomes(RELEASE if action == OFFLOAD else OFFLOAD) == []
+    assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, LEFT_TO_BROKER)
+    assert (said.ledgers, said.bytes) == (3, 30)
+    assert said.reason.startswith("3 of its ledgers wait: its topic counts as loaded (listed by")
+    assert "offload.loaded_topics" in said.reason
+    assert scene.objects.requests == []
+    assert scene.open_attempts == []
+
+
+def test_a_topic_that_was_just_written_waits() -> None:
+    scene = Scene()
+    scene.offload(scene.ids[0], None)
+    aside = waiting(scene)
+    assert aside.without([row(i) for i in scene.wanted]) == []
+    assert "written too recently" in aside.outcomes(OFFLOAD)[0].reason
+
+
+def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
+    aside = waiting(Scene(loaded=True))
+    assert ids(aside.without([row(7)])) == [7]
+    assert (aside.rows, aside.outcomes(OFFLOAD)) == ([], [])
+
+
+def test_a_copy_that_is_given_up_already_goes_whoever_has_the_topic() -> None:
+    scene = Scene(loaded=True)
+    scene.loaded_topics = False
+    scene.offload(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
+    assert ids(waiting(scene).without([row(i, RELEASE) for i in scene.wanted])) == scene.ids[:1]
+
+
+@pytest.mark.parametrize("data", [None, b"\xff\xff"])
+def test_of_a_topic_that_cannot_be_read_the_run_itself_says_so(data: bytes | None) -> None:
+    scene = Scene()
+    scene.cluster.remove(scene.path)
+    if data is not None:
+        scene.cluster.put(scene.path, data)
+    assert ids(waiting(scene).without([row(1)])) == [1]
+
+
+def test_a_pause_stops_the_look() -> None:
+    def paused() -> None:
+        raise Paused("paused: why")
+
+    session = Scene().session()
+    with pytest.raises(Paused):
+        Waiting(session.run, session.tools.store, paused).without([row(1)])
+
+
+# ------------------------------------------------------------------------------------------------------------ the order
+
+
+def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit makes the z-node too young to be written again: what every run offloads, no run would release."""
+    done: list[tuple[str, list[int]]] = []
+
+    class Work:
+        outcomes: Sequence[Offloaded] = ()
+        unread = ()
+
+        def settle(self, planned: pa.Table, _: object) -> None:
+            done.append(("settle", planned.column("ledger_id").to_pylist()))
+
+        def offload(self, rows: Sequence[Row], _: object) -> None:
+            done.append((OFFLOAD, ids(rows)))
+
+        def read_first(self, rows: Sequence[Row], _: object) -> None:
+            done.append(("read first", ids(rows)))
+
+        def release(self, rows: Sequence[Row], _: object) -> None:
+            done.append((RELEASE, ids(rows)))
+
+        def finish(self) -> None:
+            done.append(("finish", []))
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
+        yield Work(), [row(1), row(2, RELEASE), row(3)], table(row(1), row(2, RELEASE), row(3), row(4))
+
+    monkeypatch.setattr(offload_run, "_begun", begun)
+    offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
+    assert done == [
+        ("settle", [1, 2, 3, 4]),
+        ("read first", [2]),
+        (RELEASE, [2]),
+        (OFFLOAD, [1, 3]),
+        ("finish", []),
+    ]
+
+
+def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    finished: list[bool] = []
+    taken_back = Offloaded(str(TOPIC), 1, ROLLED_BACK, "its broker cannot read it")
+
+    class Work:
+        def __init__(self) -> None:
+            self.outcomes: list[Offloaded] = [Offloaded(str(OTHER), 9, OFFLOADED, "")]
+            self.unread = ()
+
+        def settle(self, planned: pa.Table, _: object) -> None: ...
+
+        def read_first(self, rows: Sequence[Row], _: object) -> None: ...
+
+        def offload(self, rows: Sequence[Row], _: object) -> None:
+            raise CanaryFailed("the run stopped there", [taken_back])
+
+        def finish(self) -> None:
+            finished.append(True)
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
+        yield Work(), [row(1)], table(row(1))
+
+    monkeypatch.setattr(offload_run, "_begun", begun)
+    found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
+    assert [(one.ledger_id, one.outcome, one.reason) for one in found] == [
+        (-1, FAILED, "the run stopped there"),
+        (1, ROLLED_BACK, "its broker cannot read it"),
+        (9, OFFLOADED, ""),
+    ]
+    assert finished == [True]

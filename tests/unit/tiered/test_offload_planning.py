@@ -1,0 +1,220 @@
+"""What a plan gathers: the brokers' word, where reading proves nothing, which messages are under way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import (
+    DEAD_LETTERED,
+    DELETE_LEDGER,
+    DELETED,
+    KEPT,
+    MARKED,
+    RELEASE,
+    RETRYING,
+    SENT,
+    WAITING,
+    Waiting,
+)
+from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
+from pulsar_lifecycle.tiered.offload_planning import (
+    Policies,
+    broker_layer,
+    in_flight,
+    of_topic,
+    queued,
+    totals,
+    unlike_object_store,
+    unproven,
+)
+from pulsar_lifecycle.topics.change_events import Unknown, Unreadable
+from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, Retention, in_force, retention_in_force
+from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
+from tests.unit.io.test_journal import PROOF, ROW
+
+TIERED, BOOKKEEPER = "tiered-storage-first", "bookkeeper-first"
+
+
+# --------------------------------------------------------------------------------------------------- what is read first
+
+
+def test_brokers_that_differ_in_what_they_read_first_are_a_problem() -> None:
+    both = {"a": {BROKER_READ_PRIORITY: TIERED}, "b": {BROKER_READ_PRIORITY: BOOKKEEPER}}
+    _, problems = broker_layer(both, OffloadSettings(), sandbox=False)
+    assert problems == [f"the brokers differ in {BROKER_READ_PRIORITY}: '{BOOKKEEPER}', '{TIERED}'"]
+    layer, problems = broker_layer({"a": both["b"], "b": both["b"]}, OffloadSettings(), sandbox=False)
+    assert (layer[BROKER_READ_PRIORITY], problems) == (BOOKKEEPER, [])
+
+
+def test_the_settings_do_not_talk_a_brokers_priority_away() -> None:
+    settings = OffloadSettings(brokers={BROKER_READ_PRIORITY: TIERED})
+    _, problems = broker_layer({"a": {BROKER_READ_PRIORITY: BOOKKEEPER}}, settings, sandbox=False)
+    assert len(problems) == 1
+
+
+def test_namespaces_where_reading_proves_nothing_are_named() -> None:
+    policies = {"t/a": in_force(None, None, {}), "t/b": in_force(None, None, {BROKER_READ_PRIORITY: BOOKKEEPER})}
+    (said,) = unproven(policies)
+    assert said.startswith("t/b: brokers read BookKeeper first")
+
+
+def test_a_plan_counts_what_a_run_would_leave_to_brokers() -> None:
+    rows = [("offload", 1, ""), ("offload", 2, "left-to-broker"), ("release", 4, "left-to-broker")]
+    table = pa.Table.from_pylist([{"action": a, "bytes": b, "outlook": o} for a, b, o in rows])
+    found = totals(table, pa.table({"bytes": [8]}))
+    assert (found["ledgers"], found["bytes"], found["released"], found["released_bytes"]) == (2, 3, 1, 4)
+    assert (found["left_to_broker"], found["left_to_broker_bytes"]) == (2, 6)
+    assert (found["withheld"], found["withheld_bytes"]) == (1, 8)
+
+
+# ------------------------------------------------------------------------------------------- what the brokers read from
+
+
+def test_a_namespace_with_a_bucket_of_its_own_is_left_out_alone() -> None:
+    ours = {DRIVER: "S3", "managedLedgerOffloadBucket": "tiered", "managedLedgerOffloadServiceEndpoint": "http://s3"}
+    theirs = {"offload_policies": {"managedLedgerOffloadBucket": "theirs", "managedLedgerOffloadServiceEndpoint": "x"}}
+    policies = {"t/a": in_force(None, None, ours), "t/b": in_force(None, theirs, ours)}
+    left_out = unlike_object_store(policies, ObjectStoreSettings(buckets=("tiered",), endpoint="http://s3"))
+    assert left_out == {
+        "t/b": "driver S3 of the broker: its bucket theirs is not one of object_store.buckets; "
+        "its endpoint is x, object_store.endpoint 'http://s3'"
+    }
+    assert set(unlike_object_store(policies, None)) == {"t/a", "t/b"}
+
+
+def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -> None:
+    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
+    by_topic = {"persistent://t/b/own": (policy, retention)}
+    policies = Policies({"t/b": (policy, retention)}, by_topic, {"t/b": "its bucket"}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == ("", "its bucket")
+    policies = Policies({"t/b": (policy, retention)}, by_topic, {"persistent://t/b/own": "its bucket"}, ())
+    assert (policies.of(own)[2], policies.of(other)[2]) == ("its bucket", "")
+
+
+def test_a_topics_global_policy_counts_where_it_has_no_local_one() -> None:
+    broker, namespace = {DRIVER: "S3"}, {"retention_policies": {"retentionTimeInMinutes": 1, "retentionSizeInMB": 1}}
+    three, four = ({"retentionTimeInMinutes": n, "retentionSizeInMB": n} for n in (3, 4))
+    offloading = {"managedLedgerOffloadThresholdInBytes": 5, "managedLedgerOffloadThresholdInSeconds": None}
+    assert of_topic(TopicPolicies(), namespace, broker) is None
+    assert of_topic(TopicPolicies({"maxMessageSize": 1}, None), namespace, broker) is None
+    found = of_topic(TopicPolicies({"retentionPolicies": None}, {"retentionPolicies": three}), namespace, broker)
+    assert found
+    assert (found[0].driver, found[1]) == ("S3", Retention(3, 3))
+    local, everywhere = {"retentionPolicies": four}, {"retentionPolicies": three, "offloadPolicies": offloading}
+    found = of_topic(TopicPolicies(local, everywhere), namespace, broker)
+    assert found
+    assert (found[0].threshold_bytes, found[0].threshold_seconds, found[1]) == (5, -1, Retention(4, 4))
+    found = of_topic(TopicPolicies({"offloadPolicies": offloading}), namespace, broker)
+    assert found
+    assert (found[0].threshold_bytes, found[1]) == (5, Retention(1, 1))
+
+
+def test_topics_whose_policies_are_not_known_are_left_out() -> None:
+    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
+    policies = Policies({"t/b": (policy, retention)}, {}, {"t/b": str(unknown)}, (), (), {"t/b": unknown})
+    assert policies.of(Topic.parse("persistent://t/b/any"))[2] == str(unknown)
+
+
+# --------------------------------------------------------------------------------------------------- messages under way
+
+AT = ROW.at
+DETAIL = json.dumps({**PROOF, "uuid": str(UUID(int=1)), "bucket": "b", "czxid": 9})
+RELEASED = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=DETAIL)
+MESSAGE = replace(ROW, action=DELETE_LEDGER, phase="send", outcome=SENT)
+ONE = BitMap64([ROW.ledger_id])
+NOW = AT + 90 * 86_400_000
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    FileJournal(str(tmp_path)).record([RELEASED, MESSAGE])
+    return str(tmp_path)
+
+
+def test_a_ledger_that_was_released_and_whose_message_waits_is_in_flight(lake: str) -> None:
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(lake, ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT, NOW) == BitMap64()
+    assert in_flight(lake, ROW.cluster, BitMap64(), AT, NOW) == BitMap64()
+    assert in_flight(lake, "another", ONE, AT, NOW) == BitMap64()
+
+
+def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
+    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "waits"), [(RETRYING, True), (KEPT, False), (DELETED, False), (DEAD_LETTERED, False)]
+)
+def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: bool) -> None:
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=outcome, at=AT + 1)])
+    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == waits
+
+
+@pytest.mark.parametrize(("waiting", "counts"), [(Waiting.NO_SCAN, True), (Waiting.UNREAD_LOCATION, False)])
+def test_a_message_that_waits_for_a_read_leaves_its_ledger_to_the_plan(
+    lake: str, waiting: Waiting, counts: bool
+) -> None:
+    """The read that frees its location is made by a run that has a ledger there to release."""
+    decided = replace(MESSAGE, phase="delete", outcome=WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1)
+    FileJournal(lake).record([decided])
+    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == counts
+    FileJournal(lake).record([replace(decided, outcome=RETRYING, detail="{}", at=AT + 2)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+
+
+def test_a_message_is_as_old_as_its_sending_however_often_it_was_decided_since(lake: str) -> None:
+    again = [replace(MESSAGE, phase="delete", outcome=WAITING, at=AT + day) for day in range(1, 9)]
+    FileJournal(lake).record(again)
+    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    FileJournal(lake).record([replace(MESSAGE, phase="redrive", at=AT + 5)])
+    assert in_flight(lake, ROW.cluster, ONE, AT + 5, NOW) == ONE
+
+
+def test_a_message_about_a_ledger_that_nobody_released_is_another(tmp_path: Path) -> None:
+    FileJournal(str(tmp_path)).record([MESSAGE])
+    assert in_flight(str(tmp_path), ROW.cluster, ONE, AT, NOW) == BitMap64()
+
+
+@pytest.mark.parametrize(("main", "retry", "found"), [(0, 0, False), (1, 0, True), (0, 1, True)])
+def test_only_a_queue_that_holds_messages_has_some_under_way(main: int, retry: int, found: bool) -> None:
+    admin = FakeBrokerAdmin()
+    for topic, backlog in ((DELETION_TOPIC, main), (RETRY_TOPIC, retry)):
+        admin.topics[topic] = {SUBSCRIPTION: FakeSubscription(backlog=backlog)}
+    assert queued(admin) == found
+
+
+def test_a_queue_that_is_not_set_up_holds_none() -> None:
+    admin = FakeBrokerAdmin()
+    assert not queued(admin)
+    admin.topics[DELETION_TOPIC] = {}
+    assert not queued(admin)
+
+
+def test_a_message_that_waits_for_a_read_and_was_sent_again_is_in_flight(lake: str) -> None:
+    """Else every offload run would send another, until a deletion run decides the first."""
+    waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 1)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()
+    FileJournal(lake).record([replace(MESSAGE, at=AT + 2)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+
+
+def test_a_send_that_a_clock_ahead_has_dated_hides_no_wait(lake: str) -> None:
+    FileJournal(lake).record([replace(MESSAGE, at=NOW + 1)])
+    waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 3)])
+    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()

@@ -1,0 +1,740 @@
+"""What a release asks of brokers first: a failed read speaks for its whole location, and no topic is left loaded by it.
+
+Also copies that fail their proof, and attempts of brokers, which come first.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import asdict, replace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from pulsar_lifecycle.copies import disproved, unread_locations
+from pulsar_lifecycle.copies.location import Copy, place_of
+from pulsar_lifecycle.errors import (
+    AccessDenied,
+    Failed,
+    NotFound,
+    OutcomeUnknown,
+    Overloaded,
+    Paused,
+    StoreError,
+    Unavailable,
+)
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.journal.read_checks import sites_not_read
+from pulsar_lifecycle.metastore.load_state import Brokers
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.outcomes import (
+    DELETED,
+    FOREIGN_ATTEMPT,
+    KEPT,
+    LEFT_TO_BROKER,
+    REFUSED,
+    RELEASED,
+    RETRYING,
+    ROLLED_BACK,
+    UNANSWERED,
+    UNPROVEN,
+    UNSEEN,
+    WAITING,
+    Waiting,
+)
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.tiered import bookkeeper_copies, revert
+from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved
+from pulsar_lifecycle.tiered.read_check import Canary, Unheld, location_before, record_seen, record_unseen
+from pulsar_lifecycle.topics.ownership import Owners
+from pulsar_lifecycle.topics.unloads import settle_unloads
+from pulsar_lifecycle.topics.write import Said, TopicRun
+from tests.fakes.metadata_store import Operation
+from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.offloaded import BUCKET
+from tests.unit.tiered.test_bookkeeper_copies import SITE, TOPIC, Scene, on_write, outcomes
+from tests.unit.tiered.test_commit import Crash, Watched
+
+FAR = Topic.parse("persistent://acme/else/t")
+NO = Said(UNSEEN, "its broker cannot read it")
+
+
+def reading(scene: Scene, fail: Exception | None = None) -> list[Position]:
+    """The topic's broker reads, or fails so, once it has loaded it; what it was asked for."""
+    asked: list[Position] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(position)
+        if not scene.broker.memory:
+            scene.broker.load()
+        if fail:
+            raise fail
+
+    scene.cluster.admin.on_read = read
+    scene.canary = Canary(False, [str(TOPIC)])
+    return asked
+
+
+def copy_of(scene: Scene, ledger_id: int) -> Copy:
+    item = next(item for item in scene.info.ledgers if item.ledger_id == ledger_id)
+    copy = Copy.of_item(item, 1)
+    assert copy
+    return copy
+
+
+# ------------------------------------------------------------------------------------------------------ one location
+
+
+def test_a_read_that_fails_in_another_namespace_blocks_its_location_in_that_run() -> None:
+    """Both have the same driver, bucket, region and endpoint; that this one was read an hour ago is no matter."""
+    scene = Scene()
+    asked = reading(scene)
+    copy = copy_of(scene, scene.due[0])
+    scene.canary.seen[place_of(TOPIC, copy)] = scene.cluster.clock.now_ms()
+    scene.canary.failed(FAR, copy, NO)
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert all(str(FAR) in one.reason for one in said.values())
+    assert (asked, scene.given_up, scene.waiting) == ([], [], 0)
+    reading(scene)
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+
+
+def test_a_failure_elsewhere_blocks_nothing_here() -> None:
+    scene = Scene()
+    reading(scene)
+    elsewhere = replace(copy_of(scene, scene.due[0]), metadata=(("bucket", "another"),))
+    scene.canary.failed(FAR, elsewhere, NO)
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+
+
+def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
+    scene = Scene()
+    asked = reading(scene)
+    copy = copy_of(scene, scene.due[0])
+    scene.canary.seen[place_of(TOPIC, copy)] = scene.cluster.clock.now_ms()
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert asked
+
+
+# ------------------------------------------------------------------------------ beside a deletion run that is under way
+
+
+def beside(scene: Scene) -> tuple[TopicRun, Tools]:
+    """An offload run in another process, and so with a session and a journal of its own."""
+    run, tools, _ = scene.begin()
+    return run, replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
+
+
+def held(scene: Scene) -> bool:
+    return unread_locations.held(scene.cluster.open_store(), [SITE]) == {SITE}
+
+
+def read_once(scene: Scene, *, works: bool, run_id: str = "another", canary: Canary | None = None) -> None:
+    """What an offload run makes of one read at the location, of another namespace."""
+    run, tools = beside(scene)
+    run, copy = replace(run, run_id=run_id), copy_of(scene, scene.due[0])
+    canary = canary or Canary(False, [str(FAR)])
+    if works:
+        record_seen(run, tools, FAR, copy, canary, location_before(tools, copy))
+    else:
+        record_unseen(run, tools, FAR, copy, canary, NO)
+
+
+def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper() -> None:
+    """It read the journal when it began, goes on for hours, and has deleted one copy when a read fails elsewhere."""
+    scene = Scene(due=3)
+    scene.released()
+    scene.off.batch = 1
+    left: list[list[int]] = []
+
+    def fail(name: str) -> None:
+        if name == "before receive" and len(scene.left) == 2 and not left:
+            left.append(scene.left)
+            read_once(scene, works=False)
+
+    scene.tick = fail
+    found = scene.delete()
+    assert (
+        sorted((d.outcome, d.waiting) for d in found if d.outcome != DELETED)
+        == [(WAITING, Waiting.UNREAD_LOCATION)] * 2
+    )
+    assert [scene.left] == left
+    assert all(unread_locations.path_of(SITE) in d.reason for d in found if d.outcome == WAITING)
+    for n in range(3):  # the journal, too; and no message becomes a dead letter
+        scene.scan()
+        assert {d.outcome for d in scene.delete(run_id=f"later-{n}")} == {WAITING}
+    read_once(scene, works=True, run_id="mended")
+    scene.scan()
+    assert {d.outcome for d in scene.delete(run_id="last")} == {DELETED}
+    assert scene.left == []
+
+
+def test_a_copy_at_another_location_is_deleted_meanwhile() -> None:
+    scene = Scene()
+    scene.released()
+    store = scene.cluster.open_store()
+    for where in ((SITE[0], "another", *SITE[2:]), (*SITE[:2], "r", ""), (*SITE[:3], "http://s3")):
+        unread_locations.hold(store, where, "run", "500")
+    assert {d.outcome for d in scene.delete()} == {DELETED}
+
+
+@pytest.mark.parametrize("outcome", [UNSEEN, UNANSWERED])
+def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> None:
+    """Killed before the journal says so, it is held; what was not answered says nothing of the location."""
+    scene = Scene()
+    asked = reading(scene, Failed("500: no such bucket") if outcome == UNSEEN else Unavailable("timed out"))
+    seen: list[bool] = []
+
+    def die(name: str) -> None:
+        if name == "before record" and asked:
+            seen.append(held(scene))
+            raise Crash
+
+    scene.tick = die
+    with pytest.raises(Crash):
+        scene.release()
+    assert seen == [outcome == UNSEEN]
+    assert held(scene) == (outcome == UNSEEN)
+
+
+@pytest.mark.parametrize("at", ["before unload", "before record"])
+def test_killed_after_a_failing_read_its_location_is_held(at: str) -> None:
+    """Before its topic is unloaded, which may take minutes."""
+    scene = Scene()
+    asked = reading(scene, Failed("500: no such bucket"))
+
+    def die(name: str) -> None:
+        if name == at and asked:
+            raise Crash
+
+    scene.tick = die
+    with pytest.raises(Crash):
+        scene.release()
+    assert (held(scene), scene.given_up) == (True, [])
+
+
+@pytest.mark.parametrize("nth", range(3))
+def test_a_failing_read_counts_though_its_topic_cannot_be_looked_at_afterwards(nth: int) -> None:
+    """One hiccup of the metadata store right after it."""
+    scene = Scene()
+    asked = reading(scene, Failed("500: no such bucket"))
+    cut: list[bool] = []
+
+    def look_away(name: str) -> None:
+        if name == "before sync" and asked:
+            cut.append(len(cut) == nth)
+            if cut[-1]:
+                raise Unavailable("connection loss")
+
+    scene.tick = look_away
+    assert set(outcomes(scene.release()).values()) == {"failed"}
+    assert (len(asked), any(cut), held(scene), list(scene.canary.blocked)) == (1, True, True, [SITE])
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    assert words == [UNSEEN]
+
+
+def test_a_failing_read_of_another_offload_by_now_says_nothing() -> None:
+    scene = Scene(due=1)
+    asked = reading(scene)
+    read = scene.cluster.admin.on_read
+
+    def renamed(topic: Topic, position: Position) -> None:
+        read(topic, position)
+        scene.cluster.topic(TOPIC, [item.ledger_id for item in scene.info.ledgers])
+        raise Failed("500: no such object")
+
+    scene.cluster.admin.on_read = renamed
+    scene.release()
+    assert (len(asked), held(scene), scene.canary.blocked) == (1, False, {})
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    assert words == []
+
+
+def test_a_failing_read_of_a_topic_that_is_gone_by_now_says_nothing() -> None:
+    scene = Scene(due=1)
+    asked = reading(scene)
+    read = scene.cluster.admin.on_read
+
+    def deleted(topic: Topic, position: Position) -> None:
+        read(topic, position)
+        path = f"/managed-ledgers/{topic.managed_ledger}"
+        nodes = scene.cluster.zookeeper._nodes
+        for name in sorted((one for one in nodes if one == path or one.startswith(f"{path}/")), reverse=True):
+            del nodes[name]
+        raise NotFound("404: Topic not found")
+
+    scene.cluster.admin.on_read = deleted
+    scene.release()
+    assert (len(asked), held(scene), scene.canary.blocked) == (1, False, {})
+
+
+def test_a_failure_that_says_nothing_leaves_an_earlier_one_at_its_location() -> None:
+    scene = Scene(due=1)
+    unread_locations.hold(scene.cluster.open_store(), SITE, "earlier", "500")
+    reading(scene)
+    read = scene.cluster.admin.on_read
+
+    def renamed(topic: Topic, position: Position) -> None:
+        read(topic, position)
+        scene.cluster.topic(TOPIC, [item.ledger_id for item in scene.info.ledgers])
+        raise Failed("500: no such object")
+
+    scene.cluster.admin.on_read = renamed
+    before = unread_locations.all_held(scene.cluster.open_store())
+    scene.release()
+    after = unread_locations.all_held(scene.cluster.open_store())
+    assert [(one.run_id, one.said) for one in after] == [(one.run_id, one.said) for one in before]
+
+
+def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
+    scene = Scene()
+    asked = reading(scene, Failed("500: no such bucket"))
+
+    def slow(name: str) -> None:
+        if asked and name == "before read":
+            raise Overloaded("ZooKeeper answers in 700 ms")
+
+    scene.tick = slow
+    with pytest.raises(Unheld, match="could not be told"):
+        scene.release()
+    scene.tick = lambda name: None
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    assert words == [UNSEEN]
+
+
+def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that_works() -> None:
+    """Which was first the z-node's versions tell."""
+    scene = Scene()
+    scene.released()
+    run, tools = beside(scene)
+
+    class Ahead:
+        def now_ms(self) -> int:
+            return scene.cluster.clock.now_ms() + 365 * 86_400_000
+
+        def sleep(self, seconds: float) -> None:
+            scene.cluster.clock.sleep(seconds)
+
+    wrong = replace(run, run_id="wrong clock")
+    ahead = replace(tools, clock=Ahead())
+    record_unseen(wrong, ahead, FAR, copy_of(scene, scene.due[0]), Canary(False, [str(FAR)]), NO)
+    rows = [asdict(row) for row in scene.cluster.journal.rows]
+    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == {SITE}
+    read_once(scene, works=True, run_id="mended")
+    rows = [asdict(row) for row in scene.cluster.journal.rows]
+    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == frozenset()
+    scene.scan()
+    assert {d.outcome for d in scene.delete()} == {DELETED}
+    read_once(scene, works=False, run_id="later")
+    rows = [asdict(row) for row in scene.cluster.journal.rows]
+    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == {SITE}
+
+
+def test_a_first_failure_at_a_location_is_seen_by_the_read_that_it_overtakes() -> None:
+    """No z-node was there when that read began."""
+    scene = Scene()
+    asked = reading(scene)
+    read = scene.cluster.admin.on_read
+
+    def overtaken(topic: Topic, position: Position) -> None:
+        unread_locations.hold(scene.cluster.open_store(), SITE, "stale", "500")
+        read(topic, position)
+
+    scene.cluster.admin.on_read = overtaken
+    assert set(outcomes(scene.release()).values()) == {"failed"}
+    assert (asked != [], held(scene), scene.given_up) == (True, True, [])
+
+
+@pytest.mark.parametrize("at", ["before record", "after record", "before write", "after write"])
+def test_killed_while_a_read_lets_a_location_go(at: str) -> None:
+    """Where the z-node lets it go, the journal did before it."""
+    scene = Scene()
+    read_once(scene, works=False)
+    scene.cluster.wait(0.1)
+
+    def die(name: str) -> None:
+        if name == at:
+            raise Crash
+
+    run, tools = beside(scene)
+    watched = replace(tools, store=Watched(tools.store, die), journal=Watched(tools.journal, die))
+    copy = copy_of(scene, scene.due[0])
+    with pytest.raises(Crash):
+        record_seen(
+            replace(run, run_id="later"), watched, FAR, copy, Canary(False, [str(FAR)]), location_before(tools, copy)
+        )
+    rows = [asdict(row) for row in scene.cluster.journal.rows]
+    if not held(scene):
+        assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == set()
+
+
+def test_a_read_lets_a_location_go_in_a_later_run_alone() -> None:
+    """Of the run in which one broker could not read, another broker's read says nothing of that."""
+    scene = Scene()
+    canary = Canary(False, [str(FAR)])
+    read_once(scene, works=False, canary=canary)
+    read_once(scene, works=True, canary=canary)
+    assert held(scene)
+    bookkeeper_first = Canary(False)
+    read_once(scene, works=True, run_id="later", canary=bookkeeper_first)
+    assert held(scene)
+    read_once(scene, works=True, run_id="later")
+    assert not held(scene)
+
+
+def test_a_read_that_fails_while_another_works_stays_the_last_word() -> None:
+    """The one that works began before it: it does not erase what came after, nor is anything released by it."""
+    scene = Scene()
+    asked = reading(scene)
+    read_once(scene, works=False)
+    read = scene.cluster.admin.on_read
+
+    def overtaken(topic: Topic, position: Position) -> None:
+        store = scene.cluster.open_store()
+        unread_locations.hold(store, SITE, "stale", "500")
+        read(topic, position)
+
+    scene.cluster.admin.on_read = overtaken
+    assert set(outcomes(scene.release()).values()) == {"failed"}
+    assert asked
+    assert (held(scene), scene.given_up) == (True, [])
+    reading(scene)
+    scene.cluster.wait(1)
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert not held(scene)
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("error", [AccessDenied("no"), OutcomeUnknown("cut")])
+def test_a_failing_read_that_cannot_be_held_stops_its_run(error: Exception, full: bool) -> None:
+    scene = Scene()
+
+    def fill(name: str) -> None:
+        if full and name == "before record" and asked:
+            raise StoreError("no space left")
+
+    scene.tick = fill
+    asked = reading(scene, Failed("500: no such bucket"))
+    path = unread_locations.path_of(SITE)
+    begin = scene.begin
+
+    def denied() -> Any:
+        given = begin()
+
+        def deny(operation: Operation) -> None:
+            if operation.name in ("create", "write") and operation.paths[0] == path:
+                raise error
+
+        scene.store.before = deny
+        return given
+
+    scene.begin = denied  # type: ignore[method-assign]
+    with pytest.raises(Unheld, match="could not be told.*no space left" if full else "could not be told"):
+        scene.release()
+    assert (scene.given_up, scene.broker.memory, scene.canary.unheld != "") == ([], None, True)
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    assert words == ([] if full else [UNSEEN])  # deletion runs that begin later know
+
+
+def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_released() -> None:
+    scene = Scene()
+    asked = reading(scene)
+    read_once(scene, works=False)
+    scene.cluster.zookeeper.unreadable.add(unread_locations.path_of(SITE))
+    said = scene.release()
+    assert set(outcomes(said).values()) == {"failed"}
+    assert (asked, scene.given_up, held(scene)) == ([], [], True)
+
+
+def test_a_z_node_that_cannot_be_read_keeps() -> None:
+    scene = Scene()
+    scene.released()
+    store, path = scene.cluster.open_store(), unread_locations.path_of(SITE)
+    unread_locations.hold(store, SITE, "run", "500")
+    unread_locations.let_go(store, SITE, unread_locations.look(store, SITE))
+    scene.cluster.zookeeper.unreadable.add(path)
+    assert {d.outcome for d in scene.delete()} == {WAITING}
+    scene.cluster.zookeeper.unreadable.clear()
+    scene.scan()
+    assert {d.outcome for d in scene.delete(run_id="again")} == {DELETED}
+
+
+def test_given_up_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
+    """Nothing else is offloaded there: planned once more, they free their location."""
+    scene = Scene()
+    scene.released()
+    read_once(scene, works=False)
+    assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
+    scene.cluster.wait(1)
+    asked = reading(scene)
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert (bool(asked), held(scene)) == (True, False)
+    scene.scan()
+    assert {d.outcome for d in scene.delete(run_id="ends")} <= {DELETED, "gone"}
+    assert scene.left == []
+
+
+def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() -> None:
+    """Where nothing is offloaded any more, nobody reads again: its messages end all the same."""
+    scene = Scene()
+    scene.released()
+    read_once(scene, works=False)
+    assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
+    scene.cluster.wait(1)
+    run, tools, permit = scene.begin()
+    scene.loaded_topics = True
+    found = revert.take_back_topic(run, tools, permit, TOPIC, scene.due, policy="")
+    assert {one.outcome for one in found} == {ROLLED_BACK}
+    scene.cluster.wait(2)
+    scene.scan()
+    assert {d.outcome for d in scene.delete(run_id="ends")} == {KEPT}
+    assert (scene.left, scene.waiting) == (scene.due, 0)
+
+
+# ------------------------------------------------------------------------------------------------------- each broker
+
+
+def lock_of(topic: Topic) -> str:
+    """The z-node of a bundle with this topic alone."""
+    place = zlib.crc32(str(topic).encode())
+    return f"/namespace/{topic.namespace}/0x{place:08x}_0x{min(place + 1, 0xFFFFFFFF):08x}"
+
+
+def own(cluster: SimulatedCluster, topic: Topic, broker: str) -> None:
+    """This broker has the lock of the topic's bundle."""
+    cluster.put(lock_of(topic), json.dumps({"httpUrl": f"http://{broker}"}).encode())
+
+
+def disown(cluster: SimulatedCluster, topic: Topic) -> None:
+    """No broker has the topic's bundle."""
+    cluster.put(lock_of(topic), b"")
+
+
+def test_each_broker_that_owns_such_topics_reads_for_itself() -> None:
+    scene = Scene()
+    own(scene.cluster, TOPIC, "broker-1:8080")
+    asked = reading(scene)
+    copy = copy_of(scene, scene.due[0])
+    scene.canary.passed(FAR, copy, proves=True, broker="broker-2:8080")
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert asked
+    (told,) = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == "seen"]
+    assert told["broker"] == "broker-1:8080"
+    assert scene.canary.reads(SITE, "broker-1:8080")
+
+
+def test_a_broker_reads_once_in_a_run() -> None:
+    scene = Scene()
+    own(scene.cluster, TOPIC, "broker-1:8080")
+    asked = reading(scene)
+    scene.canary.passed(FAR, copy_of(scene, scene.due[0]), proves=True, broker="broker-1:8080")
+    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert asked == []
+
+
+def test_the_owner_of_a_bundle_is_known_without_asking_any_broker() -> None:
+    cluster, heard = SimulatedCluster(), Brokers({}, 60_000)
+    store = cluster.open_store()
+    assert Owners().of(store, heard, TOPIC) == ""
+    own(cluster, TOPIC, "broker-1:8080")
+    cluster.put(f"/namespace/{TOPIC.namespace}/not-a-bundle", b"")
+    assert Owners().of(store, heard, TOPIC) == "broker-1:8080"
+    bundles = {"bundles": {"boundaries": ["0x00000000", "0xffffffff"]}}
+    cluster.put("/admin/local-policies/acme/else", json.dumps(bundles).encode())
+    beside = Brokers({"persistent://acme/else/other": "broker-3:8080"}, 60_000)  # without locks
+    assert Owners().of(store, beside, FAR) == "broker-3:8080"
+    assert Owners().of(store, Brokers({str(FAR): "broker-2:8080"}, 60_000), FAR) == "broker-2:8080"
+    for data in (b"", b"[]", b'{"httpUrl": 1}'):
+        place = zlib.crc32(str(TOPIC).encode())
+        cluster.put(f"/namespace/{TOPIC.namespace}/0x{place:08x}_0x{place + 1:08x}", data)
+        assert Owners().of(store, heard, TOPIC) == ""
+
+
+# -------------------------------------------------------------------------------------------------- what is left loaded
+
+
+@pytest.mark.parametrize("writes", [False, True])
+@pytest.mark.parametrize("fail", [None, Failed("500"), Unavailable("timed out"), RuntimeError("a bug")])
+def test_a_topic_that_was_loaded_to_be_read_is_unloaded_whatever_came_out(writes: bool, fail: Exception | None) -> None:
+    scene = Scene()
+    scene.loaded_topics = writes
+    reading(scene, fail)
+    left: list[bool] = []
+
+    def look(name: str) -> None:
+        if name == "before record":
+            left.append(scene.broker.memory is not None)
+
+    scene.tick = look
+    if isinstance(fail, RuntimeError):
+        with pytest.raises(RuntimeError):
+            scene.release()
+    else:
+        scene.release()
+    assert not any(left)  # at the end of the step, and not of the run
+    assert (scene.broker.memory, scene.given_up) == (None, [] if fail else scene.due)
+    assert scene.owed in ([], [False])
+
+
+def test_a_topic_is_unloaded_though_the_run_was_paused_meanwhile() -> None:
+    scene = Scene()
+    reading(scene, Paused("paused"))
+    with pytest.raises(Paused):
+        scene.release()
+    assert scene.broker.memory is None
+
+
+@pytest.mark.parametrize("at", ["before read_entry", "after read_entry", "before unload"])
+def test_a_topic_that_a_killed_run_has_loaded_is_unloaded_by_the_next(at: str) -> None:
+    scene = Scene()
+    reading(scene)
+
+    def die(name: str) -> None:
+        if name == at:
+            raise Crash
+
+    scene.tick = die
+    with pytest.raises(Crash):
+        scene.release()
+    assert scene.owed == [True]
+    scene.tick = lambda name: None
+    _, tools, permit = scene.begin()
+    assert settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False) == {}
+    assert (scene.broker.memory, scene.owed, scene.given_up) == (None, [], [])
+
+
+def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_broker() -> None:
+    """Hours may pass between the read and the release: the policy on loaded topics counts again."""
+    scene = Scene()
+    reading(scene)
+    run, tools, permit = scene.begin()
+    due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
+    bookkeeper_copies.read_first(run, tools, permit, TOPIC, due, 0, scene.canary)
+    assert scene.broker.memory is None
+    scene.cluster.wait(3)
+    scene.broker.load()
+    said = bookkeeper_copies.release_topic(run, tools, permit, TOPIC, due, 0, scene.canary)
+    assert {one.outcome for one in said} == {LEFT_TO_BROKER}
+    assert (scene.broker.memory is None, scene.given_up, scene.waiting) == (False, [], 0)
+
+
+def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
+    scene = Scene()
+    reading(scene)
+    unload = scene.cluster.admin.on_unload
+
+    def fails(topic: Topic) -> None:
+        raise Unavailable("503")
+
+    scene.cluster.admin.on_unload = fails
+    run, tools, permit = scene.begin()
+    due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
+    bookkeeper_copies.read_first(run, tools, permit, TOPIC, due, 0, scene.canary)
+    assert (scene.owed, scene.broker.memory is None) == ([True], False)
+    scene.cluster.admin.on_unload = unload
+    control.owed_unloads(tools.store)
+    assert settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False) == {}
+    assert (scene.broker.memory, scene.owed) == (None, [])
+
+
+# ----------------------------------------------------------------------------------------------- a copy that is damaged
+
+
+def unproven(scene: Scene, **changes: Any) -> dict[int, Any]:
+    run, tools, _ = scene.begin()
+    due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
+    one = Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    return {
+        said.ledger_id: said for said in bookkeeper_copies.tell_unproven(tools, run, TOPIC, [replace(one, **changes)])
+    }
+
+
+def test_a_copy_that_fails_its_proof_is_told_and_nothing_is_written() -> None:
+    scene = Scene()
+    before = scene.cluster.zookeeper.stat(scene.path)
+    (said,) = unproven(scene).values()
+    assert said.outcome == UNPROVEN
+    assert "take_back_offloads" in said.reason
+    (row,) = scene.cluster.journal.rows
+    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", UNPROVEN)
+    assert json.loads(row.detail) == {"bucket": BUCKET, "uuid": str(scene.uuids[scene.due[0]])}
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.given_up) == (before, [])
+
+
+def test_what_its_topic_does_not_read_disproves_nothing() -> None:
+    scene = Scene()
+    metadata = {"bucket": BUCKET, "serviceEndpoint": "https://elsewhere"}
+    scene.change(scene.due[0], driver_metadata=metadata)
+    assert unproven(scene)[scene.due[0]].outcome == REFUSED
+    scene.write(scene.due[0], None)
+    assert unproven(scene)[scene.due[0]].outcome == REFUSED
+    assert scene.cluster.journal.rows == []
+
+
+def test_what_fails_its_proof_after_it_was_given_up_is_not_deleted_in_bookkeeper() -> None:
+    """Its message is under way, and the bucket says of the object what it said when it was proven."""
+    scene = Scene()
+    scene.released()
+    scene.cluster.wait(0.1)
+    unproven(scene)
+    scene.scan()
+    found = {d.info.ledger_id: d.outcome for d in scene.delete()}
+    assert found[scene.due[0]] != DELETED
+    assert scene.left == scene.due[:1]
+
+
+def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkeeper() -> None:
+    """The run has read the journal when it began, and the bucket says of the object what it said when it was proven."""
+    scene = Scene()
+    scene.released()
+    due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
+    damaged = Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    run, tools, _ = scene.begin()
+    beside = replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
+
+    def prove(name: str) -> None:
+        if name == "before receive":
+            scene.tick = lambda name: None
+            bookkeeper_copies.tell_unproven(beside, run, TOPIC, [damaged])
+
+    scene.tick = prove
+    found = {d.info.ledger_id: d.outcome for d in scene.delete()}
+    assert found == {scene.due[0]: RETRYING, scene.due[1]: DELETED}
+    assert scene.left == scene.due[:1]
+    bookkeeper_copies.tell_unproven(beside, run, TOPIC, [damaged])  # again: it is held already
+    assert disproved.held(scene.store, scene.due) == {scene.due[0]}
+    assert scene.release(due)[scene.due[0]].outcome == RELEASED  # it was put back, and proven
+    assert disproved.held(scene.store, scene.due) == set()
+
+
+# --------------------------------------------------------------------------------------------------- a broker's attempt
+
+
+def theirs() -> OffloadContext:
+    return OffloadContext(uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET})
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> None:
+    scene = Scene(loaded=loaded)
+    asked = reading(scene)
+    scene.write(scene.ids[2], theirs())
+    scene.cluster.wait(1)
+    before = scene.cluster.zookeeper.stat(scene.path)
+    said = scene.release()
+    assert set(outcomes(said).values()) == {FOREIGN_ATTEMPT}
+    assert f"of ledger {scene.ids[2]} is not complete" in said[scene.due[0]].reason
+    assert (asked, scene.given_up, scene.waiting) == ([], [], 0)
+    assert scene.cluster.zookeeper.stat(scene.path) == before
+    assert [row.outcome for row in scene.cluster.journal.rows] == [FOREIGN_ATTEMPT] * 2
+
+
+def test_an_attempt_that_its_broker_begins_between_look_and_write() -> None:
+    scene = Scene()
+    on_write(scene, lambda: scene.write(scene.ids[2], theirs()))
+    assert set(outcomes(scene.release()).values()) == {FOREIGN_ATTEMPT}
+    assert scene.given_up == []

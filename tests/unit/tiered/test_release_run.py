@@ -1,0 +1,357 @@
+"""The driver's side of releasing: brokers read before anything goes, a copy that fails its proof, what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from assets.offload import check_done, counted, outcomes_shown, said
+from pulsar_lifecycle.copies import unread_locations
+from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.journal import operator_words
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports import Node
+from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.records.offload_plan import RELEASE
+from pulsar_lifecycle.records.outcomes import (
+    FOREIGN_ATTEMPT,
+    LEFT_TO_BROKER,
+    OFFLOADED,
+    RELEASED,
+    ROLLED_BACK,
+    UNPROVEN,
+)
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.settings import OffloadSettings
+from pulsar_lifecycle.tiered import offload_run as spark_offload
+from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved, Due
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
+from pulsar_lifecycle.tiered.outcome import Offloaded, record_topics
+from pulsar_lifecycle.tiered.read_check import Canary, Unheld
+from tests.fakes.connections import connect_to
+from tests.simulation.cluster import data_tags
+from tests.simulation.offloaded import BUCKET, attempt
+from tests.unit.tiered.test_bookkeeper_copies import CONTEXT, TOPIC, Scene
+from tests.unit.tiered.test_commit import raising
+from tests.unit.tiered.test_release_checks import disown, own, theirs
+
+SECOND = Topic.parse("persistent://acme/orders/second")
+
+
+class Driver(_Work):
+    """A run over the scene's cluster; what executors prove is given."""
+
+    def __init__(self, scene: Scene, due: Mapping[Topic, Sequence[Due]], **settings: Any) -> None:
+        run, tools, permit = scene.begin()
+        cluster: Any = SimpleNamespace(
+            settings=SimpleNamespace(
+                cluster="simulated",
+                offload=OffloadSettings(deletion_lag=0, **settings),
+                zookeeper=SimpleNamespace(session_timeout=0),
+            )
+        )
+        super().__init__(cluster, run, tools, permit, None, scene.canary, None, (), ())  # type: ignore[arg-type]
+        self.due = due
+
+    def _proven(self, rows: Sequence[Any], progress: object) -> dict[str, list[Due]]:
+        wanted = {row["ledger_id"] for row in rows}
+        return {str(name): [one for one in some if one.ledger_id in wanted] for name, some in self.due.items()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        place = {"driver": "aws-s3", "bucket": BUCKET, "region": "", "endpoint": "", "bytes": 1, "action": RELEASE}
+        return [
+            {"topic": str(name), "ledger_id": one.ledger_id, **place} for name, some in self.due.items() for one in some
+        ]
+
+    def release_all(self) -> dict[int, str]:
+        self.read_first(self.rows(), print)
+        self.release(self.rows(), print)
+        return {one.ledger_id: one.outcome for one in self.outcomes}
+
+
+def two_topics(scene: Scene) -> dict[Topic, list[Due]]:
+    """The scene's own, of broker-1, and another, of broker-2; both offloaded to the same location."""
+    ids = [scene.cluster.ledger(data_tags(SECOND)) for _ in range(3)]
+    uuids = {ids[0]: scene.uuids[scene.due[0]]}
+    scene.off.put(uuids[ids[0]], ids[0], SECOND)
+    scene.cluster.topic(SECOND, ids, offloaded={ids[0]: attempt(uuids[ids[0]])})
+    scene.cluster.admin.topics[SECOND] = {}
+    for topic, broker in ((TOPIC, "broker-1:8080"), (SECOND, "broker-2:8080")):
+        own(scene.cluster, topic, broker)
+    scene.cluster.wait(1)
+    scene.canary = Canary(False, [str(TOPIC), str(SECOND)])
+    first = [scene.proven(i, scene.uuids[i]) for i in scene.due]
+    return {TOPIC: first, SECOND: [scene.proven(ids[0], uuids[ids[0]])]}
+
+
+@pytest.mark.parametrize("wrong", [TOPIC, SECOND])
+def test_one_broker_that_cannot_read_keeps_everything_at_its_location(wrong: Topic) -> None:
+    """Whichever is asked first: one of two brokers was restarted with a wrong endpoint."""
+    scene = Scene()
+    due = two_topics(scene)
+    asked: set[Topic] = set()
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.add(topic)
+        if topic == wrong:
+            raise Failed("500: no such bucket")
+
+    scene.cluster.admin.on_read = read
+    found = Driver(scene, due).release_all()
+    assert set(found.values()) == {"failed"}
+    assert wrong in asked
+    assert (scene.given_up, scene.waiting) == ([], 0)
+
+
+def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deletion runs that are under way do not know of it: whoever launched the run must."""
+    scene = Scene()
+    due = two_topics(scene)
+    scene.cluster.admin.on_read = raising(Failed("500: no such bucket"))
+    driver = Driver(scene, due)
+    monkeypatch.setattr(unread_locations, "hold", raising(AccessDenied("no")))
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[Any]:
+        monkeypatch.setattr(driver, "settle", lambda *_: None)
+        yield driver, driver.rows(), None
+
+    monkeypatch.setattr(spark_offload, "_begun", begun)
+    found = spark_offload.offload_now(Any, "run", OffloadOrder("plan", "digest"), print)  # type: ignore[arg-type]
+    assert (found[0].outcome, "could not be told" in found[0].reason) == ("failed", True)
+    assert (scene.given_up, scene.waiting) == ([], 0)
+
+
+def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    driver = Driver(scene, {})
+    settled = Offloaded(str(TOPIC), 1, ROLLED_BACK, "")
+
+    def settle(*_: object) -> tuple[list[Any], list[Offloaded]]:
+        scene.canary.unheld = "could not be told"
+        return [], [settled]
+
+    monkeypatch.setattr(spark_offload, "settle_attempts", settle)
+    planned = pa.table({"action": pa.array([], pa.string()), "ledger_id": pa.array([], pa.int64())})
+    with pytest.raises(Unheld, match="could not be told"):
+        driver.settle(planned, print)
+    assert driver.outcomes == [settled]
+
+
+def test_each_broker_reads_and_then_all_goes() -> None:
+    scene = Scene()
+    due = two_topics(scene)
+    asked: list[tuple[Topic, int]] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append((topic, scene.waiting))
+        if topic == TOPIC and not scene.broker.memory:
+            scene.broker.load()
+
+    scene.cluster.admin.on_read = read
+    found = Driver(scene, due).release_all()
+    assert set(found.values()) == {RELEASED}, "a topic counts as loaded once it was read"
+    assert scene.broker.memory is None
+    assert {topic for topic, _ in asked} == {TOPIC, SECOND}
+    assert {waiting for _, waiting in asked} == {0}  # before anything was sent
+
+
+def test_no_broker_has_to_take_a_bundle_where_another_has_read_the_location() -> None:
+    scene = Scene()
+    due = two_topics(scene)
+    disown(scene.cluster, TOPIC)
+    asked: list[Topic] = []
+    scene.cluster.admin.on_read = lambda topic, position: asked.append(topic)
+    assert set(Driver(scene, due).release_all().values()) == {RELEASED}
+    assert set(asked) == {SECOND}
+
+
+def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
+    scene = Scene()
+    due = two_topics(scene)
+    scene.canary = Canary(True)
+    assert set(Driver(scene, due).release_all().values()) == {RELEASED}
+    assert scene.cluster.admin.touched == []
+
+
+# ----------------------------------------------------------------------------------------------- a copy that is damaged
+
+
+def disproved(scene: Scene) -> list[Disproved]:
+    due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
+    return [Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)]
+
+
+def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwise() -> None:
+    scene = Scene()
+    (one,) = Driver(scene, {})._tell_unproven(TOPIC, disproved(scene))
+    assert (one.outcome, scene.contexts[scene.due[0]].complete) == (UNPROVEN, True)
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+def test_it_is_taken_back_where_bookkeeper_has_it_whole(given_up: bool) -> None:
+    scene = Scene()
+    if given_up:
+        scene.change(scene.due[0], bookkeeper_deleted=True)
+        scene.cluster.wait(1)
+    driver = Driver(scene, {}, revert_unproven=True)
+    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, ROLLED_BACK]
+    assert scene.due[0] not in scene.contexts
+    assert scene.due[1] in scene.contexts
+    assert [row.outcome for row in scene.cluster.journal.rows] == [UNPROVEN, "taking-back", ROLLED_BACK]
+    assert not control.is_held(scene.store, control.LEASE)
+
+
+def test_it_is_not_taken_back_where_bookkeeper_does_not_have_it_whole() -> None:
+    scene = Scene()
+    scene.cluster.reader.failures[scene.due[0]] = Failed("no bookie has entry 0")
+    driver = Driver(scene, {}, revert_unproven=True)
+    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, "refused"]
+    assert scene.contexts[scene.due[0]].complete
+
+
+def test_it_is_not_taken_back_beside_an_attempt_of_its_broker() -> None:
+    scene = Scene(loaded=True)
+    scene.write(scene.ids[2], theirs())
+    before = scene.cluster.zookeeper.stat(scene.path)
+    driver = Driver(scene, {}, revert_unproven=True)
+    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, FOREIGN_ATTEMPT]
+    assert scene.cluster.zookeeper.stat(scene.path) == before
+
+
+def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
+    scene = Scene()
+    due = two_topics(scene)
+    scene.canary = Canary(True)
+    driver = Driver(scene, due)
+    driver._competing = {str(TOPIC)}
+    found = driver.release_all()
+    assert [found[i] for i in scene.due] == ["refused", "refused"]
+    assert scene.given_up == []
+
+
+# ------------------------------------------------------------------------------------------------------ what a run says
+
+
+OUTCOMES = [
+    Offloaded(str(TOPIC), 1, OFFLOADED, "", 10),
+    Offloaded(str(TOPIC), -1, LEFT_TO_BROKER, "19 of its ledgers wait: loaded", 190, ledgers=19),
+]
+
+
+def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
+    assert counted(OUTCOMES) == {OFFLOADED: 1, LEFT_TO_BROKER: 19}
+    assert said(OUTCOMES) == "1 ledgers offloaded, 0 given up in BookKeeper; not done: 19 left-to-broker"
+    shown = outcomes_shown(OUTCOMES)
+    assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
+    check_done(OUTCOMES)
+
+
+def test_what_was_left_to_brokers_is_in_the_journal() -> None:
+    scene = Scene()
+    run, tools, _ = scene.begin()
+    record_topics(run, tools, OUTCOMES[1:], "offload")
+    (row,) = scene.cluster.journal.rows
+    assert (row.topic, row.ledger_id, row.action, row.phase) == (str(TOPIC), -1, "offload", "offload")
+    assert (row.outcome, row.bytes, '"ledgers": 19' in row.detail) == (LEFT_TO_BROKER, 190, True)
+
+
+def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
+    wrong = [Offloaded(str(TOPIC), 1, "failed", "first"), Offloaded(str(TOPIC), 2, UNPROVEN, "one byte is another")]
+    with pytest.raises(dg.Failure, match=r"1 offloaded copies are not what they should be.*one byte is another"):
+        check_done(wrong)
+
+
+def test_the_scene_is_a_topic_that_names_its_copies() -> None:
+    scene = Scene()
+    two_topics(scene)
+    info = managed_ledger.decode(scene.cluster.zookeeper.data(scene.cluster.topic_path(SECOND)))
+    assert [bool(item.offload and item.offload.complete) for item in info.ledgers] == [True, False, False]
+
+
+def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another session held it and expired, a deletion run could begin, and the writes would go on."""
+    scene = Scene(loaded=False)
+    ours, sessions, holders = scene.cluster, [], []
+    run, _, _ = scene.begin()
+    scene.store.close()
+
+    def open_store(*_: object, **asked: Any) -> Any:
+        sessions.append(ours.open_store(read_only=asked.get("read_only", False)))
+        return sessions[-1]
+
+    connect_to(
+        monkeypatch,
+        stores=open_store,
+        admin=lambda: ours.admin,
+        queue=ours.open_queue,
+        reader=lambda: ours.reader,
+        journal=lambda: ours.journal,
+        clock=lambda: ours.clock,
+    )
+    for name in ("check_store", "newest_epoch", "note_words"):
+        module = operator_words if name == "note_words" else evidence
+        monkeypatch.setattr(module, name, lambda *_: None)
+    monkeypatch.setattr(control, "system_clock", lambda: ours.clock)
+    monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
+    monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
+
+    def take_back(run: Any, tools: Tools, *_: object) -> list[Offloaded]:
+        for lease in (control.LEASE, control.OFFLOAD_LEASE):
+            (node,) = tools.store.read([control.holder_of(lease)])
+            assert isinstance(node, Node)
+            holders.extend(one for one in sessions if one._session == node.stat.ephemeral_owner)
+        holders.append(tools.store)
+        return []
+
+    monkeypatch.setattr(spark_offload.revert, "take_back_topic", take_back)
+    settings = SimpleNamespace(
+        cluster="simulated",
+        object_store=None,
+        offload=OffloadSettings(),
+        zookeeper=SimpleNamespace(session_timeout=0, reads_per_second=1),
+        trimming=SimpleNamespace(unloads_per_second=5, max_unloads=500),
+    )
+    cluster: Any = SimpleNamespace(settings=settings, clock=ours.clock)
+    spark_offload.take_back(cluster, "back", TOPIC, scene.due, dry_run=False)
+    assert len(holders) == 3
+    assert len(set(map(id, holders))) == 1
+
+
+def test_what_could_not_be_told_is_said_however_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene()
+    due = two_topics(scene)
+    asked: list[object] = []
+
+    def read(topic: Topic, position: Position) -> None:
+        asked.append(topic)
+        raise Failed("500: no such bucket")
+
+    def slow(name: str) -> None:
+        if asked and name == "before read":
+            raise Overloaded("ZooKeeper answers in 700 ms")
+
+    scene.cluster.admin.on_read = read
+    scene.tick = slow
+    driver = Driver(scene, due)
+
+    @contextmanager
+    def begun(*_: object) -> Iterator[Any]:
+        monkeypatch.setattr(driver, "settle", lambda *_: None)
+        yield driver, driver.rows(), None
+
+    monkeypatch.setattr(spark_offload, "_begun", begun)
+    cluster: Any = None
+    found = spark_offload.offload_now(cluster, "run", OffloadOrder("plan", "digest"), print)
+    assert "could not be told" in found[0].reason

@@ -1,0 +1,325 @@
+"""Which ledgers may leave a topic's list, and why every other one stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyroaring import BitMap64
+
+from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.topics import listed_ledgers, protection
+from pulsar_lifecycle.topics.listed_ledgers import Copy
+from pulsar_lifecycle.trimming import rules
+
+TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
+UUID_1 = UUID(int=(1 << 127) + 5)
+
+
+def row(ledger_id: int, **changes: Any) -> dict[str, Any]:
+    """A ledger's z-node as the inventory reads it."""
+    return {
+        "ledger_id": ledger_id,
+        "error": None,
+        "state": "CLOSED",
+        "length": 10,
+        "czxid": 100 + ledger_id,
+        "ctime": 200 + ledger_id,
+        "application": "pulsar",
+        "component": "managed-ledger",
+        "managed_ledger": TOPIC.managed_ledger,
+        "cursor": None,
+        "schema_id": None,
+        "compacted_topic": None,
+        "bucket_topic": None,
+        "bucket_key": None,
+        "bucket_cursor": None,
+        **changes,
+    }
+
+
+def info(*ids: int, offload: dict[int, OffloadContext] | None = None) -> ManagedLedgerInfo:
+    return ManagedLedgerInfo(tuple(LedgerInfo(i, 1, 10, 1, (offload or {}).get(i)) for i in ids))
+
+
+def copies(*ids: int) -> dict[int, Copy]:
+    return {i: listed_ledgers.copy_of(i, row(i), TOPIC) for i in ids}
+
+
+def context_of(*, complete: bool = True, bookkeeper_deleted: bool = False, **changes: Any) -> OffloadContext:
+    made = OffloadContext(UUID_1, complete, bookkeeper_deleted, 1, "aws-s3", {"bucket": "b"})
+    return replace(made, **changes)
+
+
+def judged(
+    ledgers: ManagedLedgerInfo, asked: set[int], cursors: dict[str, Position] | None = None, **more: Any
+) -> dict[int, str]:
+    """Reason by ledger; empty for one that goes."""
+    known = more.pop("copies", None) or copies(*(i.ledger_id for i in ledgers.ledgers))
+    verdicts = rules.judge(ledgers, cursors or {}, known, asked, more.pop("context", CONTEXT), **more)
+    assert all(v.goes is not bool(v.reason) for v in verdicts)
+    assert [v.ledger_id for v in verdicts] == sorted(asked)
+    return {v.ledger_id: v.reason for v in verdicts}
+
+
+def test_a_prefix_goes_whatever_the_order_of_the_list() -> None:
+    assert judged(info(4, 1, 3, 2), {1, 2}) == {1: "", 2: ""}
+
+
+def test_the_last_ledger_stays() -> None:
+    assert judged(info(1, 2), {1, 2}) == {1: "", 2: "the last ledger of its topic"}
+    assert judged(info(7), {7}) == {7: "the last ledger of its topic"}
+
+
+def test_nothing_leaves_a_hole() -> None:
+    reasons = judged(info(1, 2, 3, 4), {1, 3})
+    assert reasons[1] == ""
+    assert "ledger 2 before it stays" in reasons[3]
+
+
+def test_nothing_at_or_past_a_cursor_goes() -> None:
+    cursors = {"fast": Position(9, 0), "a+b": Position(3, -1)}
+    reasons = judged(info(1, 2, 3, 4, 9), {1, 2, 3, 4}, cursors)
+    assert (reasons[1], reasons[2]) == ("", "")
+    assert reasons[3] == reasons[4] == "cursor a+b stands at 3:-1"
+
+
+def test_a_cursor_in_a_ledger_that_is_gone_holds_everything_after_it() -> None:
+    assert set(judged(info(5, 6, 7), {5, 6}, {"s": Position(4, 9)}).values()) == {"cursor s stands at 4:9"}
+
+
+def test_what_the_topic_does_not_list_is_said_so() -> None:
+    assert judged(info(1, 2), {1, 99}) == {1: "", 99: "its topic does not list it"}
+
+
+def test_an_open_offload_attempt_of_a_broker_holds_the_whole_topic() -> None:
+    """Taking ledger 1 off the list would fence the broker, and end what it is at."""
+    reasons = judged(info(1, 2, 3, 4, offload={2: context_of(complete=False)}), {1, 2, 3})
+    assert len(set(reasons.values())) == 1
+    assert reasons[1].startswith(f"offload attempt {UUID_1} of ledger 2 is not complete")
+
+
+@pytest.mark.parametrize(
+    ("offload", "reason"),
+    [
+        (context_of(uuid=None), "not whole"),
+        (context_of(driver_name=None), "not whole"),
+        (context_of(complete=False, uuid=None, bookkeeper_deleted=True), "not whole"),
+        (context_of(segments=(OffloadSegment(UUID_1, True, 1, 1, 1, "aws-s3", {}),)), "streaming"),
+    ],
+)
+def test_a_copy_that_cannot_be_named_holds_its_ledger(offload: OffloadContext, reason: str) -> None:
+    assert reason in judged(info(1, 2, offload={1: offload}), {1})[1]
+
+
+def test_an_attempt_that_never_began_holds_nothing() -> None:
+    assert judged(info(1, 2, offload={1: context_of(complete=False, uuid=None)}), {1}) == {1: ""}
+
+
+def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() -> None:
+    gone = rules.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
+    offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
+    assert judged(offloaded, {1}, copies=gone) == {1: ""}
+    assert "dangling" in judged(info(1, 2), {1}, copies=gone)[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"error": "no permission"}, "no permission"),
+        ({"application": None}, "does not call it a topic's data"),
+        ({"component": "schema"}, "does not call it a topic's data"),
+        ({"cursor": "s"}, "does not call it a topic's data"),
+        ({"managed_ledger": "acme/orders/persistent/other"}, "of acme/orders/persistent/other"),
+        ({"state": "OPEN"}, "never closed"),
+    ],
+)
+def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], reason: str) -> None:
+    known = {1: listed_ledgers.copy_of(1, row(1, **changes), TOPIC)}
+    assert reason in judged(info(1, 2), {1}, copies=known)[1]
+
+
+def test_an_under_replicated_ledger_stays() -> None:
+    known = rules.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
+    assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
+    assert known[2].problem == ""
+
+
+@pytest.mark.parametrize("bookkeeper_deleted", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"driver_name": "google-cloud-storage"}, "driver google-cloud-storage"),
+        ({"driver_name": "filesystem", "driver_metadata": {}}, "driver filesystem"),
+        ({"driver_metadata": {"bucket": "other"}}, "bucket 'other', which is not one of object_store.buckets"),
+        ({"driver_metadata": {}}, "bucket ''"),
+        ({"driver_name": "S3"}, ""),
+    ],
+)
+def test_an_offloaded_copy_that_no_deletion_run_could_delete_holds_its_ledger(
+    changes: dict[str, Any], reason: str, bookkeeper_deleted: bool
+) -> None:
+    offload = context_of(bookkeeper_deleted=bookkeeper_deleted, **changes)
+    found = judged(info(1, 2, offload={1: offload}), {1})[1]
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
+    nowhere = replace(CONTEXT, offload_buckets=frozenset())
+    assert "object_store.buckets" in judged(info(1, 2, offload={1: context_of()}), {1}, context=nowhere)[1]
+    assert judged(info(1, 2), {1}, context=nowhere) == {1: ""}
+
+
+def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
+    context = replace(CONTEXT, open_topics=frozenset({str(TOPIC)}))
+    assert "never closed" in rules.intent_rule(TOPIC, context)
+    assert rules.intent_rule(TOPIC.partitioned_parent, context) == ""
+
+
+def test_a_reason_of_the_topic_holds_all_of_it() -> None:
+    assert judged(info(1, 2, 3), {1, 2}, topic_reason="legal hold") == {1: "legal hold", 2: "legal hold"}
+
+
+SYSTEM = Context(
+    now=0,
+    grace=0,
+    namespaces=frozenset({"acme/orders", "pulsar/system"}),
+    holds=frozenset({"persistent://acme/orders/held"}),
+    shadow_sources=frozenset({"persistent://acme/orders/source"}),
+    system_topics=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "context", "reason"),
+    [
+        ("acme/orders/plain", CONTEXT, ""),
+        ("acme/orders/held", SYSTEM, "legal hold"),
+        ("acme/orders/held-partition-1", SYSTEM, "legal hold"),
+        ("acme/orders/source", SYSTEM, "source of a shadow topic"),
+        ("acme/orders/source-partition-3", SYSTEM, "source of a shadow topic"),
+        ("acme/orders/__change_events", CONTEXT, "system topic"),
+        ("acme/orders/__change_events", SYSTEM, ""),
+        ("pulsar/system/__ledger_deletion-partition-0", SYSTEM, "deletion queue"),
+        ("pulsar/system/__ledger_deletion-DLQ", SYSTEM, "deletion queue"),
+        ("pulsar/system/__transaction_log_3", SYSTEM, "transaction"),
+        ("pulsar/system/transaction_coordinator_assign-partition-0", SYSTEM, "transaction"),
+        ("acme/orders/__transaction_buffer_snapshot", SYSTEM, "transaction"),
+        ("acme/orders/t-s__transaction_pending_ack", SYSTEM, "transaction"),
+        ("other/orders/plain", CONTEXT, "namespace other/orders is not known to the newest scan: run the job `scan`"),
+    ],
+)
+def test_owners_are_refused_by_name(name: str, context: Context, reason: str) -> None:
+    found = protection.topic_rule(Topic.parse(f"persistent://{name}"), "", context)
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_a_shadow_topic_and_one_that_is_not_persistent_are_refused() -> None:
+    assert "shadow topic of persistent://a/b/c" in protection.topic_rule(TOPIC, "persistent://a/b/c", CONTEXT)
+    assert protection.topic_rule(Topic.parse("non-persistent://acme/orders/t"), "", CONTEXT)
+
+
+def test_one_message_per_copy() -> None:
+    def kinds(offload: OffloadContext | None, node: dict[str, Any] | None) -> list[LedgerType]:
+        copy = listed_ledgers.copy_of(1, node, TOPIC)
+        found = rules.data_messages(TOPIC, LedgerInfo(1, offload=offload), copy, 7)
+        assert {m.topic_name for m in found} == {str(TOPIC)}
+        assert {m.component for m in found} == {LedgerComponent.MANAGED_LEDGER}
+        return [m.ledger_type for m in found]
+
+    assert kinds(None, row(1)) == [LedgerType.LEDGER]
+    assert kinds(context_of(complete=False), row(1)) == [LedgerType.LEDGER]
+    assert kinds(context_of(), row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    given_up = context_of(bookkeeper_deleted=True)
+    assert kinds(given_up, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    for bad in (None, row(1, state="OPEN"), row(1, component="schema"), row(1, managed_ledger="a/b/persistent/c")):
+        assert kinds(given_up, bad) == [LedgerType.OFFLOAD_LEDGER]
+
+
+def test_a_message_carries_what_phase_two_compares() -> None:
+    ledger, offloaded = rules.data_messages(TOPIC, LedgerInfo(1, offload=context_of()), copies(1)[1], 7)
+    assert (ledger.czxid, ledger.ctime, ledger.sent_at) == (101, 201, 7)
+    assert offloaded.offload_context is not None
+    where = offloaded.offload_context
+    assert (where.msb, where.lsb) == (-(1 << 63), 5)
+    assert (where.driver_name, where.metadata) == ("aws-s3", {"bucket": "b"})
+
+
+def test_other_components_are_named_by_their_own_tags() -> None:
+    cursor = rules.tagged_message(TOPIC, row(1, cursor="a%2Bb"), 7)
+    assert cursor is not None
+    assert (cursor.component, cursor.cursor_name) == (LedgerComponent.MANAGED_CURSOR, "a+b")
+    bucket = rules.tagged_message(
+        TOPIC,
+        row(
+            2,
+            component="delayed-index-bucket",
+            managed_ledger=None,
+            bucket_topic=str(TOPIC),
+            bucket_key="#pulsar.internal.delayed.bucket_1_2",
+            bucket_cursor="s",
+        ),
+        7,
+    )
+    assert bucket is not None
+    assert (bucket.component, bucket.cursor_name, bucket.bucket_key) == (
+        LedgerComponent.DELAYED_INDEX_BUCKET,
+        "s",
+        "#pulsar.internal.delayed.bucket_1_2",
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{"error": "x"}, {"application": None}, {"component": "other"}, {"managed_ledger": "a/b/persistent/c"}]
+)
+def test_a_ledger_whose_tags_name_another_owner_gives_no_message(changes: dict[str, Any]) -> None:
+    assert rules.tagged_message(TOPIC, row(1, **changes), 7) is None
+
+
+def test_only_what_comes_before_the_first_failed_send_leaves() -> None:
+    assert rules.prefix([1, 2, 3, 4], {1, 2, 4}) == [1, 2]
+    assert rules.prefix([1, 2], set()) == []
+
+
+def test_topics_go_round_their_bundles() -> None:
+    names = [Topic.parse(f"persistent://a/b/{n}") for n in "uvwxyz"]
+    assert rules.spread(zip("113122", names, strict=True)) == [names[i] for i in (0, 2, 4, 1, 5, 3)]
+
+
+IDS = st.lists(st.integers(0, 40), unique=True, max_size=12)
+
+
+@given(
+    listed=IDS,
+    asked=st.sets(st.integers(0, 40)),
+    cursors=st.dictionaries(st.sampled_from("abc"), st.builds(Position, st.integers(0, 45), st.integers(-1, 3))),
+    broken=st.sets(st.integers(0, 40), max_size=3),
+    running=st.sets(st.integers(0, 40), max_size=2),
+)
+def test_never_a_hole_never_the_last_never_at_or_past_a_cursor(
+    listed: list[int], asked: set[int], cursors: dict[str, Position], broken: set[int], running: set[int]
+) -> None:
+    ledgers = info(*listed, offload=dict.fromkeys(running, context_of(complete=False)))
+    known = {i: replace(copy, problem="broken" if i in broken else "") for i, copy in copies(*listed).items()}
+    goes = {v.ledger_id for v in rules.judge(ledgers, cursors, known, asked, CONTEXT) if v.goes}
+    in_order = sorted(listed)
+    assert goes == set(in_order[: len(goes)])
+    assert goes <= asked
+    assert not goes & broken
+    assert not goes or running.isdisjoint(listed)
+    assert not listed or in_order[-1] not in goes
+    assert all(i < position.ledger_id for i in goes for position in cursors.values())
+    stopped = in_order[len(goes)] if len(goes) < len(listed) else None
+    if stopped is not None and stopped in asked:  # it stays for a reason of its own
+        held = any(stopped >= position.ledger_id for position in cursors.values())
+        assert held or stopped in broken or not running.isdisjoint(listed) or stopped == in_order[-1]

@@ -1,0 +1,100 @@
+"""The rules that a run of phase one is given: those of a deletion run hold, too."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.settings import ApplySettings, Settings
+from pulsar_lifecycle.topics.marks import GOES, Marked
+from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.trim import TrimOrder
+
+BUCKETS = {"buckets": ["tiered", "older"]}
+
+
+def rules(lake: Path, **sections: Any) -> Context:
+    """What phase one goes by, under these settings and a scan of this moment."""
+    required = {
+        "cluster": "c",
+        "zookeeper": {"hosts": "h:2181"},
+        "pulsar": {"admin_url": "http://h:8080", "service_url": "pulsar://h:6650"},
+        "bookkeeper": {"shared_with": []},
+        "lake": {"path": str(lake)},
+    }
+    now = system_clock().now_ms()
+    epoch = Epoch("e1", "c", "fp", now, now + 1, (), 1, 1, ())
+    kept = SimpleNamespace(
+        epochs=lambda fingerprint="": [epoch],
+        context=lambda epoch_id: Context(now=0, grace=0, namespaces=frozenset(), open_topics=frozenset({"t"})),
+    )
+    settings = Settings.model_validate(required | sections)
+    cluster = SimpleNamespace(lake=kept, settings=settings, roots=lambda: [""], clock=system_clock())
+    return trim_run._context(cast("Any", cluster), "fp")  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize("trimming", [False, True])
+@pytest.mark.parametrize("orphans", [False, True])
+def test_system_topics_go_where_both_phases_may(tmp_path: Path, trimming: bool, orphans: bool) -> None:
+    given = rules(tmp_path, trimming={"system_topics": trimming}, orphans={"system_topics": orphans})
+    assert given.system_topics == (trimming and orphans)
+
+
+def test_offloaded_copies_may_go_where_a_deletion_run_may_delete_them(tmp_path: Path) -> None:
+    assert rules(tmp_path, object_store=BUCKETS).offload_buckets == {"tiered", "older"}
+    assert rules(tmp_path).offload_buckets == frozenset()
+
+
+def test_what_the_newest_scan_found_open_is_known(tmp_path: Path) -> None:
+    assert rules(tmp_path).open_topics == {"t"}
+
+
+@pytest.mark.parametrize(
+    ("caps", "why"),
+    [
+        ({}, ""),
+        ({"max_ledgers": 3}, "max_ledgers: 4 ledgers"),
+        ({"max_ledgers_per_topic": 2}, "max_ledgers_per_topic: 3 ledgers of t1"),
+        ({"max_bytes": 39}, "max_bytes: 40 bytes"),
+        ({"max_share": 0.3}, "max_share: 40.0%"),
+    ],
+)
+def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, Any], why: str) -> None:
+    """What stays and what is of a topic as a whole does not count."""
+    goes = [Marked(topic, ledger, GOES, "", 10) for topic, ledger in (("t1", 1), ("t1", 2), ("t1", 3), ("t2", 4))]
+    others = [Marked("t1", -1, GOES, "the topic"), Marked("t2", 5, "refused", "a cursor stands there", 1 << 60)]
+    census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
+    epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
+    settings = SimpleNamespace(cluster="c", apply=ApplySettings.model_validate({"max_share": 1.0} | caps))
+    cluster: Any = SimpleNamespace(lake=SimpleNamespace(epochs=lambda cluster: [epoch]), settings=settings)
+    with pytest.raises(Refused, match=why) if why else nullcontext():
+        counted = trim_run._check_caps(cluster, goes + others)  # pyright: ignore[reportPrivateUsage]
+        assert counted == {"t1": {1, 2, 3}, "t2": {4}}
+
+
+def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was refused then, and goes now, would be over the cap that nobody compared it with."""
+    order = TrimOrder(Topic.parse("persistent://a/b/c"), up_to=9)
+    other = TrimOrder(Topic.parse("persistent://a/b/d"), up_to=9)
+    planned = {
+        order.topic: [Marked(str(order.topic), 1, GOES, "", 10), Marked(str(order.topic), 2, "refused", "a cursor")],
+        other.topic: [Marked(str(other.topic), -1, "refused", "a z-node could not be read")],
+    }
+    monkeypatch.setattr(trim_run, "plan_trim", lambda run, tools, order: planned[order.topic])
+    monkeypatch.setattr(trim_run, "trim_topics", lambda run, tools, permit, orders, report: orders)
+    monkeypatch.setattr(trim_run, "_acting", lambda cluster, run_id: nullcontext((None, None, None)))
+    census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
+    epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
+    settings = SimpleNamespace(cluster="c", apply=ApplySettings(max_share=1.0))
+    cluster: Any = SimpleNamespace(lake=SimpleNamespace(epochs=lambda cluster: [epoch]), settings=settings)
+    orders: Any = trim_run.trim(cluster, "run", [order, other], dry_run=False)
+    assert [one.counted for one in orders] == [{1}, frozenset()]
