@@ -25,7 +25,7 @@ public class Transactions {
             for (int number = 0; number < count; number++) {
                 Transaction transaction =
                         client.newTransaction().withTransactionTimeout(1, TimeUnit.MINUTES).build().get();
-                Message<byte[]> message = consumer.receive(30, TimeUnit.SECONDS);
+                Message<byte[]> message = consumer.receive(60, TimeUnit.SECONDS);
                 producer.newMessage(transaction).value(message.getData()).send();
                 consumer.acknowledgeAsync(message.getMessageId(), transaction).get();
                 if (number % 3 == 2) {

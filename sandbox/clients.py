@@ -36,7 +36,7 @@ class Admin:
     """The admin API of one sandbox; topics are full names, ``persistent://T/NS/local``. Usable in ``with``."""
 
     def __init__(self, admin_url: str) -> None:
-        self._http = httpx.Client(base_url=f"{admin_url}/admin", timeout=60, follow_redirects=True)
+        self._http = httpx.Client(base_url=f"{admin_url}/admin", timeout=120, follow_redirects=True)
 
     def __enter__(self) -> Admin:
         return self
@@ -130,7 +130,7 @@ def _schema_path(topic: str) -> str:
     return topic_path(topic).removeprefix("/persistent")
 
 
-def wait_for(what: str, ready: Callable[[], T], timeout: float = 30.0) -> T:
+def wait_for(what: str, ready: Callable[[], T], timeout: float = 120.0) -> T:
     """Ask ``ready`` until its answer is true and return it; SandboxError after ``timeout`` seconds."""
     deadline = time.monotonic() + timeout
     while not (answer := ready()):

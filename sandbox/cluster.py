@@ -36,7 +36,7 @@ MARKER = "/pulsar-lifecycle/sandbox"
 BUCKET = "tiered-storage"
 """The bucket of the sandbox's S3 server that its settings name; to S3Proxy a bucket is a folder."""
 
-_READY_TIMEOUT = 120.0
+_READY_TIMEOUT = 300.0
 _STOP_TIMEOUT = 20.0
 _END_TIMEOUT = 90.0
 """Seconds until a server that is told to end must have: a broker unloads its topics first, for up to a minute."""
@@ -111,8 +111,8 @@ class Cluster:
     @contextmanager
     def metadata(self) -> Iterator[KazooClient]:
         """A ZooKeeper session."""
-        client = KazooClient(hosts=self.zookeeper, timeout=10)
-        client.start(timeout=10)
+        client = KazooClient(hosts=self.zookeeper, timeout=20)
+        client.start(timeout=60)
         try:
             yield client
         finally:

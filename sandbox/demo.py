@@ -46,7 +46,7 @@ from sandbox.verify import read_back
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
-UNLOADED_AFTER = 16.0
+UNLOADED_AFTER = 7.0
 """Seconds: three of the sandbox brokers' statistics intervals, and one."""
 
 

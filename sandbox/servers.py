@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from string import Template
 from typing import Any
-
-import httpx
 
 from sandbox.processes import LOOPBACK
 from sandbox.toolchain import Tools
@@ -179,11 +179,18 @@ def is_ready(server: Server) -> bool:
         if server.kind == "zookeeper":
             return b"Mode: standalone" in _four_letters(server.ports["main"], b"srvr")
         if server.kind == "s3proxy":
-            return httpx.get(f"http://{server.address}/", timeout=2).status_code in (200, 403)
+            return _status(server.ports["main"], "/") in (200, 403)
         path = "/api/v1/bookie/is_ready" if server.kind == "bookie" else "/admin/v2/brokers/ready"
-        return httpx.get(f"{server.http}{path}", timeout=2).status_code == 200
-    except (OSError, httpx.HTTPError):
+        return _status(server.ports["http"], path) == 200
+    except (OSError, HTTPException):
         return False
+
+
+def _status(port: int, path: str) -> int:
+    """Asked ten times a second while servers start, so without httpx, which reads all certificates each time."""
+    with closing(HTTPConnection(LOOPBACK, port, timeout=2)) as connection:
+        connection.request("GET", path)
+        return connection.getresponse().status
 
 
 def _four_letters(port: int, word: bytes) -> bytes:

@@ -54,7 +54,7 @@ def publish(
             partition_key=keys[number] if keys else None,
             deliver_at=deliver_at[number] if deliver_at else None,
         )
-    if not done.wait(60) or failures:
+    if not done.wait(120) or failures:
         raise SandboxError(f"publishing to {topic} failed: {failures[:1] or 'timed out'}")
     producer.close()
     return ledgers
@@ -66,7 +66,7 @@ def acknowledge_with_holes(
     """Publish, acknowledge every other message, and wait until the cursor has a ledger for that position."""
     consumer = _shared(client, topic, subscription)
     publish(client, topic, contents)
-    for message in [consumer.receive(10_000) for _ in contents][::2]:
+    for message in [consumer.receive(60_000) for _ in contents][::2]:
         consumer.acknowledge(message)
     with cluster.metadata() as zk:
         wait_for(

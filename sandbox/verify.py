@@ -18,7 +18,8 @@ from sandbox.seed import Live
 from sandbox.toolchain import SandboxError
 from sandbox.topics import digest
 
-_PATIENCE_MS = 10_000
+_PATIENCE_MS = 60_000
+"""For what is there, or must come; a busy machine takes its time."""
 
 
 def read_back(cluster: Cluster, live: Iterable[Live]) -> list[str]:
@@ -55,10 +56,8 @@ def _read(client: pulsar.Client, topic: str, expected: int, *, compacted: bool =
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=compacted)
     messages: list[pulsar.Message] = []
     try:
-        while len(messages) < expected:
-            messages.append(reader.read_next(_PATIENCE_MS))
         while reader.has_message_available():  # also said of a transaction's marker, which is never delivered
-            messages.append(reader.read_next(500))
+            messages.append(reader.read_next(_PATIENCE_MS if len(messages) < expected else 500))
     except pulsar.Timeout:
         return messages
     finally:

@@ -24,7 +24,7 @@ public class RetryingConsumer {
                         .subscriptionType(SubscriptionType.Shared).enableRetry(true).deadLetterPolicy(policy)
                         .subscriptionInitialPosition(SubscriptionInitialPosition.Earliest).subscribe()) {
             for (int number = 0; number < Integer.parseInt(args[5]); number++) {
-                Message<byte[]> message = consumer.receive(30, TimeUnit.SECONDS);
+                Message<byte[]> message = consumer.receive(60, TimeUnit.SECONDS);
                 StringBuilder line = new StringBuilder("received:");
                 append(line, message.getData());
                 append(line, text(message.getKey()));

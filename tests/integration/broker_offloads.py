@@ -95,7 +95,7 @@ def read_by_broker(sandbox: Cluster, topic: str, count: int) -> list[tuple[int, 
     """Ledger, entry and payload of every message, as a client gets them; those with a bad checksum it never gets."""
     with pulsar_client(sandbox.service_url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
-        found = [reader.read_next(20_000) for _ in range(count)]
+        found = [reader.read_next(60_000) for _ in range(count)]
         return [(one.message_id().ledger_id(), one.message_id().entry_id(), one.data()) for one in found]
 
 

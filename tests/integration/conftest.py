@@ -21,6 +21,20 @@ from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
 from tests.integration.pipeline import Pipeline
 
+LONG = (
+    *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_coverage", "test_offload_run"),
+    *("test_broker_offloader_schedules", "test_rollback", "test_phase_one", "test_bookkeeper_entries", "test_pipeline"),
+    *("test_sandbox", "test_undo", "test_waiting", "test_wheel", "test_object_sweep", "test_delayed_snapshots"),
+    *("test_topic_policies", "test_retry_topics", "test_queue_contract", "test_objects_faults"),
+)
+"""Modules that take minutes, the longest first: begun last, one would run alone at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Parallel workers take modules in this order."""
+    order = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONG)))
+
 
 @pytest.fixture(scope="session")
 def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -41,7 +41,7 @@ PORTS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Strikes at call number ``call`` of a port's method, before it or ``after``; once, for ``flag`` is then there.
+    """Strikes at the first call of a port's method, before it or ``after``; once, for ``flag`` is then there.
 
     Only calls whose arguments, written out, contain ``about`` count.
     ``victim``: ``driver`` kills the run's whole process group, ``executor`` the JVM that this worker belongs to and
@@ -54,22 +54,18 @@ class Fault:
     victim: str
     driver: int
     flag: str
-    call: int = 1
     about: str = ""
 
     def arm(self) -> None:
         """Put the fault into this process."""
         port = PORTS[self.port]
         original = getattr(port, self.method)
-        calls = 0
 
         def struck(*args: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += self.about in repr(args)
-            if calls != self.call or self.about not in repr(args):
+            if self.about and self.about not in repr(args):
                 return original(*args, **options)
             if self.after:
-                result = original(*args, **options)
+                result = original(*args, **options)  # one that fails is no step to strike after
                 self.strike()
                 return result
             self.strike()
@@ -84,7 +80,7 @@ class Fault:
         except FileExistsError:
             return
         if self.victim == "nobody":
-            time.sleep(3)
+            time.sleep(5)
             return
         if self.victim == "driver":
             os.killpg(self.driver, signal.SIGKILL)

@@ -109,11 +109,15 @@ def messages(pipeline: Pipeline, topic: str) -> list[bytes]:
     ]
 
 
+def all_keys(s3: Any) -> list[str]:
+    """Every object of the bucket."""
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+    return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+
 def keys(s3: Any, ledger_id: int) -> list[str]:
     """All objects of all copies of a ledger."""
-    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
-    names = [found["Key"] for page in pages for found in page.get("Contents", [])]
-    parsed = {name: offload_object.parse_key(name) for name in names}
+    parsed = {name: offload_object.parse_key(name) for name in all_keys(s3)}
     return sorted(name for name, key in parsed.items() if key and key.ledger_id == ledger_id)
 
 

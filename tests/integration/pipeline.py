@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,12 @@ from resources.lifecycle import LifecycleResource
 from sandbox import znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
+from sandbox.toolchain import SandboxError
 
 TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
 NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
-STATS_INTERVAL = 5.0
+STATS_INTERVAL = 2.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
 
 
@@ -63,7 +64,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
         "spark": {"master": "local[2]", "scan_partitions": 2, "conf": {"spark.sql.shuffle.partitions": "2"}},
         "orphans": {"grace_period": 0, "confirm_after": "0s"},
         "apply": {"max_share": 1.0},  # a share of a small cluster says nothing
-        "deletion": {"deliver_after": 0, "idle_timeout": "2s", "waiting_delay": "1s"},
+        "deletion": {"deliver_after": 0, "idle_timeout": "3s", "waiting_delay": "1s"},
     }
     for section, values in (overrides or {}).items():
         document.setdefault(section, {}).update(values)
@@ -192,6 +193,13 @@ def waiting(sandbox: Cluster) -> int:
         return queue.backlog()
 
 
+def emptied(sandbox: Cluster) -> bool:
+    """Whether all messages are acknowledged; the last acknowledgements arrive a moment after a run's end."""
+    with suppress(SandboxError):
+        wait_for("the acknowledgements to arrive", lambda: waiting(sandbox) == 0, 30)
+    return waiting(sandbox) == 0
+
+
 def drain(sandbox: Cluster) -> None:
     """Skip whatever other tests left in the deletion queue, delayed retries and dead letters included."""
     with deletion_queue(sandbox) as queue:
@@ -228,8 +236,7 @@ def wait_until_unloaded_counts(since: float) -> None:
 def wait_listed(sandbox: Cluster, topic: str) -> None:
     """Until a broker lists a topic that is loaded."""
     with _admin(sandbox) as admin:
-        # a broker that has just started lists nothing for 60 s (statsUpdateInitialDelayInSecs)
-        wait_for(f"a broker to list {topic}", lambda: topic in admin.loaded_topics(), timeout=90)
+        wait_for(f"a broker to list {topic}", lambda: topic in admin.loaded_topics())
 
 
 def wait_unlisted(sandbox: Cluster, topics: Iterable[str]) -> None:
@@ -245,6 +252,19 @@ def _admin(sandbox: Cluster) -> Iterator[HttpBrokerAdmin]:
         HttpBrokerAdmin(PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url))
     ) as admin:
         yield admin
+
+
+def at_rest(zk: KazooClient, roots: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """:func:`transactions` of an idle cluster, once the brokers have written what they had to."""
+    seen = [transactions(zk, roots)]
+
+    def still() -> bool:
+        time.sleep(1)  # as often as brokers write cursors
+        seen.append(transactions(zk, roots))
+        return len(seen) > 3 and all(one == seen[-1] for one in seen[-4:])
+
+    wait_for("the brokers to rest", still)
+    return seen[-1]
 
 
 def transactions(zk: KazooClient, roots: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -85,7 +85,7 @@ def written(request: pytest.FixtureRequest) -> Iterator[tuple[KazooStore, Topic]
         yield store, topic
     client.close()
     url = f"{sandbox.admin_url}/admin/v2/{str(topic).replace('://', '/')}"
-    httpx.delete(url, params={"force": "true"}, timeout=30).raise_for_status()
+    httpx.delete(url, params={"force": "true"}, timeout=120).raise_for_status()
 
 
 @pytest.fixture(params=["fake", pytest.param("bookies", marks=pytest.mark.integration)])

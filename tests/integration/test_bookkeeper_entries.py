@@ -57,14 +57,14 @@ class Written:
 
     def namespace(self, name: str, ensemble: int, write: int) -> None:
         url = f"{self.cluster.admin_url}/admin/v2/namespaces/public/{name}"
-        httpx.put(url, json={}, timeout=30).raise_for_status()
+        httpx.put(url, json={}, timeout=120).raise_for_status()
         policy = {
             "bookkeeperEnsemble": ensemble,
             "bookkeeperWriteQuorum": write,
             "bookkeeperAckQuorum": write,
             "managedLedgerMaxMarkDeleteRate": 0,
         }
-        httpx.post(f"{url}/persistence", json=policy, timeout=30).raise_for_status()
+        httpx.post(f"{url}/persistence", json=policy, timeout=120).raise_for_status()
 
     def topic(self, name: str, **producer: Any) -> Topic:
         """``MESSAGES`` messages; the subscription keeps them."""

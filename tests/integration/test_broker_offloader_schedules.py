@@ -197,7 +197,7 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
         pipeline.scan_and_delete()
         return not existing(offloading, released)
 
-    wait_for("the deletion of what waited", gone, 120)
+    wait_for("the deletion of what waited", gone, 300)
 
 
 # ------------------------------------------------------------------------------------- 11: a broker's offload that runs

@@ -51,7 +51,7 @@ def test_chunks_come_together_across_ledgers_and_between_others(
             one.flush()
             one.close()
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
-        consumed = [reader.read_next(10_000) for _ in range(len(small) + len(large))]
+        consumed = [reader.read_next(60_000) for _ in range(len(small) + len(large))]
         admin.unload(topic)
     assert [row["problem"] for row in before][-1] == "the other parts of its message are not here"
     assert [row["payload"] for row in before][:-1] == small

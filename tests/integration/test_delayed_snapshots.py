@@ -50,12 +50,12 @@ def collect_garbage(sandbox: Cluster) -> None:
     """Bookies drop the entries of ledgers whose z-nodes are gone: a broker reads a snapshot that it has open still."""
     for bookie in sandbox.state.of_kind("bookie"):
         gc = f"{bookie.http}/api/v1/bookie/gc"
-        httpx.put(gc, timeout=30).raise_for_status()
+        httpx.put(gc, timeout=120).raise_for_status()
         wait_for(f"a garbage collection of {bookie.name}", lambda gc=gc: _at_rest(gc))
 
 
 def _at_rest(gc: str) -> bool:
-    return httpx.get(gc, timeout=30).json()["is_in_force_gc"] == "false"
+    return httpx.get(gc, timeout=120).json()["is_in_force_gc"] == "false"
 
 
 def received(consumer: subprocess.Popen[str]) -> list[str]:

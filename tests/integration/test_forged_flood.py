@@ -16,7 +16,13 @@ from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.seed import Live
 from tests.integration import forgery
-from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_unlisted, waiting
+from tests.integration.pipeline import (
+    Pipeline,
+    emptied,
+    existing,
+    new_namespace,
+    wait_unlisted,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -83,7 +89,7 @@ def test_ten_thousand_lies_delete_nothing_and_stop_nothing(
     found = Counter({outcome.outcome: 0 for outcome in outcomes})
     for outcome in outcomes:
         found[outcome.outcome] += outcome.ledgers
-    assert waiting(sandbox) == 0, found
+    assert emptied(sandbox), found
     assert found["deleted"] == len(planned.ids), found
     assert sum(found.values()) == MESSAGES + len(planned.ids), found
     assert existing(sandbox, kept) == kept

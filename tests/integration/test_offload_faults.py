@@ -69,9 +69,9 @@ def everywhere(fault: Fault, times: int) -> tuple[tuple[Fault, str, str, int], .
 CASES = {
     "busy for a while": Case(everywhere(SLOW_DOWN, 2), settings={"attempts": 5}),
     "busy for good": Case(((SLOW_DOWN, "PUT", "", FOREVER),), "SlowDown"),
-    "silent for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "1s"}),
+    "silent for a while": Case(everywhere(Hang(), 1), settings={"read_timeout": "3s", "attempts": 5}),
     "silent for good": Case(
-        ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "1s", "attempts": 1}
+        ((Hang(), "PUT", "partNumber", FOREVER),), "Read timeout", {"read_timeout": "3s", "attempts": 1}
     ),
     "cuts connections for a while": Case(
         ((CutRequest(100_000), "PUT", "partNumber", 2), (CutAnswer(1_000), "GET", "", 2), (Replace(0), "POST", "", 2)),

@@ -82,10 +82,9 @@ class Scene:
         self.sent += count
         received: set[bytes] = set()
         while len(received) < count:
-            message = consumer.receive(20_000)
+            message = consumer.receive(60_000)
             consumer.acknowledge(message)
-            received.add(message.data())
-        assert received == set(expected)
+            received |= {message.data()} & set(expected)  # an earlier one comes again if its receipt was lost
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,8 @@ class Stage:
         """Run a scene's plan in a process of its own, which dies or loses an executor."""
         plan, flag = self.plans[name], folder / "struck"
         master = "local[2]" if victim == "driver" else "local-cluster[2,1,1024]"
-        file = settings_of(self.sandbox, folder, self.pipeline.lake, master)
+        session = "5s" if victim == "driver" else "20s"  # the rerun waits for a killed one's to end
+        file = settings_of(self.sandbox, folder, self.pipeline.lake, master, session)
         order = {"plan_id": plan.plan_id, "digest": plan.digest, "run_id": "killed"}
         struck = {"flag": str(flag), "victim": victim, **fault}
         command = [sys.executable, "-m", "tests.integration.killed_run", str(file), "offload"]
@@ -112,7 +112,7 @@ class Stage:
             capture_output=True,
             text=True,
             start_new_session=True,
-            timeout=240,
+            timeout=900,
             check=False,
         )
         assert flag.exists(), run.stderr[-3000:]
@@ -123,9 +123,9 @@ class Stage:
         return offloads.offload(self.pipeline, self.plans[name], f"rerun {name}")
 
 
-def settings_of(sandbox: Cluster, folder: Path, lake: str, master: str = "local[2]") -> Path:
+def settings_of(sandbox: Cluster, folder: Path, lake: str, master: str = "local[2]", session: str = "20s") -> Path:
     sections = offloads.with_bucket(sandbox, loaded_topics=True, block_size=5 << 20) | {
-        "zookeeper": {"session_timeout": "4s"},
+        "zookeeper": {"session_timeout": session},
         "lake": {"path": lake},
         "spark": {"master": master},
     }

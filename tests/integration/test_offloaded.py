@@ -213,7 +213,7 @@ def test_exactly_the_unreferenced_objects_go(place: Place, pipeline: Pipeline) -
     }
     intended = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "deleting"]
     assert {row["ledger_id"] for row in intended} == {one.ledger_id for one in (leaked, trimmed, no_topic)}
-    assert driving.waiting(place.sandbox) == 0
+    assert driving.emptied(place.sandbox)
     _clean(place, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])
 
 

@@ -30,7 +30,14 @@ from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from tests.fakes.cutting_proxy import CuttingProxy
 from tests.integration import forgery
-from tests.integration.pipeline import Pipeline, existing, new_namespace, send, wait_listed, waiting
+from tests.integration.pipeline import (
+    Pipeline,
+    emptied,
+    existing,
+    new_namespace,
+    send,
+    wait_listed,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -144,7 +151,7 @@ def test_a_broker_that_does_not_say_of_one_topic_what_it_holds_in_memory(
         pipeline.delete_pending()
     assert existing(sandbox, theirs) == set(theirs)
     assert {row["outcome"] for ledger in theirs for row in pipeline.journal(ledger)} == {"kept"}
-    assert waiting(sandbox) == 0
+    assert emptied(sandbox)
 
 
 def test_a_schema_locator_that_its_broker_cannot_decode(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
@@ -221,7 +228,7 @@ def _acknowledged(sandbox: Cluster, pipelines: Callable[..., Pipeline], undecoda
     pipeline.delete_pending()
     assert existing(sandbox, [neighbour])
     assert [row["outcome"] for row in pipeline.journal(neighbour)] == ["kept"]
-    assert waiting(sandbox) == 0
+    assert emptied(sandbox)
 
 
 @contextmanager
@@ -275,7 +282,7 @@ def test_damaged_entries_keep_their_owners_and_hinder_nobody_else(
         pipeline.delete_pending()
     assert existing(sandbox, [hidden, *theirs]) == {hidden, *theirs}
     assert {row["outcome"] for ledger in (hidden, *theirs) for row in pipeline.journal(ledger)} == {"kept"}
-    assert waiting(sandbox) == 0
+    assert emptied(sandbox)
 
 
 def test_topics_that_vanish_while_their_ledgers_stay(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:

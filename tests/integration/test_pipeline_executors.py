@@ -13,7 +13,15 @@ import pytest
 from sandbox import plant, topics, verify
 from sandbox.cluster import Cluster
 from sandbox.seed import Live
-from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file, wait_unlisted, waiting
+from tests.integration.pipeline import (
+    Pipeline,
+    drain,
+    emptied,
+    existing,
+    new_namespace,
+    settings_file,
+    wait_unlisted,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -36,7 +44,7 @@ def test_executors_of_their_own_scan_and_delete(sandbox: Cluster, tmp_path: Path
 
     command = [sys.executable, str(DRIVER), str(file)]
     done = subprocess.run(
-        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=400, check=False
+        command, cwd=elsewhere, env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -47,7 +55,7 @@ def test_executors_of_their_own_scan_and_delete(sandbox: Cluster, tmp_path: Path
     assert orphans <= set(found["planned"])
     assert {outcome for outcome, _, _ in found["outcomes"]} == {"deleted"}, found["outcomes"]
     assert not existing(sandbox, orphans)
-    assert waiting(sandbox) == 0
+    assert emptied(sandbox)
     pipeline = Pipeline(file)
     for ledger in orphans:
         assert [row["outcome"] for row in pipeline.journal(ledger)] == ["deleted"]

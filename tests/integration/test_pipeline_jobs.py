@@ -14,7 +14,14 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.deletion_planning import run_config
 from sandbox import plant
 from sandbox.cluster import Cluster
-from tests.integration.pipeline import Pipeline, existing, new_namespace, wait_unlisted, waiting
+from tests.integration.pipeline import (
+    Pipeline,
+    emptied,
+    existing,
+    new_namespace,
+    wait_unlisted,
+    waiting,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -79,7 +86,7 @@ def test_an_operator_scans_applies_what_the_page_says_and_deletes(
     deleting = jobs.run("delete_pending")
     assert jobs.page("ledger_deletions")["dagster/row_count"] == summary.ledgers
     assert not existing(sandbox, orphans)
-    assert waiting(sandbox) == 0
+    assert emptied(sandbox)
     for ledger in orphans:
         assert [(row["run_id"], row["outcome"]) for row in pipeline.journal(ledger)] == [(deleting.run_id, "deleted")]
     wanted = dg.AssetRecordsFilter(key("deletions_by_namespace"), asset_partitions=[namespace])

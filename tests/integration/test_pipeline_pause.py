@@ -19,7 +19,8 @@ from tests.integration.pipeline import Pipeline, existing, new_namespace
 
 pytestmark = pytest.mark.integration
 
-LEDGERS = 12
+LEDGERS = 30
+"""At two a second, fifteen seconds to pause in."""
 TASKS = 2
 """Executor cores of the tests' Spark."""
 
@@ -35,7 +36,7 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
     with ThreadPoolExecutor(1) as pool, KazooStore(ZooKeeperSettings(hosts=sandbox.zookeeper)) as store:
         running = pool.submit(deletion_run.apply_directly, pipeline.where, "paused", order)
         try:
-            wait_for("the first deletion", lambda: existing(sandbox, ids) != ids or running.done(), timeout=120)
+            wait_for("the first deletion", lambda: existing(sandbox, ids) != ids or running.done(), timeout=300)
             control.pause(store, "the test says so")
             left = existing(sandbox, ids)
             outcomes = running.result()
@@ -49,6 +50,7 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
     for ledger in ids - after:
         assert [row["outcome"] for row in pipeline.journal(ledger)] == ["deleted"]
 
-    outcomes = deletion_run.apply_directly(pipeline.where, "resumed", order)
+    unhurried = pipelines({"deletion": {"batch": 1}}, lake=pipeline.lake)
+    outcomes = deletion_run.apply_directly(unhurried.where, "resumed", order)
     assert {outcome.outcome for outcome in outcomes} <= {"deleted", "gone"}, outcomes
     assert not existing(sandbox, ids)

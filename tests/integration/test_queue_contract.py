@@ -94,7 +94,7 @@ class TestPulsarDeletionQueue(DeletionQueueContract):
     def test_many_messages_over_all_partitions(self, open_queue):
         queue = open_queue()
         assert {one.error for one in queue.send(intents(1500), 0)} == {""}
-        received = queue.receive(1500, 30_000)
+        received = queue.receive(1500, 60_000)
         assert len({one.info.ledger_id for one in received}) == 1500
         assert len({one.topic for one in received}) == 4
         queue.acknowledge(received)
@@ -106,7 +106,7 @@ class TestPulsarDeletionQueue(DeletionQueueContract):
         (info,) = intents(1)
         client.create_producer(str(RETRY_TOPIC)).send(encode_deletion_message(info), properties={"RECONSUMETIMES": "1"})
         assert queue.backlog() == 1
-        (received,) = queue.receive(1, 10_000)
+        (received,) = queue.receive(1, 60_000)
         assert received.info == info
         assert received.properties == {"RECONSUMETIMES": "1"}
         assert received.topic.startswith(str(RETRY_TOPIC))
@@ -120,7 +120,7 @@ class TestPulsarDeletionQueue(DeletionQueueContract):
         reader = client.create_reader(f"{DELETION_TOPIC}-partition-{number}", pulsar.MessageId.earliest)
         messages = []
         while reader.has_message_available():
-            messages.append(reader.read_next(timeout_millis=10_000))
+            messages.append(reader.read_next(timeout_millis=60_000))
         assert decode_deletion_message(messages[-1].data()) == sent.info
         assert messages[-1].partition_key() == ""
         assert messages[-1].message_id().batch_index() == -1
@@ -134,9 +134,9 @@ class TestPulsarDeletionQueue(DeletionQueueContract):
         for info in intents(12):
             producer.send_async(encode_deletion_message(info), lambda *_: None)
         producer.flush()
-        first = queue.receive(5, 10_000)
+        first = queue.receive(5, 60_000)
         queue.acknowledge(first)
-        rest = queue.receive(7, 10_000)
+        rest = queue.receive(7, 60_000)
         queue.acknowledge(rest)
         assert sorted(one.info.ledger_id for one in first + rest) == list(range(12))
         queue.close()

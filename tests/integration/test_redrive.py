@@ -17,7 +17,7 @@ from pulsar_lifecycle.errors import Paused, Refused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeadLetterQueue, PulsarDeletionQueue
+from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.runs import control
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.integration
 
 @pytest.fixture
 def config(sandbox: Cluster, tmp_path: Path) -> str:
-    return str(driving.settings_file(sandbox, tmp_path, {"deletion": {"idle_timeout": "2s"}}))
+    return str(driving.settings_file(sandbox, tmp_path, {}))
 
 
 @pytest.fixture
@@ -41,25 +41,14 @@ def settings(config: str) -> Settings:
 
 
 @pytest.fixture
-def queue(settings: Settings) -> Iterator[PulsarDeletionQueue]:
+def queue(sandbox: Cluster, settings: Settings) -> Iterator[PulsarDeletionQueue]:
     """The deletion queue, empty before and after, dead letters included."""
+    driving.drain(sandbox)
     with closing(HttpBrokerAdmin(settings.pulsar)) as admin:
-        _drain(settings, admin)
         queue = PulsarDeletionQueue(settings.pulsar, admin, 4)
         yield queue
         queue.close()
-        _drain(settings, admin)
-
-
-def _drain(settings: Settings, admin: HttpBrokerAdmin) -> None:
-    with (
-        closing(PulsarDeletionQueue(settings.pulsar, admin, 4)) as queue,
-        closing(PulsarDeadLetterQueue(settings.pulsar, admin, 4)) as letters,
-    ):
-        while received := queue.receive(1000, 500):
-            queue.acknowledge(received)
-        while received := letters.take(1000, 500):
-            letters.acknowledge(received)
+    driving.drain(sandbox)
 
 
 @pytest.fixture
@@ -82,7 +71,7 @@ def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
 ) -> None:
     done = go(settings, Wanted(ledger_ids=frozenset({1, 3})))
     assert (done.looked, done.sent, done.failed, done.unparseable) == (5, 2, 0, 1)
-    received = queue.receive(2, 20_000)
+    received = queue.receive(2, 60_000)
     assert sorted(one.info.ledger_id for one in received if one.info) == [1, 3]
     assert [one.properties for one in received] == [{"mine": "kept"}] * 2
     queue.acknowledge(received)

@@ -75,11 +75,11 @@ class Story:
         """Force a garbage collection of these bookies, and wait for its end."""
         for number in which:
             bookie = self.cluster.state.of_kind("bookie")[number].http
-            httpx.put(f"{bookie}/api/v1/bookie/gc", timeout=30).raise_for_status()
+            httpx.put(f"{bookie}/api/v1/bookie/gc", timeout=120).raise_for_status()
             wait_for(
                 f"the collection of {bookie}",
                 lambda bookie=bookie: (
-                    httpx.get(f"{bookie}/api/v1/bookie/gc", timeout=30).json()["is_in_force_gc"] == "false"
+                    httpx.get(f"{bookie}/api/v1/bookie/gc", timeout=120).json()["is_in_force_gc"] == "false"
                 ),
             )
 
@@ -187,7 +187,7 @@ def test_listed_again_the_restored_ledger_is_read_by_a_broker(story: Story) -> N
     with pulsar_client(story.cluster.service_url) as client:
         reader = client.create_reader(story.living, pulsar.MessageId.earliest)
         while reader.has_message_available():
-            found.append(reader.read_next(10_000).data())
+            found.append(reader.read_next(60_000).data())
     assert found == story.contents
 
 

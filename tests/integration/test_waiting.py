@@ -158,13 +158,13 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
         text=True,
         start_new_session=True,
     )
-    _, errors = run.communicate(timeout=240)
+    _, errors = run.communicate(timeout=900)
     assert (tmp_path / "s").exists(), errors[-3000:]
     copies = Counter(one.info.ledger_id for one in in_retry_topic(narrow) if one.info)
     assert copies
     assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged
     mended = pipelines({"object_store": with_object_store(narrow)}, lake=pipeline.lake)
-    wait_for("the killed run's session to end", lambda: _lease_is_free(mended), 60)
+    wait_for("the killed run's session to end", lambda: _lease_is_free(mended))
     settled = mended.scan_and_delete("rerun")
     assert {(o.outcome, o.ledgers) for o in settled} == {("gone", len(messages) + copies.total())}, settled
     wait_for("the acknowledgements to arrive", lambda: waiting(narrow) == 0)
@@ -190,7 +190,7 @@ def test_what_another_consumer_holds_fails_the_run_and_is_named(
         holder = client.subscribe(
             str(DELETION_TOPIC), SUBSCRIPTION, pulsar.ConsumerType.Shared, receiver_queue_size=UNACKED
         )
-        held = [holder.receive(20_000) for _ in few]
+        held = [holder.receive(60_000) for _ in few]
         outcomes = pipeline.scan_and_delete("hindered")
         (said,) = outcomes
         assert (said.outcome, said.ledgers) == (WITHHELD, len(few))

@@ -184,7 +184,7 @@ def test_what_one_bookie_fails_to_give_comes_from_another(
 
 @pytest.mark.parametrize(("ensemble", "write"), [(3, 2), (2, 2)])
 def test_a_mute_bookie_is_waited_for_once(cluster: Cluster, ensemble: int, write: int) -> None:
-    cluster.reader = cluster.connect(read_timeout=0.5)
+    cluster.reader = cluster.connect(read_timeout=2)
     payloads = some(1_000)
     metadata = cluster.write(payloads, ensemble, write)
     mute = cluster.bookies[cluster.ids[0]]
@@ -360,13 +360,13 @@ def test_streams_take_turns_and_an_abandoned_one_is_forgotten(cluster: Cluster, 
 
 
 def test_a_consumer_that_takes_its_time_is_not_a_silent_bookie(cluster: Cluster) -> None:
-    cluster.reader = cluster.connect(read_timeout=0.3)
+    cluster.reader = cluster.connect(read_timeout=1.5)
     payloads = [b"x" * 10_000] * 2_000
     metadata = cluster.write(payloads, 2, 2)
     count = 0
     for batch in cluster.reader.stream(LEDGER, metadata, 0, 1_999):
         if not count:
-            time.sleep(0.7)
+            time.sleep(3)
         count += len(batch.payloads)
 
     assert count == 2_000

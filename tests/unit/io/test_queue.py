@@ -58,8 +58,8 @@ class DeletionQueueContract:
         assert {one.error for one in sent} == {""}
         assert len({one.message_id for one in sent}) == len(infos)
         assert queue.backlog() == 30
-        first = queue.receive(20, 10_000)
-        second = queue.receive(10, 10_000)
+        first = queue.receive(20, 60_000)
+        second = queue.receive(10, 60_000)
         assert len(first) == 20
         assert sorted(one.info.ledger_id for one in first + second) == list(range(30))
         assert {one.problem for one in first + second} == {""}
@@ -72,12 +72,12 @@ class DeletionQueueContract:
     def test_acknowledgements_are_sent_before_the_queue_is_closed(self, open_queue):
         open_queue().send(intents(30), 0)
         queue = open_queue()
-        received = queue.receive(30, 10_000)
+        received = queue.receive(30, 60_000)
         queue.acknowledge(received[::2])
         queue.close()
         other = open_queue()
         assert other.backlog() == 15
-        again = other.receive(15, 10_000)
+        again = other.receive(15, 60_000)
         assert {one.message_id for one in again} == {one.message_id for one in received[1::2]}
         assert other.receive(1, 100) == []
 
@@ -90,12 +90,12 @@ class DeletionQueueContract:
     def test_what_is_not_acknowledged_comes_again_after_close(self, open_queue):
         sender, first = open_queue(), open_queue()
         sender.send(intents(3), 0)
-        received = first.receive(3, 10_000)
+        received = first.receive(3, 60_000)
         first.acknowledge(received[:1])
         first.release(received[1:2])
         assert first.receive(1, 100) == []
         first.close()
-        again = open_queue().receive(2, 10_000)
+        again = open_queue().receive(2, 60_000)
         assert {one.info for one in again} == {one.info for one in received[1:]}
 
     def test_two_sessions_share_the_messages(self, open_queue):
@@ -103,21 +103,22 @@ class DeletionQueueContract:
         one.receive(1, 100)
         other.receive(1, 100)
         one.send(intents(40), 0)
-        received = [*one.receive(40, 2_000), *other.receive(40, 2_000)]
+        received = [*one.receive(40, 10_000), *other.receive(40, 10_000)]
         assert sorted(message.info.ledger_id for message in received) == list(range(40))
 
     def test_a_delayed_message_waits(self, open_queue):
         queue = open_queue()
+        queue.receive(1, 100)  # subscribes, which may take a while
         queue.send(intents(1), 4_000)
         assert queue.backlog() == 1
         assert queue.receive(1, 100) == []
-        assert len(queue.receive(1, 30_000)) == 1
+        assert len(queue.receive(1, 60_000)) == 1
 
     @pytest.mark.parametrize("raw", [b"", b"not json", b"\xff\xfe", b'{"ledgerId": 1}'])
     def test_what_is_no_intent_is_received_with_its_problem_and_bytes(self, open_queue, publish, raw):
         queue = open_queue()
         publish(raw, {"from": "someone"})
-        (received,) = queue.receive(1, 10_000)
+        (received,) = queue.receive(1, 60_000)
         assert received.info is None
         assert "PendingDeleteLedgerInfo" in received.problem
         assert received.raw == raw
@@ -133,7 +134,7 @@ class DeletionQueueContract:
         publish(encode_deletion_message(intents(1)[0]), {"mine": "text"}, topic=topic)
         seen = [one for part in reader.partitions(topic) for one in reader.waiting(part, None, 10).messages]
         queue = open_letters() if topic == DLQ_TOPIC else open_queue()
-        received = queue.take(2, 10_000) if topic == DLQ_TOPIC else queue.receive(2, 10_000)
+        received = queue.take(2, 60_000) if topic == DLQ_TOPIC else queue.receive(2, 60_000)
         for messages in (seen, received):
             odd, good = sorted(messages, key=lambda one: len(one.properties))
             assert (odd.info, odd.properties, odd.problem) == (None, {}, NOT_TEXT)
@@ -145,14 +146,14 @@ class DeletionQueueContract:
     def test_what_is_reconsumed_comes_again_later_and_says_how_often(self, open_queue, reader):
         queue = open_queue()
         queue.send(intents(2), 0)
-        received = queue.receive(2, 10_000)
+        received = queue.receive(2, 60_000)
         first, second = queue.reconsume_later(received, 4_000, 3)
         assert [(one.message, one.times, one.dead, one.error) for one in (first, second)] == [
             (message, 1, False, "") for message in received
         ]
         queue.acknowledge(received)
         assert queue.receive(1, 100) == []
-        again = queue.receive(2, 30_000)
+        again = queue.receive(2, 60_000)
         assert {one.info for one in again} == set(intents(2))
         for one in again:
             assert Topic.parse(one.topic).partitioned_parent == RETRY_TOPIC
@@ -168,13 +169,13 @@ class DeletionQueueContract:
     def test_what_is_sent_back_comes_again_later_and_is_not_counted(self, open_queue, open_letters, publish, count):
         queue = open_queue()
         publish(encode_deletion_message(intents(1)[0]), {"mine": "kept"} | ({"RECONSUMETIMES": count} if count else {}))
-        (message,) = queue.receive(1, 10_000)
+        (message,) = queue.receive(1, 60_000)
         notes = {WAITING_SINCE: str(message.publish_time), WAITING_FOR: "no-scan", WAITING_RUN: "run"}
         (sent,) = queue.send_back([message], [notes], 4_000)
         assert (sent.message, sent.dead, sent.error) == (message, False, "")
         queue.acknowledge([message])
         assert queue.receive(1, 100) == []
-        (again,) = queue.receive(1, 30_000)
+        (again,) = queue.receive(1, 60_000)
         assert Topic.parse(again.topic).partitioned_parent == RETRY_TOPIC
         assert (again.info, again.properties.get("RECONSUMETIMES")) == (message.info, count)
         assert again.properties["DELAY_TIME"] == "4000"
@@ -184,7 +185,7 @@ class DeletionQueueContract:
         assert postponed.times == (20 if count == "many" else int(count or 0)) + 1
         queue.acknowledge([again])
         if not postponed.dead:
-            (retried,) = queue.receive(1, 20_000)
+            (retried,) = queue.receive(1, 60_000)
             assert {WAITING_SINCE} == {WAITING_SINCE, WAITING_FOR, WAITING_RUN} & retried.properties.keys()
             queue.acknowledge([retried])
         queue.close()
@@ -195,7 +196,7 @@ class DeletionQueueContract:
         queue.send(intents(1), 0)
         origins = set()
         for times in (1, 2, 3):
-            (message,) = queue.receive(1, 20_000)
+            (message,) = queue.receive(1, 60_000)
             (postponed,) = queue.reconsume_later([message], 10, 2)
             assert (postponed.times, postponed.dead, postponed.error) == (times, times == 3, "")
             queue.acknowledge([message])
@@ -205,7 +206,7 @@ class DeletionQueueContract:
         queue.close()
         letters = open_letters()
         assert (open_queue().backlog(), letters.backlog()) == (0, 1)
-        (letter,) = letters.take(1, 10_000)
+        (letter,) = letters.take(1, 60_000)
         assert letter.info == intents(1)[0]
         assert letter.properties["RECONSUMETIMES"] == "3"
         letters.acknowledge([letter])
@@ -221,7 +222,7 @@ class DeletionQueueContract:
     ):
         queue = open_queue()
         publish(b"x", {"RECONSUMETIMES": count})
-        (message,) = queue.receive(1, 10_000)
+        (message,) = queue.receive(1, 60_000)
         (postponed,) = queue.reconsume_later([message], 10, max_times)
         assert (postponed.times, postponed.dead, postponed.error) == (times, dead, "")
         queue.acknowledge([message])
@@ -229,16 +230,16 @@ class DeletionQueueContract:
     def test_a_dead_letter_is_sent_again_as_it_was_sent_first(self, open_queue, open_letters, publish):
         queue = open_queue()
         publish(encode_deletion_message(intents(1)[0]), {"mine": "kept"})
-        (message,) = queue.receive(1, 10_000)
+        (message,) = queue.receive(1, 60_000)
         queue.reconsume_later([message], 10, 0)
         queue.acknowledge([message])
         letters = open_letters()
-        (letter,) = letters.take(1, 10_000)
+        (letter,) = letters.take(1, 60_000)
         assert len(letter.properties) == 7
         (resent,) = letters.send_again([letter])
         assert (resent.message, resent.error, bool(resent.message_id)) == (letter, "", True)
         letters.acknowledge([letter])
-        (again,) = queue.receive(1, 10_000)
+        (again,) = queue.receive(1, 60_000)
         assert (again.raw, again.properties) == (message.raw, {"mine": "kept"})
         assert Topic.parse(again.topic).partitioned_parent == DELETION_TOPIC
         queue.acknowledge([again])
@@ -246,10 +247,10 @@ class DeletionQueueContract:
     def test_a_dead_letter_that_is_not_acknowledged_comes_again(self, open_letters, publish):
         publish(b"x", {}, topic=DLQ_TOPIC)
         letters = open_letters()
-        (letter,) = letters.take(1, 10_000)
+        (letter,) = letters.take(1, 60_000)
         assert letters.take(1, 100) == []
         letters.close()
-        (again,) = open_letters().take(1, 10_000)
+        (again,) = open_letters().take(1, 60_000)
         assert again.message_id == letter.message_id
 
     @pytest.mark.parametrize("topic", [DELETION_TOPIC, RETRY_TOPIC, DLQ_TOPIC], ids=["main", "retry", "dlq"])
@@ -280,7 +281,7 @@ class DeletionQueueContract:
     def test_looking_sees_delayed_messages_and_none_that_is_done(self, open_queue, reader):
         queue = open_queue()
         queue.send(intents(3), 0)
-        received = queue.receive(3, 10_000)
+        received = queue.receive(3, 60_000)
         queue.acknowledge([one for one in received if one.info.ledger_id == 1])
         queue.close()
         open_queue().send(intents(1, first=9), 4_000)
@@ -290,7 +291,7 @@ class DeletionQueueContract:
         published = delayed.publish_time
         assert due_at(delayed.properties, published, published) == published + 4_000
         rest = open_queue()
-        rest.acknowledge(rest.receive(3, 30_000))
+        rest.acknowledge(rest.receive(3, 60_000))
         rest.close()
         assert open_queue().backlog() == 0
 
