@@ -13,7 +13,7 @@ export DAGSTER_HOME ?= $(CURDIR)/.run/dagster
 export PULSAR_LIFECYCLE_SANDBOX ?= $(SANDBOX)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test check simulate ui bench bench-metastore bench-deletion bench-offload clean
+.PHONY: help setup lock demo test check docs simulate ui bench bench-metastore bench-deletion bench-offload clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -49,6 +49,9 @@ check: setup ## Linters, types and import rules
 	@$(BIN)/lint-imports --no-logo 2>&1 | tail -n 30; test $${PIPESTATUS[0]} -eq 0
 	@$(BIN)/pyright
 
+docs: setup ## The documentation, in site/; a broken link or anchor fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "open site/index.html"
+
 simulate: setup ## Random schedules of brokers, operators and faults against the deletion code (SEEDS=10000 FROM=0)
 	@$(BIN)/python -m tests.simulation --seeds $(or $(SEEDS),10000) --from $(or $(FROM),0)
 
@@ -70,4 +73,4 @@ bench-offload: setup ## Offloading and reading back against the bare transfers
 
 clean: ## Stop the sandbox and remove what was made; the cache stays
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -m sandbox.cli stop --purge; fi
-	@rm -rf .run .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse $(VENV)
+	@rm -rf .run .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse site $(VENV)

@@ -18,13 +18,19 @@ class WordKind(StrEnum):
     """What the operator may say against, or beyond, the safety rules; the journal's word for each."""
 
     LEGAL_HOLD = "legal-hold"
+    """``orphans.legal_holds``."""
     ACKNOWLEDGED_ZNODE = "acknowledged-znode"
+    """``orphans.acknowledged_znodes``."""
     ACKNOWLEDGED_ENTRY = "acknowledged-entry"
+    """``orphans.acknowledged_entries``."""
     NOT_SHARING = "not-sharing"
+    """``bookkeeper.not_sharing``."""
     GONE_NAMESPACE = "gone-namespace"
+    """``bookkeeper.gone_namespaces``."""
     RAISED_SHRINKAGE = "raised-shrinkage"
+    """``orphans.max_shrinkage_raised``."""
     ACCEPTED_RESTORE = "accepted-restore"
-    """Said by a command, not in the settings file."""
+    """Said by the command ``accept-restore``, not in the settings file."""
 
 
 class Word(BaseModel):

@@ -396,5 +396,5 @@ def show_unread(one: dict[str, Any]) -> str:
     told = since({"since": one["since"], "text": " ".join(one["said"].split())})
     return (
         f"{where}: a broker could not read there {told}; {keeps}: mend the brokers, then plan and launch an offload; "
-        "if no read there can work any more, take_back_offloads (docs/tiered-storage.md)"
+        "if no read there can work any more, take_back_offloads (docs/howto/damaged-copies.md)"
     )

@@ -43,14 +43,15 @@ OUTCOMES = pa.schema(
 """Counts per task; ``stopped`` rows carry why a task ended early."""
 
 STOPPED = "stopped"
+"""The run stopped itself: paused, lease lost, or ZooKeeper too slow. The run fails."""
 LIMITED = "limited"
+"""A task took its share of ``deletion.max_messages`` and left the rest to the next run."""
 NOT_SENT_BACK = "not-sent-back"
+"""Messages that must wait stayed at the head of the queue: the retry topic did not take their copies. The run fails."""
 WITHHELD = "withheld"
+"""Due messages that the broker did not hand out. The run fails."""
 NOT_COMPARED = "not-compared"
-"""Words on a run, beside the outcomes of its messages. ``limited``: a task took its share of ``deletion.max_messages``
-and left the rest to the next run. ``not-sent-back``: what must wait stayed at the head of the queue. ``withheld``: due
-messages that the broker did not hand out. ``not-compared``: whether there are such could not be seen.
-"""
+"""Whether there are due messages that were not handed out could not be seen. The run fails."""
 
 FAILURES = {
     STOPPED: "the run stopped itself",

@@ -15,12 +15,15 @@ from pydantic import TypeAdapter
 from pulsar_lifecycle.records import plans
 
 OFFLOAD = "offload"
+"""Copy the ledger to the object store."""
 RELEASE = "release"
+"""Give up its copy in BookKeeper."""
 WITHHELD = "release-withheld"
+"""Its copy in BookKeeper is due to go, but brokers give such copies up by themselves: set their deletion lag to -1."""
 DONE = "done"
+"""It is offloaded, and nothing more is to be done now."""
 KEEP = "keep"
-"""What is to be done: copy the ledger to the object store; give up its copy in BookKeeper; that, but not while brokers
-do it by themselves; nothing more; nothing."""
+"""It stays as it is; the reason says why."""
 
 CANDIDATES = pa.schema(
     [

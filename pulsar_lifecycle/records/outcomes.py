@@ -10,8 +10,9 @@ from enum import StrEnum
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 
 DELETE_LEDGER = "delete-ledger"
+"""Action: on BookKeeper's copy of a ledger."""
 DELETE_OFFLOADED = "delete-offload-ledger"
-"""Actions: on BookKeeper's copy of a ledger, on its offloaded copy."""
+"""Action: on the offloaded copy of a ledger."""
 
 
 def action_of(ledger_type: LedgerType) -> str:
@@ -20,20 +21,24 @@ def action_of(ledger_type: LedgerType) -> str:
 
 
 SENT = "sent"
+"""Phases ``send`` and ``redrive``: the deletion topic has the message."""
 SEND_FAILED = "send-failed"
-"""Outcomes of phases ``send`` and ``redrive``."""
+"""Phases ``send`` and ``redrive``: the message was not acknowledged; run again."""
 
 DELETED = "deleted"
+"""Phase ``delete``, final: this run deleted it."""
 GONE = "gone"
+"""Phase ``delete``, final: it was not there any more."""
 KEPT = "kept"
+"""Phase ``delete``, final: something refers to it, or a rule keeps it."""
 REFUSED = "refused"
+"""Phase ``delete``, final: the message is malformed, or is not about this ledger. Trims and undo: a rule forbids it."""
 RETRYING = "retrying"
+"""Phase ``delete``: sent to the retry topic, and counted."""
 DEAD_LETTERED = "dead-lettered"
+"""Phase ``delete``: sent to the dead-letter topic after the last retry."""
 WAITING = "waiting"
-"""Outcomes of phase ``delete``. ``deleted``, ``gone``, ``kept`` and ``refused`` are final. ``retrying``: sent to the
-retry topic, or to the dead-letter topic after the last retry. ``waiting``: it cannot be this message's fault; it goes
-back behind the others, uncounted.
-"""
+"""Phase ``delete``: it cannot be this message's fault; it goes back behind the others, uncounted."""
 
 
 class Waiting(StrEnum):
@@ -78,60 +83,64 @@ NOT_DELETED = "not-deleted"
 FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
 
 MARKED = "marked"
+"""Phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set."""
 LEFT = "left"
-"""Outcomes of phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set; it stayed there."""
+"""Phase ``mark``: it stayed in its topic's metadata. Offload: this run did nothing about it, the reason says why."""
 
 OFFLOAD = "offload"
+"""Action: copying a ledger to the object store."""
 RELEASE = "release-bookkeeper-copy"
-"""Actions: copying a ledger to the object store; giving up its copy in BookKeeper after that."""
+"""Action: giving up the copy in BookKeeper of an offloaded ledger."""
 
 PREPARED = "prepared"
+"""Offload: its attempt is open."""
 VERIFIED = "verified"
+"""Offload: read back whole, every entry's checksum agreed; ``detail`` has what the objects were then."""
 OFFLOADED = "offloaded"
+"""Offload: its topic's metadata says so."""
 ROLLED_BACK = "rolled-back"
+"""Offload: its topic's metadata names the copy no more."""
 ABANDONED = "abandoned"
+"""Offload: the objects of its attempt are gone."""
 TAKING_BACK = "taking-back"
-"""Outcomes of action ``offload``. ``prepared``: its attempt is open. ``verified``: read back whole, every entry's
-checksum agreed; ``detail`` has what the objects were then. ``offloaded``: its topic's metadata says so.
-``rolled-back``: its topic's metadata names it no more; ``taking-back``: it is about to, as an operator said so.
-``abandoned``: its objects are gone.
-"""
+"""Offload: its topic's metadata is about to name the copy no more, as an operator said so."""
 
 READ_THROUGH_BROKER = "read-through-broker"
 """Action, and phase: having a broker read an offloaded ledger; ``detail`` has where it is."""
 
 SEEN = "seen"
+"""Action ``read-through-broker``: the broker read it, and it reads the object store first."""
 UNSEEN = "unseen"
+"""Action ``read-through-broker``: the broker could not read it."""
 UNANSWERED = "unanswered"
-"""Outcomes of action ``read-through-broker``: it read it, and it reads the object store first; it could not; it did not
-answer, or would not be asked.
-"""
+"""Action ``read-through-broker``: the broker did not answer, or would not be asked."""
 
 ABORT_UPLOAD = "abort-upload"
 """Action, and phase: dropping an upload that an offload run of ours left behind."""
 
 ABORTING = "aborting"
+"""Action ``abort-upload``: the upload is about to be dropped."""
 ABORTED = "aborted"
-"""Outcomes of action ``abort-upload``, beside ``kept`` and ``retrying``: it is about to be dropped; it is gone."""
+"""Action ``abort-upload``: the upload is gone."""
 
 RELEASED = "released"
+"""Action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up."""
 UNPROVEN = "unproven"
-"""Outcomes of action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is given up;
-the offloaded copy that its topic reads is damaged, missing or another one, which stands until the same ledger and UUID
-are ``verified`` or ``rolled-back``."""
+"""Action ``release-bookkeeper-copy``: the offloaded copy that its topic reads is damaged, missing or another one. That
+stands until the same ledger and UUID are ``verified`` or ``rolled-back``."""
 
 FOREIGN_ATTEMPT = "foreign-attempt"
-"""Outcome of both: its topic has an open offload attempt of its broker's, so nothing of it is written."""
+"""Offload and release: its topic has an open offload attempt of its broker's, so nothing of it is written."""
 
 LEFT_TO_BROKER = "left-to-broker"
-"""Outcome: its topic is loaded, and the policy does not let us write its z-node."""
+"""Its topic is loaded, and the policy does not let us write its z-node."""
 
 OPERATOR_WORD = "operator-word"
 """Action, and phase: a run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
 
 IN_FORCE = "in-force"
+"""Action ``operator-word``: it holds, new or changed."""
 WITHDRAWN = "withdrawn"
+"""Action ``operator-word``: it is no longer in the settings file."""
 EXPIRED = "expired"
-"""Outcomes of action ``operator-word``: it holds, as it is or changed; it is no longer in the settings file; its
-``until`` has passed.
-"""
+"""Action ``operator-word``: its ``until`` has passed."""

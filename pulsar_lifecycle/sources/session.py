@@ -36,6 +36,7 @@ def prepare(spark: SparkSession) -> SparkSession:
     if spark.conf.get("spark.pulsarLifecycle.shipped", "") != pyspark.__version__:
         spark.addArtifacts(str(_zip()), pyfile=True)
         spark.conf.set("spark.pulsarLifecycle.shipped", pyspark.__version__)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")  # else the metastore's sources refuse to read
     sources.register(spark)
     for source in (BookKeeperEntries, PulsarOffload):
         spark.dataSource.register(source)

@@ -40,7 +40,7 @@ from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import Permit, is_gone
 
 FAILED = "failed"
-"""Outcome: something did not do its part; run again."""
+"""Something did not do its part, and the reason says what: run again."""
 
 STOPPING = (Paused, LeaseLost, Overloaded)
 """Errors that end a run, whatever topic it is at."""

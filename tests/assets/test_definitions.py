@@ -16,7 +16,6 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.offload import offload_assets
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
@@ -112,11 +111,6 @@ def test_wrong_settings_name_the_key(tmp_path: Path) -> None:
     file.write_text(SETTINGS.format(cluster="east", lake="relative/lake"))
     with pytest.raises(ConfigError, match=r"lake\.path"):
         build_defs(str(file))
-
-
-def test_the_document_names_the_run_configuration_of_plan_offload() -> None:
-    (op,) = [assets.op.name for assets in offload_assets("CLUSTER") if "offload_plan" in assets.op.name]
-    assert f"ops:\n  {op}:\n    config:\n" in (ROOT / "docs" / "tiered-storage.md").read_text()
 
 
 def test_dagster_validates_the_code_location_without_settings(tmp_path: Path) -> None:

@@ -23,19 +23,23 @@ from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
 PHASE = "undo"
 
 RESTORABLE = "restorable"
+"""What a dry run says of a ledger that could come back."""
 RECREATING = "recreating"
+"""The z-node is about to be there."""
 RECREATED = "recreated"
+"""The z-node is there, and the second check is due."""
 RESTORED = "restored"
+"""Every entry asked for was shown after a garbage collection: it is back."""
 UNCONFIRMED = "unconfirmed"
+"""The z-node is there, and the second check proved nothing: run again."""
 LOST = "lost"
+"""Past saving: every replica of an entry answered, and none has it. Nothing is put back."""
 UNKNOWN = "unknown"
+"""Bookies were silent, nothing was done: start them and run again."""
 PRESENT = "present"
+"""Its z-node was there: nothing was to be done."""
 REFUSED = "refused"
-"""Outcomes. ``restorable``: what a dry run says of a ledger that could come back. ``recreating``, ``recreated``: the
-z-node is about to be there, is there, and the second check is due. ``restored``, ``lost`` (past saving), ``unknown``
-(bookies were silent, nothing was done), ``present`` (its z-node was there) and ``refused`` end a run; so does
-``unconfirmed``: the z-node is there and the second check proved nothing, a rerun checks again.
-"""
+"""Of another cluster, not closed, not decodable, its id issued again, or the metadata store is younger."""
 
 PENDING = frozenset({RECREATING, RECREATED, UNCONFIRMED})
 

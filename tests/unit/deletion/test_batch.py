@@ -869,7 +869,7 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
 
 
 def test_what_a_broker_never_says_of_a_topic_is_retried_and_then_dead_lettered(scene: Scene) -> None:
-    """As docs/safety.md says: no scan asks about it, as it has no compaction."""
+    """As docs/reference/memory.md says: no scan asks about it, as it has no compaction."""
     cluster, quiet = scene.cluster, Topic.parse("persistent://acme/orders/quiet")
     cluster.topic(quiet, [cluster.ledger(data_tags(quiet), state=LedgerState.OPEN)])
     scene.data = cluster.ledger(data_tags(quiet))

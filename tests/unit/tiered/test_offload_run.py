@@ -13,7 +13,7 @@ from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import load_settings
-from pulsar_lifecycle.tiered.offload_run import _Item, _Task
+from pulsar_lifecycle.tiered.offload_run import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
@@ -35,7 +35,7 @@ class Scene:
         self.buckets.create(BUCKET)
         self.objects = FakeObjectStore(self.buckets)
         attempt = Attempt(self.ledger, str(TOPIC), uuid4(), "aws-s3", (("bucket", BUCKET),), 5 << 20, "", 0)
-        self.item = _Item(attempt, True, True)
+        self.item = Item(attempt, True, True)
         (node,) = self.cluster.open_store().read([self.cluster.path(self.ledger)])
         assert isinstance(node, Node)
         source = Source(ledger_metadata.decode(node.data), node.stat.ctime)
@@ -45,7 +45,7 @@ class Scene:
 
     def task(self, item=None):
         """Prove it; then what the journal says of it."""
-        task = _Task(self.settings, "run", ("/lease", 1), 1)
+        task = Task(self.settings, "run", ("/lease", 1), 1)
         ports = Connections(self.settings)
         vars(ports).update(store=self.cluster.open_store(), reader=self.cluster.reader, objects=self.objects)
         return task._one(item or self.item, ports, lambda size: None)

@@ -1,0 +1,422 @@
+"""The parts of reference pages that are made from the code whenever the site is built, as a hook of MkDocs.
+
+Belongs here: turning what the code defines into Markdown. Not here: prose, which stands in the pages, and words about a
+setting, command, job or code, which stand in the code, where the thing is defined. What is made only here cannot become
+stale. What is read of the code is named in this one block.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
+from types import ModuleType
+from typing import Any, get_args
+
+import dagster as dg
+import pyarrow as pa
+import typer.main
+from dagster._config import ConfigType, ConfigTypeKind
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from orchestration.definitions import build_defs
+from pulsar_lifecycle.cli import app
+from pulsar_lifecycle.journal.metrics import METRICS
+from pulsar_lifecycle.journal.prometheus import PREFIX
+from pulsar_lifecycle.records.outcomes import WAITS_FOR, Waiting
+from pulsar_lifecycle.scan.references import KINDS
+from pulsar_lifecycle.setting_types import parse_duration
+from pulsar_lifecycle.settings import Settings
+
+TABLES = {
+    "bookkeeper_ledgers": "pulsar_lifecycle.records.tables.BOOKKEEPER_LEDGERS",
+    "managed_ledgers": "pulsar_lifecycle.records.tables.MANAGED_LEDGERS",
+    "managed_cursors": "pulsar_lifecycle.records.tables.MANAGED_CURSORS",
+    "schemas": "pulsar_lifecycle.records.tables.SCHEMAS",
+    "topics": "pulsar_lifecycle.records.tables.TOPICS",
+    "bookkeeper_entries, pulsar_offload": "pulsar_lifecycle.sources.entry_tables.ENTRIES",
+    "bookkeeper_entries, pulsar_offload as messages": "pulsar_lifecycle.sources.messages.MESSAGES",
+}
+"""The Arrow schema of each table that Spark can load by name."""
+
+SOURCES = (
+    "pulsar_lifecycle.metastore.sources",
+    "pulsar_lifecycle.sources.entry_tables",
+    "pulsar_lifecycle.sources.entries",
+    "pulsar_lifecycle.sources.offloaded",
+)
+"""The modules whose docstrings say which options the data sources have."""
+
+CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tables.CENSUS")
+
+CODES = (
+    ("What became of a message, a ledger or a copy", "pulsar_lifecycle.records.outcomes"),
+    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.trimming.trim"),
+    ("What became of a topic", "pulsar_lifecycle.topics.write"),
+    ("Undo", "pulsar_lifecycle.deletion.undo.undo"),
+    ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers"),
+    ("What an offload plan does with a ledger", "pulsar_lifecycle.tiered.candidates"),
+)
+"""Modules whose documented constants are words of the journal, a plan or a page."""
+
+ENUMS = (
+    ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
+    ("Findings of a scan", "pulsar_lifecycle.records.findings.Finding"),
+    ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
+    ("What `explain` answers", "pulsar_lifecycle.inspect.explain.Verdict"),
+    ("What is in a bucket", "pulsar_lifecycle.copies.objects.Kind"),
+    ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.change_events.Unreadable"),
+    ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
+    ("The operator's words", "pulsar_lifecycle.words.WordKind"),
+)
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """MkDocs asks for the Markdown of a page: put in what the code says. Raises KeyError for an unknown part."""
+    return re.sub(r"^\{\{ (\w+) \}\}$", lambda found: PARTS[found[1]](), markdown, flags=re.MULTILINE)
+
+
+# --------------------------------------------------------------------------------------------- docstrings and tables
+
+
+def load(name: str) -> Any:
+    """What a dotted name means: a module or something in one."""
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def documented(where: ModuleType | type) -> dict[str, str]:
+    """Name -> the string that stands right below its assignment, in the order of the source."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(where))).body
+    if isinstance(where, type):
+        (definition,) = body
+        assert isinstance(definition, ast.ClassDef)
+        body = definition.body
+    found: dict[str, str] = {}
+    for statement, below in zip(body, [*body[1:], ast.Pass()], strict=True):
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else getattr(statement, "target", None)
+        if isinstance(target, ast.Name):
+            said = below.value if isinstance(below, ast.Expr) else None
+            found[target.id] = said.value if isinstance(said, ast.Constant) and isinstance(said.value, str) else ""
+    return found
+
+
+def text(docstring: str | None) -> str:
+    """A docstring as Markdown on one line."""
+    plain = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", docstring or "")
+    return " ".join(re.sub(r"``([^`]+)``", r"`\1`", plain).split())
+
+
+def table(headers: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    lines = [list(headers), *[[str(cell) for cell in row] for row in rows]]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+# ---------------------------------------------------------------------------------------------------------- settings
+
+
+def settings_part() -> str:
+    """Every key of the settings file, from the models."""
+    whole = documented(Settings)
+    top: list[tuple[str, str, str]] = []
+    sections: list[str] = []
+    for name, field in Settings.model_fields.items():
+        if section := model_of(field):
+            optional = " Leave the section out if there is none." if field.default is None else ""
+            rows = list(keys(section, f"{name}."))
+            sections.append(f"## `[{name}]`\n\n{text(section.__doc__)}{optional}\n\n" + settings_table(rows))
+        else:
+            top.append((name, default_of(field), text(whole[name])))
+    return "\n\n".join([settings_table(top), *sections])
+
+
+def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]]:
+    """Key, default and meaning of each field of a section."""
+    said = documented(section)
+    for name, field in section.model_fields.items():
+        yield prefix + name, default_of(field), text(said.get(name))
+
+
+def settings_table(rows: Iterable[tuple[str, str, str]]) -> str:
+    """Keys as a table."""
+    return table(("key", "default", "meaning"), [(f"`{key}`", default, meaning) for key, default, meaning in rows])
+
+
+def model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a section; None for a plain key."""
+    for one in (field.annotation, *get_args(field.annotation)):
+        if isinstance(one, type) and issubclass(one, BaseModel):
+            return one
+    return None
+
+
+def default_of(field: FieldInfo) -> str:
+    """A field's default as the file would have it."""
+    if field.is_required():
+        return "required"
+    value = field.default
+    if value is None:
+        return "none"
+    if any(getattr(one, "func", None) is parse_duration for one in field.metadata):
+        return f"`{duration(value)}`"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1 << 20 and value & (value - 1) == 0:
+        return f"2^{value.bit_length() - 1}"
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+
+
+def duration(seconds: float) -> str:
+    """As the file would have it."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if seconds >= size and seconds % size == 0:
+            return f'"{seconds / size:g}{unit}"'
+    return f'"{seconds * 1000:g}ms"'
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+def commands_part() -> str:
+    """Every command, from the command line's own definitions."""
+    return "\n\n".join(command_part(path, one) for path, one in commands())
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Each command by its whole name, groups left out."""
+
+    def below(prefix: str, group: Any) -> Iterator[tuple[str, Any]]:
+        for name, one in group.commands.items():
+            if hasattr(one, "commands"):
+                yield from below(f"{prefix} {name}".strip(), one)
+            else:
+                yield f"{prefix} {name}".strip(), one
+
+    return below("", typer.main.get_command(app))
+
+
+def command_part(path: str, command: Any) -> str:
+    """One command with its arguments and options."""
+    named = {p.name: (p.metavar or p.name or "").upper() for p in command.params if p.param_type_name == "argument"}
+    required = {p.name for p in command.params if p.required}
+    usage = "".join(f" {shown}" if name in required else f" [{shown}]" for name, shown in named.items())
+    rows = [
+        (f"`{named[p.name]}`" if p.name in named else ", ".join(f"`{option}`" for option in p.opts), text(p.help))
+        for p in command.params
+        if p.name != "help"
+    ]
+    said = "\n\n".join(text(part) for part in inspect.cleandoc(command.help or "").replace("\f", "").split("\n\n"))
+    return f"## {path}\n\n```\npulsar-lifecycle {path}{usage}\n```\n\n{said}\n\n" + (
+        table(("", ""), rows) if rows else ""
+    )
+
+
+# --------------------------------------------------------------------------------------------------- jobs and assets
+
+
+def jobs_part() -> str:
+    """Jobs, schedules, sensors and assets, from Dagster's own definitions."""
+    repository = build_defs().get_repository_def()
+    jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
+    rings = [
+        *((s.name, f"schedule `{s.cron_schedule}`", f"Starts `{s.job_name}`.") for s in repository.schedule_defs),
+        *(
+            (s.name, f"sensor, every {s.minimum_interval_seconds} s", text(s.description))
+            for s in repository.sensor_defs
+        ),
+    ]
+    return "\n\n".join(
+        [
+            "## Jobs",
+            *map(job_part, sorted(jobs, key=lambda job: job.name)),
+            "## Schedules and sensors\n\nAll ship stopped.\n\n"
+            + table(
+                ("name", "rings", "what it does"), [(f"`{name}`", when, what) for name, when, what in sorted(rings)]
+            ),
+            "## Assets",
+            *assets_parts(repository.asset_graph),
+        ],
+    )
+
+
+def job_part(job: dg.JobDefinition) -> str:
+    """A job, what it makes, and its configuration."""
+    parts = [f"### {job.name}\n\n{text(job.description)}"]
+    made = sorted(key.path[-1] for key in job.asset_layer.executable_asset_keys)
+    if made:
+        parts.append("Makes " + ", ".join(f"`{name}`" for name in made) + ".")
+    for node in job.nodes:
+        op = node.definition
+        schema: Any = getattr(op, "config_schema", None)
+        fields: Mapping[str, Any] = getattr(schema.config_type, "fields", {}) if schema else {}
+        if not made:
+            parts.append(text(op.description))
+        if fields:
+            name = node.name.replace("pulsar_", "CLUSTER_", 1) if made else node.name
+            said = text(getattr(schema.config_type, "description", ""))
+            rows = [
+                (f"`{key}`", type_of(one.config_type), "required" if one.is_required else f"`{default_json(one)}`")
+                for key, one in fields.items()
+            ]
+            parts.append(f"Configuration, below `ops: {name}: config:`. {said}")
+            parts.append(table(("key", "type", "default"), rows))
+    return "\n\n".join(parts)
+
+
+def default_json(field: Any) -> str:
+    """A configuration field's default."""
+    return json.dumps(field.default_value)
+
+
+def type_of(config_type: ConfigType) -> str:
+    """A configuration field's type in words."""
+    inner: Any = config_type
+    match config_type.kind:
+        case ConfigTypeKind.NONEABLE:
+            return type_of(inner.inner_type)
+        case ConfigTypeKind.ARRAY:
+            return f"list of {type_of(inner.inner_type)}"
+        case ConfigTypeKind.STRICT_SHAPE | ConfigTypeKind.PERMISSIVE_SHAPE:
+            return (
+                "{ " + ", ".join(f"`{name}`: {type_of(one.config_type)}" for name, one in inner.fields.items()) + " }"
+            )
+        case ConfigTypeKind.SCALAR_UNION:
+            return type_of(inner.scalar_type)
+        case _:
+            return str(config_type.given_name or config_type.key).removesuffix("SourceType").lower()
+
+
+def assets_parts(graph: Any) -> Iterator[str]:
+    """The assets of each group."""
+    nodes = [graph.get(key) for key in graph.get_all_asset_keys()]
+    for group in sorted({node.group_name for node in nodes}):
+        some = sorted((node for node in nodes if node.group_name == group), key=lambda node: node.key)
+        rows = [
+            (
+                f"`{node.key.path[-1]}`",
+                text(node.description),
+                ", ".join(f"`{check.name}`" for check in sorted(node.check_keys, key=str)),
+            )
+            for node in some
+        ]
+        yield f"### {group}\n\n" + table(("asset", "what it is", "checks"), rows)
+
+
+# ------------------------------------------------------------------------------------------------------ codes, kinds
+
+
+def codes_part() -> str:
+    """Every code that the journal, a plan, a page or a command shows."""
+    return "\n\n".join(
+        [
+            *(
+                f"## {title}\n\n" + table(("code", "means"), constants(importlib.import_module(name)))
+                for title, name in CODES
+            ),
+            *(f"## {title}\n\n" + table(("code", "means"), members(load(name))) for title, name in ENUMS),
+        ],
+    )
+
+
+def constants(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """The documented texts of a module that are codes."""
+    for name, said in documented(module).items():
+        value = getattr(module, name, None)
+        if said and type(value) is str and re.fullmatch(r"[a-z][a-z -]*", value):
+            yield f"`{value}`", text(said)
+
+
+def members(enum: type[Enum]) -> Iterator[tuple[str, str]]:
+    """The members of an enumeration; what a message waits for has its sentence in a table of its own."""
+    said = documented(enum)
+    for one in enum:
+        waits = WAITS_FOR.get(one) if isinstance(one, Waiting) else None
+        yield f"`{one.value}`", text(said.get(one.name)) or text(waits)
+
+
+def kinds_part() -> str:
+    """Every kind of reference."""
+    rows = [(kind.code, kind.name, f"{kind.where}", kind.treatment) for kind in KINDS.values()]
+    return table(("kind", "what", "where", "treatment"), rows)
+
+
+# ------------------------------------------------------------------------------------------------- metrics and tables
+
+
+def metrics_part() -> str:
+    """The metrics, from the code that counts them."""
+    rows = [(f"`{PREFIX}_{one.name}_total`", one.help, COUNTED[one.name]) for one in METRICS]
+    return table(("metric", "PIP-186's words", "counts journal rows with"), rows)
+
+
+COUNTED = {
+    "ledgers_sent": "phase `send`, outcome `sent`",
+    "offload_ledgers_sent": "phase `send`, outcome `sent`, about an offloaded copy",
+    "messages_received": "phase `delete`: one for each message and run that took it",
+    "ledgers_deleted": "phase `delete`, outcome `deleted`",
+    "offload_ledgers_deleted": "phase `delete`, outcome `deleted`, about an offloaded copy",
+    "ledger_deletions_failed": "phase `delete`, outcome `retrying` or `dead-lettered`: every failed try",
+    "offload_ledger_deletions_failed": "the same about an offloaded copy",
+    "messages_acknowledged": "phase `delete`, any outcome but `waiting` and `not-deleted`",
+    "messages_max_retries_reached": "phase `delete`, outcome `dead-lettered`",
+}
+
+
+def tables_part() -> str:
+    """The tables that Spark loads, column by column."""
+    parts = [table_part(title, name) for title, name in TABLES.items()]
+    common = [(f"`{field.name}`", spark_type(field.type)) for name in CENSUS for field in load(name)]
+    said = " ".join(
+        text(documented(importlib.import_module(name.rpartition(".")[0]))[name.rpartition(".")[2]]) for name in CENSUS
+    )
+    options = [
+        f"## Options of {name.rpartition('.')[2]}\n\n{docstring(importlib.import_module(name))}" for name in SOURCES
+    ]
+    ends = f"## The last columns of every metastore table\n\n{said}\n\n" + table(("column", "type"), common)
+    return "\n\n".join([*parts, ends, *options])
+
+
+def docstring(module: ModuleType) -> str:
+    """What a module says about itself, without its first line and what it leaves to others."""
+    parts = inspect.cleandoc(module.__doc__ or "").split("\n\n")[1:]
+    kept = [part for part in parts if not part.startswith(("Not here", "Belongs here"))]
+    return "\n\n".join(part if part.startswith("    ") else re.sub(r"\s*::$", ":", text(part)) for part in kept)
+
+
+def table_part(title: str, name: str) -> str:
+    """One table."""
+    module, _, attribute = name.rpartition(".")
+    schema: pa.Schema = load(name)
+    census = {field.name for part in CENSUS for field in load(part)}
+    rows = [(f"`{field.name}`", spark_type(field.type)) for field in schema if field.name not in census]
+    said = text(documented(importlib.import_module(module))[attribute])
+    return f"## {title}\n\n{said}\n\n" + table(("column", "type"), rows)
+
+
+def spark_type(kind: pa.DataType) -> str:
+    """An Arrow type in Spark's words."""
+    if pa.types.is_list(kind):
+        return f"array of {spark_type(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        return "struct of " + ", ".join(f"`{field.name}` {spark_type(field.type)}" for field in kind)
+    if pa.types.is_map(kind):
+        return f"map of {spark_type(kind.key_type)} to {spark_type(kind.item_type)}"
+    return {"int64": "bigint", "int32": "int", "bool": "boolean"}.get(str(kind), str(kind))
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings_part,
+    "commands": commands_part,
+    "jobs": jobs_part,
+    "codes": codes_part,
+    "references": kinds_part,
+    "metrics": metrics_part,
+    "tables": tables_part,
+}
+"""What stands for ``{{ name }}``, alone on a line of a page."""

@@ -1,0 +1,208 @@
+"""The documentation builds strictly, and what it tells an operator to type exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import typer.main
+import yaml
+
+from orchestration.definitions import UNCONFIGURED, build_defs
+from pulsar_lifecycle.cli import app
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != CONFIG_VARIABLE} | {
+    "NO_MKDOCS_2_WARNING": "1"
+}
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """What `make docs` runs."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_site_builds_without_a_warning(site: Path) -> None:
+    assert (site / "index.html").is_file()
+    assert not list(site.rglob("*.py"))
+
+
+def test_broken_links_anchors_and_pictures_fail_the_build(tmp_path: Path) -> None:
+    """The checks of our mkdocs.yml, on two pages of their own."""
+    inherited = (
+        f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: pages\nextra_css: []\nhooks: []\nnav: [index.md, other.md]\n"
+    )
+    (tmp_path / "mkdocs.yml").write_text(inherited)
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "other.md").write_text("# Other\n")
+    page = tmp_path / "pages" / "index.md"
+    page.write_text("# Index\n\n[fine](other.md#other)\n")
+    assert build(tmp_path / "mkdocs.yml", tmp_path / "site").returncode == 0
+    page.write_text("# Index\n\n[a](missing.md) [b](#missing-b) [c](other.md#missing-c) ![d](missing.png)\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1
+    assert not [name for name in ("missing.md", "#missing-b", "#missing-c", "missing.png") if name not in done.stderr]
+
+
+@pytest.mark.parametrize("name", ["settings", "codes", "metrics"])
+def test_every_row_that_is_made_from_the_code_has_words(site: Path, name: str) -> None:
+    """One without them is a definition without a docstring."""
+    rows = re.findall(r"<tr>\s*<td>(.*?)</tr>", (site / "reference" / f"{name}.html").read_text(), flags=re.DOTALL)
+    assert len(rows) >= 9
+    assert not [row for row in rows if re.search(r"<td></td>\s*$", row)]
+
+
+# ------------------------------------------------------------------------------------------ what an operator is to type
+
+
+def blocks(*languages: str) -> Iterator[tuple[str, str]]:
+    """Page and content of each fenced block of these languages; "" is one without."""
+    for page in PAGES:
+        for fence in re.finditer(r"^( *)```(\w*)\n(.*?)^\1```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            if fence[2] in languages:
+                lines = [line.removeprefix(fence[1]) for line in fence[3].splitlines()]
+                yield str(page.relative_to(ROOT)), "\n".join(lines)
+
+
+def typed(program: str) -> list[Any]:
+    """Every line of a page that begins with a program."""
+    found = []
+    for page, text in blocks("", "bash", "sh"):
+        for line in text.splitlines():
+            words = shlex.split(line, comments=True)
+            while words and "=" in words[0]:
+                words = words[1:]
+            if words and Path(words[0]).name == program:
+                found.append(pytest.param(words[1:], id=f"{page}: {line.strip()[:60]}"))
+    inline = re.compile(rf"`((?:\.venv/bin/)?{re.escape(program)} [^`\n]+)`")
+    for page in PAGES:
+        for line in inline.findall(page.read_text()):
+            found.append(pytest.param(shlex.split(line)[1:], id=f"{page.relative_to(ROOT)}: {line[:60]}"))
+    return found
+
+
+@cache
+def defs() -> dg.Definitions:
+    return build_defs()
+
+
+@pytest.mark.parametrize("words", typed("pulsar-lifecycle"))
+def test_a_command_exists(words: list[str]) -> None:
+    if "|" in words:
+        words = words[: words.index("|")]
+    command: Any = typer.main.get_command(app)
+    context = command.make_context("pulsar-lifecycle", list(words), resilient_parsing=True)
+    rest = [*context._protected_args, *context.args]
+    while hasattr(command, "commands"):
+        assert rest, "a group needs a command"
+        command = command.commands[rest[0]]
+        rest = rest[1:]
+    options = {option for param in command.params for option in param.opts} | {"-h", "--help"}
+    assert not [word for word in rest if word.startswith("-") and word not in options]
+
+
+@pytest.mark.parametrize("words", typed("make"))
+def test_a_make_target_exists(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert words[0] in targets
+
+
+@pytest.mark.parametrize("words", typed("dagster"))
+def test_a_job_exists(words: list[str]) -> None:
+    for flag, job in pairwise(words):
+        if flag == "-j":
+            assert job == "JOB" or defs().resolve_job_def(job)
+
+
+def test_jobs_assets_and_sensors_that_pages_name_exist() -> None:
+    repository = defs().get_repository_def()
+    known = {
+        "job": {job.name for job in repository.get_all_jobs()},
+        "asset": {key.path[-1] for key in repository.asset_graph.get_all_asset_keys()},
+        "sensor": {sensor.name for sensor in repository.sensor_defs},
+        "check": {check.name for node in repository.asset_graph.asset_nodes for check in node.check_keys},
+    }
+    named = re.compile(r"\b(job|asset|sensor|check)s?\s+`(\w+)`")
+    wrong = [
+        f"{page.name}: {kind} {name}"
+        for page in PAGES
+        for kind, name in named.findall(page.read_text())
+        if name not in known[kind]
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "config", [pytest.param(text, id=page) for page, text in blocks("yaml") if text.startswith("ops:")]
+)
+def test_a_run_configuration_is_one_of_a_job(config: str) -> None:
+    document = yaml.safe_load(config.replace("CLUSTER", UNCONFIGURED))
+    (op,) = document["ops"]
+    jobs = [job for job in defs().get_repository_def().get_all_jobs() if not job.name.startswith("__")]
+    (job,) = [job for job in jobs if op in {node.name for node in job.nodes}]
+    assert dg.validate_run_config(job, document)
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=page) for page, text in blocks("toml")])
+def test_settings_in_a_page_exist(text: str) -> None:
+    known = {name: getattr(model_of(field), "model_fields", None) for name, field in Settings.model_fields.items()}
+    for section, value in tomllib.loads(text).items():
+        assert section in known
+        for key in value if isinstance(value, dict) else ():
+            assert key in (known[section] or {}), f"[{section}] {key}"
+
+
+def model_of(field: Any) -> Any:
+    return next(
+        (one for one in (field.annotation, *getattr(field.annotation, "__args__", ())) if hasattr(one, "model_fields")),
+        None,
+    )
+
+
+def test_settings_that_pages_name_exist() -> None:
+    sections = {name: model_of(field) for name, field in Settings.model_fields.items() if model_of(field)}
+    named = re.compile(rf"`({'|'.join(sections)})\.(\w+)(?: = [^`]*)?`")
+    missing = [
+        f"{page.relative_to(ROOT)}: {section}.{key}"
+        for page in PAGES
+        for section, key in named.findall(page.read_text())
+        if key not in sections[section].model_fields and key != "json"  # apply.json
+    ]
+    assert not missing
+
+
+def test_pages_that_code_names_exist() -> None:
+    """A message that sends an operator to a page must not outlive the page."""
+    folders = (ROOT / name for name in ("pulsar_lifecycle", "assets", "orchestration"))
+    source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
+    for name in re.findall(r"docs/[\w/-]+\.md", source):
+        assert (ROOT / name).is_file()
