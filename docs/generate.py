@@ -57,11 +57,11 @@ CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tabl
 
 CODES = (
     ("What became of a message, a ledger or a copy", "pulsar_lifecycle.records.outcomes"),
-    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.trimming.trim"),
+    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.topics.marks"),
     ("What became of a topic", "pulsar_lifecycle.topics.write"),
-    ("Undo", "pulsar_lifecycle.deletion.undo.undo"),
+    ("Undo", "pulsar_lifecycle.deletion.undo.undone"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers"),
-    ("What an offload plan does with a ledger", "pulsar_lifecycle.tiered.candidates"),
+    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.offload_plan"),
 )
 """Modules whose documented constants are words of the journal, a plan or a page."""
 
@@ -162,7 +162,7 @@ def default_of(field: FieldInfo) -> str:
     """A field's default as the file would have it."""
     if field.is_required():
         return "required"
-    value = field.default
+    value = field.get_default(call_default_factory=True)
     if value is None:
         return "none"
     if any(getattr(one, "func", None) is parse_duration for one in field.metadata):

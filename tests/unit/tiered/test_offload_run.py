@@ -13,7 +13,7 @@ from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.settings import load_settings
-from pulsar_lifecycle.tiered.offload_run import Item, Task
+from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
