@@ -22,7 +22,6 @@ from pulsar_lifecycle.deletion.evidence import Evidence, OffloadEvidence, Offloa
 from pulsar_lifecycle.deletion.workers import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.io.lake.artefacts import OffloadUuidsOf
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import unsettled_nodes
 from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
@@ -42,7 +41,6 @@ from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
 from pulsar_lifecycle.runs.caps import Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
-from pulsar_lifecycle.runs.spark import concurrency
 from pulsar_lifecycle.scan import confirmation
 from pulsar_lifecycle.scan.confirmation import confirmed_by_all, in_use_at_any
 from pulsar_lifecycle.scan.evidence import (
@@ -153,7 +151,7 @@ def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
     settings = cluster.settings
     with published(settings), Connections(settings) as ports, _begun(cluster, run_id, ports) as run:
-        return delete_from_queue(cluster.spark, cluster.settings, run)
+        return delete_from_queue(cluster.tasks, cluster.settings, run)
 
 
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
@@ -161,7 +159,7 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]
     with published(cluster.settings), Connections(cluster.settings) as ports:
         rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())
         with _begun(cluster, run_id, ports) as run:
-            return delete_directly(cluster.spark, cluster.settings, run, rows, summary.plan_id, summary.created_at)
+            return delete_directly(cluster.tasks, cluster.settings, run, rows, summary.plan_id, summary.created_at)
 
 
 @contextmanager
@@ -214,8 +212,8 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
             max_retries=settings.deletion.twoPhaseDeletionMaxRetryDeleteCount,
-            deletes_per_second=settings.deletion.deletes_per_second / max(1, concurrency(cluster.spark)),
-            bytes_per_second=settings.deletion.bytes_per_second / max(1, concurrency(cluster.spark)),
+            deletes_per_second=settings.deletion.deletes_per_second / cluster.tasks.at_once,
+            bytes_per_second=settings.deletion.bytes_per_second / cluster.tasks.at_once,
             slow_above_ms=settings.zookeeper.slow_above * 1000,
             stop_above_ms=settings.zookeeper.stop_above * 1000,
             offload=_offload_policy(settings),
@@ -237,8 +235,8 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
     """What the epochs say of offloaded copies; their lists are read by the worker that needs them."""
     topics = [c for e in (epoch, asked[0]) for c in e.census if c.table == "managed_ledgers"]
     return OffloadEvidence(
-        now=OffloadUuidsOf(cluster.lake.location, epoch.epoch_id),
-        earlier=NamedByAny(tuple(OffloadUuidsOf(cluster.lake.location, e.epoch_id) for e in asked)),
+        now=cluster.lake.named_uuids(epoch.epoch_id),
+        earlier=NamedByAny(tuple(cluster.lake.named_uuids(e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
         marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),

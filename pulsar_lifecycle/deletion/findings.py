@@ -37,7 +37,7 @@ def build_findings(cluster: Cluster, epoch_id: str) -> None:
     damaged = next(lake.batches(parts, ["error"], pc.field("error").is_valid()), None)
     pieces = [*ledgers, *(parts if missing or damaged else ())]
     judging = Judging(
-        share_of(cluster.spark, cluster.settings),
+        share_of(cluster.tasks, cluster.settings),
         lake,
         refs,
         lake.context(epoch_id),

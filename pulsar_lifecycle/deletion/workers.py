@@ -1,19 +1,16 @@
-"""The deletion run on executors: every task is a consumer of the queue, or works off a share of a plan.
+"""The deletion run in tasks: every task is a consumer of the queue, or works off a share of a plan.
 
 Belongs here: opening the ports where the work is done and bringing the outcomes back as counts. Not here: what is
-decided and done with a message (``deletion/batch.py``). The outcomes have exactly one action; the effects are durable
-batch by batch before it ends.
+decided and done with a message (``deletion/batch.py``). The effects are durable batch by batch before a task ends.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Run
@@ -28,19 +25,9 @@ from pulsar_lifecycle.ports.bundle import Tools
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.apply import intents
-from pulsar_lifecycle.runs.spark import concurrency
+from pulsar_lifecycle.runs.tasks import Tasks
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
-
-OUTCOMES = pa.schema(
-    [
-        pa.field("outcome", pa.string()),
-        pa.field("reason", pa.string()),
-        pa.field("ledgers", pa.int64()),
-        pa.field("bytes", pa.int64()),
-    ]
-)
-"""Counts per task; ``stopped`` rows carry why a task ended early."""
 
 STOPPED = "stopped"
 """The run stopped itself: paused, lease lost, or ZooKeeper too slow. The run fails."""
@@ -72,16 +59,15 @@ class Outcome:
     bytes: int
 
 
-def delete_from_queue(spark: SparkSession, settings: Settings, run: Run) -> list[Outcome]:
-    """Consume the deletion queue on every executor core until it gives nothing more.
+def delete_from_queue(tasks: Tasks, settings: Settings, run: Run) -> list[Outcome]:
+    """Consume the deletion queue in all tasks that run at once until it gives nothing more.
 
     Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
     """
     with Connections(settings) as ports:
         create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
-    tasks = min(concurrency(spark), settings.deletion.max_messages)  # each takes one at least
-    slots = spark.range(0, tasks, 1, tasks)
-    outcomes = _collect(slots.mapInArrow(_Worker(settings, run, tasks, None), from_arrow_schema(OUTCOMES)))
+    shares = min(tasks.at_once, settings.deletion.max_messages)  # each takes one at least
+    outcomes = _collect(tasks.map(_Worker(settings, run, shares, None), [None] * shares))
     if any(o.outcome in (STOPPED, LIMITED) for o in outcomes):  # then something is left, and why is said
         return outcomes
     return outcomes + not_handed_out(settings, run, outcomes)
@@ -109,39 +95,38 @@ def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) ->
 
 
 def delete_directly(
-    spark: SparkSession, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
+    tasks: Tasks, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
 ) -> list[Outcome]:
     """Work off plan rows without the queue: for when no bookie is writable and intents cannot be published."""
-    tasks = concurrency(spark)
-    frame = spark.createDataFrame(rows.to_pandas(), from_arrow_schema(FINDINGS)).repartition(tasks)
-    return _collect(frame.mapInArrow(_Worker(settings, run, tasks, (plan_id, sent_at)), from_arrow_schema(OUTCOMES)))
+    shares = tasks.at_once
+    spread = (pa.array(range(start, rows.num_rows, shares), pa.int64()) for start in range(shares))
+    pieces = [rows.take(some) for some in spread if len(some)]
+    return _collect(tasks.map(_Worker(settings, run, shares, (plan_id, sent_at)), pieces))
 
 
-def _collect(outcomes: DataFrame) -> list[Outcome]:
-    # Added up here: a shuffle of a few counts takes longer than deleting a thousand ledgers.
+def _collect(counted: Iterable[Sequence[Outcome]]) -> list[Outcome]:
     counts: dict[tuple[str, str], list[int]] = {}
-    for row in outcomes.collect():
-        _count(counts, row["outcome"], row["reason"], row["ledgers"], row["bytes"])
+    for some in counted:
+        for one in some:
+            _count(counts, one.outcome, one.reason, one.ledgers, one.bytes)
     return sorted((Outcome(o, r, n, b) for (o, r), (n, b) in counts.items()), key=lambda o: (o.outcome, -o.ledgers))
 
 
 @dataclass(frozen=True)
 class _Worker:
-    """One task; ``direct`` (plan id, sent at) makes plan rows its queue."""
+    """One task; ``direct`` (plan id, sent at) makes the plan rows that it is given its queue."""
 
     settings: Settings
     run: Run
     tasks: int
     direct: tuple[str, int] | None
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        given = [batch for batch in batches if batch.num_rows]
-        if not given:
-            return
+    def __call__(self, rows: pa.Table | None) -> list[Outcome]:
+        """Counts; those of :data:`STOPPED` carry why it ended early."""
         counts: dict[tuple[str, str], list[int]] = {}
         settings = self.settings
         with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
-            queue = PlanQueue(pa.Table.from_batches(given), *self.direct) if self.direct else ports.queue
+            queue = PlanQueue(rows, *self.direct) if self.direct else ports.queue
             tools = Tools(
                 ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set
             )
@@ -157,9 +142,7 @@ class _Worker:
                     counts[LIMITED, "deletion.max_messages: the rest is the next run's"] = [1, 0]
             except LifecycleError as error:
                 counts[STOPPED, str(error)] = [1, 0]
-        yield pa.RecordBatch.from_pylist(
-            [{"outcome": o, "reason": r, "ledgers": n, "bytes": b} for (o, r), (n, b) in counts.items()], OUTCOMES
-        )
+        return [Outcome(o, r, n, b) for (o, r), (n, b) in counts.items()]
 
     def limit(self, queue: DeletionQueue) -> int:
         """How many messages it takes: its share of a run's, but all rows of a plan, as nobody else meets the rest."""

@@ -1,1 +1,1 @@
-"""What every run has: leases and pause, caps, the session, sending intents. Not here: what any capability decides."""
+"""What every run needs, whatever it does."""

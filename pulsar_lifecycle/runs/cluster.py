@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.ports import Clock, Journal
+from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
 
 T = TypeVar("T")
@@ -30,6 +31,11 @@ class Cluster:
     def clock(self) -> Clock:
         """The driver's clock."""
         return system_clock()
+
+    @property
+    def tasks(self) -> Tasks:
+        """Where the work is done that is not the driver's."""
+        return SparkTasks(self.spark)
 
     @property
     def journal(self) -> Journal:
@@ -65,8 +71,7 @@ class Cluster:
         def write(piece: T) -> str:
             return lake.write_part(epoch_id, table, schema, rows(piece))
 
-        tasks = self.spark.sparkContext.parallelize(pieces, len(pieces))
-        lake.publish(epoch_id, table, tasks.map(write).collect())
+        lake.publish(epoch_id, table, list(self.tasks.map(write, pieces)))
 
 
 def stored_name(table: str, root: str) -> str:

@@ -8,17 +8,13 @@ from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
+from pulsar_lifecycle.runs.tasks import Tasks
 from pulsar_lifecycle.settings import Settings
 
 
-def concurrency(spark: SparkSession) -> int:
-    """How many tasks run at once."""
-    return max(1, spark.sparkContext.defaultParallelism)
-
-
-def share_of(spark: SparkSession, settings: Settings) -> Settings:
+def share_of(tasks: Tasks, settings: Settings) -> Settings:
     """The settings for one of the tasks that run at once: its share of the reads of z-nodes per second."""
-    reads = max(1, settings.zookeeper.reads_per_second // concurrency(spark))
+    reads = max(1, settings.zookeeper.reads_per_second // tasks.at_once)
     zookeeper = settings.zookeeper.model_copy(update={"reads_per_second": reads})
     return settings.model_copy(update={"zookeeper": zookeeper})
 

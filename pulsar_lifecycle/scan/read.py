@@ -21,7 +21,7 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs.cluster import Cluster, stored_name
-from pulsar_lifecycle.runs.spark import concurrency, share_of
+from pulsar_lifecycle.runs.spark import share_of
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan import stored_references as looked_up
 from pulsar_lifecycle.scan.coverage import COUNTED, take_census
@@ -40,7 +40,7 @@ def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> C
         "settings": cluster.settings_file,
         "root": root,
         "errors": "rows",
-        "concurrency": str(concurrency(cluster.spark)),
+        "concurrency": str(cluster.tasks.at_once),
     }
     reader = MetastoreReader(table, options, TABLES[table])
     cluster.store(epoch_id, stored_name(table, root), TABLES[table], reader.read, reader.partitions())
@@ -63,11 +63,11 @@ def build_references(cluster: Cluster, epoch_id: str) -> None:
         for part in cluster.parts(epoch_id, table, root)
     ]
     asked, others = _compacted_and_loaded(cluster, epoch_id)
-    share = -(-len(asked) // concurrency(cluster.spark)) or 1
+    share = -(-len(asked) // cluster.tasks.at_once) or 1
     pieces += [
         _Piece("", "", topics=asked[start : start + share], others=others) for start in range(0, len(asked), share)
     ]
-    reading = _Reading(share_of(cluster.spark, cluster.settings), cluster.lake)
+    reading = _Reading(share_of(cluster.tasks, cluster.settings), cluster.lake)
     cluster.store(epoch_id, "references", tables.REFERENCES, reading.rows, pieces)
 
 

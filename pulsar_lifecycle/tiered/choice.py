@@ -206,7 +206,8 @@ def chosen(
     room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
     order = ["ledger_id"]
     if unread:
-        named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action"]).to_pylist()
+        columns = ["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]
+        named = rows.select(columns).to_pylist()
         last = pa.array([row["action"] in room and site_of(row) in unread for row in named], pa.bool_())
         asking = _few((row for row, late in zip(named, last.to_pylist(), strict=True) if late), without)
         rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]

@@ -27,7 +27,6 @@ from pulsar_lifecycle.errors import (
     LifecycleError,
     Refused,
 )
-from pulsar_lifecycle.io.lake.artefacts import OffloadUuidsOf
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.journal.read_checks import seen_places, unseen_sites
@@ -44,7 +43,6 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease
-from pulsar_lifecycle.runs.spark import concurrency
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
@@ -142,7 +140,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
                 cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (UNSEEN, UNANSWERED)
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
-            named = OffloadUuidsOf(cluster.lake.location, epoch.epoch_id)
+            named = cluster.lake.named_uuids(epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
             canary = Canary(
                 settings.offload.waive_canary,
@@ -437,14 +435,13 @@ class _Work:
             self.outcomes.append(Offloaded(str(topic), -1, FAILED, str(error)))
 
     def _spread(self, items: Sequence[Item], sizes: Mapping[int, int], progress: Callable[[str], None]) -> list[Answer]:
-        """Work on all items on the executors, the large ones first."""
+        """Work on all items in tasks, the large ones first."""
         if not items:
             return []
-        spark, settings = self._cluster.spark, self._cluster.settings
-        tasks = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
-        done = spark.sparkContext.accumulator(0)
-        moved = spark.sparkContext.accumulator(0)
-        task = Task(settings, self._run.run_id, self._lease.guard, concurrency(spark))
+        tasks, settings = self._cluster.tasks, self._cluster.settings
+        bundles = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
+        done, moved = tasks.counter(), tasks.counter()
+        task = Task(settings, self._run.run_id, self._lease.guard, tasks.at_once)
 
         def work(bundle: Sequence[Item]) -> list[Answer]:
             answers: list[Answer] = []
@@ -456,8 +453,7 @@ class _Work:
 
         total = sum(sizes[item.attempt.ledger_id] for item in items)
         with reported(progress, lambda: (done.value, moved.value), len(items), total):
-            collected = spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect()
-        return [answer for answers in collected for answer in answers]
+            return [answer for answers in tasks.map(work, bundles) for answer in answers]
 
 
 def _grouped_by(rows: Iterable[Row], key: Callable[[Row], T]) -> dict[T, list[Row]]:

@@ -20,6 +20,7 @@ from pulsar_lifecycle.errors import (
     NotFound,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
@@ -179,9 +180,12 @@ def _source(store: MetadataStore, ledger_id: int, root: str) -> Source:
     if not isinstance(node, Node):
         raise OriginalUnread(f"{path}: BookKeeper does not have it any more, or it cannot be read")
     try:
-        return Source(ledger_metadata.decode(node.data), node.stat.ctime)
+        metadata = ledger_metadata.decode(node.data)
     except CorruptFormat as error:
         raise OriginalUnread(f"{path}: {error}") from error
+    if metadata.state is not LedgerState.CLOSED:  # somebody recovers it: what it says now is no reason to doubt a copy
+        raise OriginalUnread(f"{path}: it is {metadata.state.name}, not closed")
+    return Source(metadata, node.stat.ctime)
 
 
 class TaskPace:

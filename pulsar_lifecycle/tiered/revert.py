@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Tools
-from pulsar_lifecycle.records.outcomes import REFUSED, ROLLED_BACK, TAKING_BACK
+from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, ROLLED_BACK, TAKING_BACK
 from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.marks import GOES
@@ -62,7 +62,8 @@ def take_back_topic(
         record(
             run, tools, [replace(one, outcome=TAKING_BACK, reason=about) for one in planned if one.ledger_id in going]
         )
-        said = edit_topic(run, tools, permit, topic, taking_back(run, tools, topic, going, given_up=given_up), policy)
+        change = taking_back(run, tools, topic, going, given_up=given_up, beside=False)
+        said = edit_topic(run, tools, permit, topic, change, policy)
         done = [
             Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
         ]
@@ -84,6 +85,7 @@ def plan_take_back(
     node, info = snapshot.topic_node(tools.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
     opened = attempts.of_ledgers(tools.store, ledger_ids)
+    foreign = listed_ledgers.open_attempt(info)
     found: list[Offloaded] = []
     for ledger_id in sorted(set(ledger_ids)):
         item = items.get(ledger_id)
@@ -96,7 +98,7 @@ def plan_take_back(
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
         else:
             why = _given_up_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
-        outcome, reason = (REFUSED, why) if why else (GOES, _TAKEN_BACK)
+        outcome, reason = (REFUSED, why) if why else (FOREIGN_ATTEMPT, foreign) if foreign else (GOES, _TAKEN_BACK)
         found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
 
@@ -157,8 +159,13 @@ def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
     return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
 
 
-def taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool) -> Change:
-    """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up."""
+def taking_back(
+    run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool, beside: bool = True
+) -> Change:
+    """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up.
+
+    ``beside``: even beside an attempt of its broker, which that ends: what no broker can read is worse.
+    """
 
     def one(node: Node, item: LedgerInfo) -> Said:
         offload = item.offload
@@ -175,6 +182,8 @@ def taking_back(run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, U
         return Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+        if not beside and (foreign := listed_ledgers.open_attempt(info)):
+            return info, dict.fromkeys(uuids, Said(FOREIGN_ATTEMPT, foreign))
         said = dict.fromkeys(uuids, Said(FAILED, "its topic does not list it any more"))
         said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
         back = {ledger_id for ledger_id, word in said.items() if word.changes}

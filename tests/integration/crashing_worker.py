@@ -13,8 +13,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-import pyarrow as pa
-
 from pulsar_lifecycle.deletion import deletion_run, workers
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.workers import Outcome
@@ -38,8 +36,7 @@ def die(*_: Any, **__: Any) -> NoReturn:
 
 
 def work(_: Any, settings: Any, run: Run) -> list[Outcome]:
-    slot = pa.RecordBatch.from_pydict({"id": [0]})
-    list(workers._Worker(settings, run, 1, None)([slot]))
+    workers._Worker(settings, run, 1, None)(None)
     return []
 
 

@@ -7,6 +7,7 @@ there was nothing to do it to. Not here: the model (``world.py``), faults of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from urllib.parse import unquote_plus
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
@@ -119,10 +120,13 @@ def offload(world: World) -> str | None:
     if (known := topic.offloaded.get(ledger)) and known.complete:
         return None
     complete = world.random.random() < 0.7
-    deleted = complete and world.random.random() < 0.6
+    deleted = complete and world.random.random() < 0.6 and not world.tiered  # then it is ours to give up
     uuid = world.upload(topic.name, ledger, CLUSTER, index=complete or world.random.random() < 0.5)
     before = topic.offloaded.get(ledger)
     topic.offloaded[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=deleted)
+    if world.tiered:
+        topic.offloaded[ledger] = replace(topic.offloaded[ledger], timestamp=world.time.now_ms())
+        topic.stale.pop(ledger, None)
     world.store(topic)
     world.drop_copy(before, ledger)
     if deleted:
@@ -193,7 +197,9 @@ def close_cursor(world: World) -> str | None:
         world.drop(old)
         return f"cursor {name} of {topic.name} is closed"
     del topic.cursors[name]
-    world.remove(f"{world.topic_path(topic.name)}/{encode_name(name)}")
+    path = f"{world.topic_path(topic.name)}/{encode_name(name)}"
+    if world.zookeeper.stat(path) is not None:
+        world.remove(path)
     for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
         world.drop(ledger)
     return f"cursor {name} of {topic.name} is deleted"

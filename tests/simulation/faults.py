@@ -15,8 +15,9 @@ from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.runs import control
 from tests.simulation import acts, disasters
 from tests.simulation.offloaded import copy_message
-from tests.simulation.operator import ExecutorLost, Operator
+from tests.simulation.operator import Operator
 from tests.simulation.ports import Injection, Interceptor, crash
+from tests.simulation.tasks import ExecutorLost
 from tests.simulation.world import HOUR, ModelTopic, World
 
 NAMES = {
@@ -173,13 +174,13 @@ def _injection(
         interceptor.fired.append(f"second run{' after the session expired' if expire else ''}: {done}")
 
     def speculative(call: str) -> None:
-        run = operator.running
-        if run is None:
+        again = operator.tasks.current
+        if again is None:
             return
         count("F18")
         if random.random() < 0.5:
             world.deletion_topics.held.clear()
-        interceptor.fired.append(f"speculative task: {operator.one_task(run)}")
+        interceptor.fired.append(f"speculative task: {again()}")
 
     def restore(call: str) -> None:
         if world.backup is not None:
@@ -409,6 +410,8 @@ def heal(world: World) -> str:
     world.admin.denied.clear()
     world.reader.failures.clear()
     world.lagging = world.forgetful = False
+    world.blind = False
+    world.objects.stale = None
     disasters.relieve(world)
     for path, data in list(world.corrupted.items()):
         del world.corrupted[path]

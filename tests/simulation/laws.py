@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
+from pulsar_lifecycle.copies.attempts import ATTEMPTS
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
-from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
+from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.offload_object import data_key
+from pulsar_lifecycle.formats.offload_object import data_key, uuid_of
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
@@ -32,6 +33,7 @@ from pulsar_lifecycle.records.outcomes import (
 )
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
+from tests.simulation.tiered_laws import SWEEP, TieredLaws
 from tests.simulation.world import BOOKKEEPER, HOUR, Counters, Ledger, World
 
 GRACE = 7 * 24 * HOUR
@@ -86,12 +88,15 @@ class Laws:
         self.taken: dict[tuple[int, str], tuple[str, str]] = {}
         self.restores = 0
         self.ours: set[bytes] = set()
+        self.tiered = TieredLaws(world)
         self.writing: frozenset[str] = frozenset()
         self.damaged: frozenset[str] = frozenset()
         world.zookeeper.on_delete = self.about_to_delete
         world.zookeeper.on_write = self.about_to_write
         world.admin.on_delete_topic = self.about_to_delete_topic
         world.objects.on_delete = self.about_to_delete_objects
+        world.objects.on_write = self.about_to_write_object
+        world.objects.on_drop = self.about_to_drop_upload
         world.journal.on_record = self.about_to_record
         world.wire = self.wire
 
@@ -136,6 +141,7 @@ class Laws:
             self._not_old_enough(ledger, stat, trace)
             or self._owner_forbids(_owner(made))
             or self._last_in_bookkeeper(ledger)
+            or self.tiered.copy_goes(ledger)
             or self._not_archived(ledger, stat, data)
             or self._not_ours_to_act(trace)
         )
@@ -248,7 +254,12 @@ class Laws:
             if key not in world.buckets.objects[bucket]:
                 continue
             uuid = UUID(key[:36])
-            why = "it is deleted outside of a deletion run" if trace is None else self._copy_needed(uuid, key, trace)
+            if trace is None:
+                why = "it is deleted outside of a deletion run"
+            elif trace.kind:
+                why = world.reachable().get(uuid, "") or self.tiered.objects_go(uuid)
+            else:
+                why = self._copy_needed(uuid, key, trace)
             why = why or self._last_copy_of(uuid, key, keys)
             if why:
                 raise Violation(f"object {key} is deleted: {why}")
@@ -270,6 +281,10 @@ class Laws:
             return "our first phase did not ask for it, and the bucket is not ours alone"
         if world.time.now_ms() - world.buckets.objects[BUCKET][key].last_modified < GRACE:
             return "it is younger than the grace period"
+        return self._not_unneeded_twice(uuid)
+
+    def _not_unneeded_twice(self, uuid: UUID) -> str:
+        world = self.world
         free = [
             at
             for epoch_id, (at, unneeded) in self.unreachable.items()
@@ -283,7 +298,7 @@ class Laws:
         world, (_, ledger) = self.world, self.world.attempts[uuid]
         if key != data_key(uuid, ledger):
             return ""
-        return self._only_here(ledger, world.uploaded[uuid], world.copies(ledger, without=going))
+        return self._only_here(ledger, world.entries_of(uuid, ledger), world.copies(ledger, without=going))
 
     def _only_here(self, ledger: int, going: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> str:
         """Which entry of a ledger that some topic lists only the copy that goes has as written; empty if none."""
@@ -294,10 +309,22 @@ class Laws:
                 return f"{LAST}: {reader and reader.name} lists {ledger}, and only this has entry {n} whole; {there}"
         return ""
 
+    def about_to_write_object(self, key: str) -> None:
+        """Nothing is uploaded but what an open attempt of ours is about."""
+        if why := self.tiered.object_is_written(key, self.world.trace):
+            raise Violation(f"object {key} is written: {why}")
+
+    def about_to_drop_upload(self, key: str) -> None:
+        """I3: judge the end of an upload."""
+        if why := self.tiered.upload_is_dropped(key, self.world.trace):
+            raise Violation(f"an upload of {key} is dropped: {why}")
+
     # --------------------------------------------------------------------------------------------------------- writing
 
     def about_to_write(self, store: SimStore, path: str, old: bytes, new: bytes) -> None:
         """Judge a write of the product: its own z-nodes, and managed ledgers without holes."""
+        if path.startswith(f"{ATTEMPTS}/"):
+            self._attempted(json.loads(new))
         if path.startswith("/pulsar-lifecycle"):
             return
         if path.startswith("/ledgers/") and not old and self.world.trace and self.world.trace.undo:
@@ -306,15 +333,20 @@ class Laws:
         if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
             raise Violation(f"I8: the product writes {path}")
         listed = managed_ledger.decode(old).ledgers
-        if any(item.offload and item.offload.uuid and not item.offload.complete for item in listed):
+        worse = store.trace is not None and store.trace.read_badly  # what no broker could read is taken back at once
+        if any(item.offload and item.offload.uuid and not item.offload.complete for item in listed) and not worse:
             raise Violation(f"the product writes {path}, and ends the offload attempt of a broker there")
         before = [item.ledger_id for item in listed]
-        after = [item.ledger_id for item in managed_ledger.decode(new).ledgers]
+        left = managed_ledger.decode(new).ledgers
+        after = [item.ledger_id for item in left]
         if not after or after != before[len(before) - len(after) :]:
             raise Violation(f"I5: the product makes {after} of {before} in {path}")
         why = self.world.trimmed(path, after)
         if why:
             raise Violation(f"I5: the product makes {after} of {before} in {path}: {why}")
+        topic = Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/"))
+        if why := self.tiered.edited(self.world.model.topics[topic], listed, left, store.trace):
+            raise Violation(why)
         self.trimmed += len(before) - len(after)
         owner = str(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")))
         for item in listed[: len(before) - len(after)]:
@@ -323,6 +355,12 @@ class Laws:
             attempt = item.offload.uuid if item.offload and item.offload.complete else None
             if attempt and str(self.world.attempts[attempt][0]) == owner:  # objects of a topic that was renamed stay
                 self._take(item.ledger_id, DELETE_OFFLOADED, owner)
+
+    def _attempted(self, attempt: Mapping[str, str]) -> None:
+        """An attempt of ours is noted, before anything of it is uploaded."""
+        uuid = UUID(attempt["uuid"])
+        self.tiered.begun.add(uuid)
+        self.world.attempts[uuid] = Topic.parse(attempt["topic"]), int(attempt["ledger_id"])
 
     def _take(self, ledger: int, action: str, topic: str) -> None:
         if not self.world.clock.skew_ms:  # by a wrong clock its objects may be younger than its message
@@ -413,6 +451,10 @@ class Laws:
         back = trace is not None and self.world.restored_at >= trace.started  # a restore changed all since
         for row in rows:
             self._forget_what_ended(row)
+            if why := self.tiered.told(row):
+                raise Violation(why)
+            if row.phase == "release" and row.outcome == "marked":
+                self.marked.add((row.ledger_id, json.loads(row.detail)["czxid"]))
             if row.phase == "mark" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))
                 self.marked_copies.add((row.ledger_id, row.topic))
@@ -453,6 +495,10 @@ class Laws:
         """P13: however often a plan is applied, it sends no more than its cap."""
         if not sent.error and not sent.info.plan_id:
             self.ours.add(encode_deletion_message(sent.info))
+            self.tiered.messages.add(sent.info.ledger_id)
+        if self.world.trace and self.world.trace.kind == SWEEP:
+            self._is_swept(sent.info)
+            return
         if sent.error or not sent.info.plan_id:
             return
         ledgers = self.sent[sent.info.plan_id]
@@ -460,6 +506,16 @@ class Laws:
         cap = self.caps.get(sent.info.plan_id)
         if cap is not None and len(ledgers) > cap:
             raise Violation(f"P13: plan {sent.info.plan_id} sent {len(ledgers)} intents, its cap is {cap}")
+
+    def _is_swept(self, info: PendingDeleteLedgerInfo) -> None:
+        """I3: a sweep asks for the deletion of objects that two scans a day apart found unneeded, and nobody needs."""
+        context = info.offload_context
+        assert context is not None
+        uuid = uuid_of(context.msb, context.lsb)
+        why = self.world.reachable().get(uuid, "") if not self.world.interceptor.fired else ""
+        if why := why or self._not_unneeded_twice(uuid):
+            raise Violation(f"I3: a sweep sends a message about {uuid}: {why}")
+        self.tiered.counts["swept"] += 1
 
     def about_to_acknowledge(self, messages: Sequence[Received]) -> None:
         """I4: what is acknowledged has a final row, or a copy in the retry or dead-letter topic."""

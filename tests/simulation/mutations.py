@@ -15,6 +15,7 @@ from unittest.mock import patch
 from pulsar_lifecycle.copies import whole_copies
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import batch, deletion_run, offloaded_copies, owners
+from pulsar_lifecycle.deletion import workers as on_tasks
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
@@ -88,12 +89,11 @@ def acknowledge_before_journal() -> Iterator[None]:
 @contextmanager
 def _evidence(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
     real = batch.work_off
-    from tests.simulation import operator
 
     def working(run: Run, *rest: Any) -> Any:
         return real(replace(run, evidence=change(run.evidence)), *rest)
 
-    with patch.object(operator, "work_off", working):
+    with patch.object(on_tasks, "work_off", working):
         yield
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from struct import unpack_from
 from uuid import UUID
 
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.deletion.evidence import OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import offload_index
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -25,6 +27,7 @@ from pulsar_lifecycle.formats.deletion_message import OffloadContext as MessageC
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_data import DEFAULT_BLOCK_SIZE, DataObjectBuilder
+from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Tools
@@ -38,21 +41,53 @@ BUCKET = "tiered"
 CLUSTER = "pulsar-one"
 
 
-def objects_of(entries: Sequence[bytes], block_size: int = DEFAULT_BLOCK_SIZE) -> tuple[bytes, bytes]:
-    """Data and index object of a ledger."""
+def objects_of(
+    entries: Sequence[bytes], block_size: int = DEFAULT_BLOCK_SIZE, tags: Mapping[str, bytes] | None = None
+) -> tuple[bytes, bytes]:
+    """Data and index object of a ledger, which has ``tags``."""
     segments = (Segment(0, ("bookie-1:3181",)),)
     length, last = sum(map(len, entries)), len(entries) - 1
     builder = DataObjectBuilder(
-        LedgerMetadata(LedgerState.CLOSED, 1, 1, 1, segments, length, last, DigestType.CRC32C), block_size
+        LedgerMetadata(
+            LedgerState.CLOSED, 1, 1, 1, segments, length, last, DigestType.CRC32C, custom_metadata=tags or {}
+        ),
+        block_size,
     )
     data = b"".join(bytes(block.data) for block in builder.feed(0, entries))
     return data, offload_index.encode(builder.finish().index)
 
 
+@lru_cache(maxsize=256)
+def entries_in(data: bytes, index: bytes) -> tuple[bytes, ...]:
+    """The entries of a pair of objects, as a broker reads them; none where it could not."""
+    try:
+        found = offload_index.decode(index)
+    except CorruptFormat:
+        return ()
+    if found.data_object_length != len(data):
+        return ()
+    entries: list[bytes] = []
+    for block in found.blocks:
+        at = block.offset + DATA_HEADER_LENGTH
+        while at + 12 <= found.end_of(block):
+            length, number = unpack_from(">iq", data, at)
+            if number != len(entries) or at + 12 + length > len(data) or length < 0:
+                break
+            entries.append(data[at + 12 : at + 12 + length])
+            at += 12 + length
+    return tuple(entries)
+
+
 DATA, INDEX = objects_of([b"x" * ENTRY_BYTES])
 """Of a ledger as :meth:`SimulatedCluster.ledger` makes them."""
-kept_objects_of = lru_cache(maxsize=64)(objects_of)
-"""The same, of entries in a tuple: most ledgers have the same ones."""
+
+
+@lru_cache(maxsize=64)
+def kept_objects_of(entries: Sequence[bytes], *tags: tuple[str, str]) -> tuple[bytes, bytes]:
+    """:func:`objects_of`, made once."""
+    return objects_of(entries, tags={name: value.encode() for name, value in tags})
+
+
 POLICY = OffloadPolicy(frozenset({BUCKET, "empty"}), CLUSTER, exclusive=True)
 
 

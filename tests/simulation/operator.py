@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from random import Random
 from types import SimpleNamespace
@@ -23,18 +23,17 @@ import pyarrow as pa
 from pulsar_lifecycle.cli.plans import refusal_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion import redrive as redriving
-from pulsar_lifecycle.deletion.batch import work_off
-from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.redrive import Wanted
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
-from pulsar_lifecycle.deletion.waiting import withheld
-from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused, UsageError
+from pulsar_lifecycle.deletion.workers import WITHHELD, Outcome, _Worker
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.io.lake import journal as stored
+from pulsar_lifecycle.io.lake.journal import JOURNAL
+from pulsar_lifecycle.journal import archive, marks, offloads, queries, read_checks
 from pulsar_lifecycle.journal.marks import ENDS, open_copies, open_marks
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Archived, JournalRow
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records import deletion_plan as plan_deletion
 from pulsar_lifecycle.records import findings
 from pulsar_lifecycle.records.copies import Asked
@@ -42,24 +41,30 @@ from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch, last_covered
 from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.known_words import KnownWord
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, LEFT, MARKED, SENT
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import Tasks
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.tiered import offload_planning, offload_run
+from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
-from tests.fakes.deletion_queue import MAIN, RETRY, FakeQueueReader
+from tests.fakes.deletion_queue import FakeQueueReader
 from tests.simulation import disasters, pipeline
 from tests.simulation.laws import Laws, Violation
-from tests.simulation.ports import Crash, Interceptor, SimDeadLetters, Trace
+from tests.simulation.ports import Interceptor, SimDeadLetters, Trace
+from tests.simulation.tasks import SimTasks
 from tests.simulation.world import ModelTopic, World
-
-IDLE_MS = 1_000
 
 _LIBRARY = [module for name, module in sorted(sys.modules.items()) if name.startswith("pulsar_lifecycle.")]
 _COMPOSING = [module for module in _LIBRARY if not module.__name__.startswith("pulsar_lifecycle.io.")]
+assert {bucket_runs, offload_run, offload_planning} <= set(_COMPOSING)
 """Every module that may open a port: all that the operator's runs import."""
 
 
@@ -71,8 +76,13 @@ class Lake:
     def __init__(self) -> None:
         self.scans: list[pipeline.Scan] = []
         self.until = -1
+        self.written = 0
         self.kept_words: list[KnownWord] = []
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.offload_plans: dict[str, tuple[OffloadPlan, pa.Table]] = {}
+        self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.tables: dict[str, pa.Table] = {}
+        """What runs have stored beside a scan's own tables, by epoch and name."""
 
     def epochs(self, fingerprint: str = "", cluster: str = "") -> list[Epoch]:
         found = [s.epoch for s in self.scans if fingerprint in ("", s.epoch.fingerprint)]
@@ -93,6 +103,9 @@ class Lake:
             raise NotFound(f"epoch {epoch_id} is not kept")
         return found
 
+    def named_uuids(self, epoch_id: str) -> OffloadUuids:
+        return self.scan(epoch_id).offload_uuids
+
     def epoch(self, epoch_id: str) -> Epoch:
         return self.scan(epoch_id).epoch
 
@@ -104,6 +117,45 @@ class Lake:
 
     def read_epoch_table(self, epoch_id: str, table: str, columns: list[str] | None = None) -> pa.Table:
         return self.scan(epoch_id).findings.select(columns or [])
+
+    def offload_uuids(self, epoch_id: str) -> OffloadUuids:
+        return self.scan(epoch_id).offload_uuids
+
+    def parts(self, epoch_id: str, table: str) -> list[str]:
+        if f"{epoch_id}/{table}" not in self.tables and table not in self.scan(epoch_id).tables:
+            raise NotFound(f"epoch {epoch_id} has no table {table}")
+        return [f"{epoch_id}/{table}"]
+
+    def batches(self, parts: Iterable[str], columns: Sequence[str], where: Any = None) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            epoch_id, _, table = part.partition("/")
+            rows = self.tables[part] if part in self.tables else self.scan(epoch_id).tables[table]
+            yield from (rows if where is None else rows.filter(where)).select(list(columns)).to_batches()
+
+    def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+        self.written += 1
+        name = f"part {self.written} of {epoch_id}/{table}"
+        self.tables[name] = pa.Table.from_batches(batches, schema)
+        return name
+
+    def publish(self, epoch_id: str, table: str, names: Sequence[str]) -> None:
+        self.tables[f"{epoch_id}/{table}"] = pa.concat_tables([self.tables.pop(name) for name in names])
+
+    def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> None:
+        self.offload_plans[plan.plan_id] = plan, rows
+
+    def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
+        return self.offload_plans[plan_id]
+
+    def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> None:
+        self.object_plans[summary.plan_id] = summary, rows
+
+    def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return self.object_plans[plan_id]
+
+    @property
+    def plan_count(self) -> int:
+        return len(self.kept_plans) + len(self.offload_plans) + len(self.object_plans)
 
     def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.kept_plans[summary.plan_id] = (summary, rows)
@@ -124,6 +176,8 @@ class _Connections(Connections):
         self.__dict__ |= {
             "reader": world.reader,
             "admin": world.admin,
+            "objects": world.objects,
+            "queue_reader": FakeQueueReader(world.deletion_topics),
             "journal": world.journal,
             "lake": operator.lake,
             "clock": world.clock,
@@ -141,6 +195,25 @@ class _Connections(Connections):
         return self._opened.enter_context(self._operator.store_of(zookeeper, read_only))
 
 
+@dataclass(frozen=True)
+class _Cluster(Cluster):
+    """``spark.scan.Cluster`` without Spark, over the simulator's ports."""
+
+    operator: Operator
+
+    @property
+    def clock(self) -> Any:
+        return self.operator.world.clock
+
+    @property
+    def journal(self) -> Any:
+        return self.operator.world.journal
+
+    @property
+    def tasks(self) -> Tasks:
+        return self.operator.tasks
+
+
 class Operator:
     """One control plane. Its methods return what to print; refusals are answers, not errors."""
 
@@ -150,16 +223,8 @@ class Operator:
         self.random = random
         self.settings = settings
         self.lake = Lake()
-        roots = ["", *(root.name for root in settings.bookkeeper.shared_with or ())]
-        self.cluster: Any = SimpleNamespace(
-            spark=None,
-            settings=settings,
-            settings_file="",
-            lake=self.lake,
-            roots=lambda: roots,
-            clock=world.clock,
-            journal=world.journal,
-        )
+        self.tasks = SimTasks(world, self._working)
+        self.cluster: Any = _Cluster(None, settings, "", self.lake, self)  # type: ignore[arg-type]
         self.policy = pipeline.Policy(
             shared_with=evidence.declared_roots(self.cluster),
             holds=settings.orphans.holds(0),
@@ -170,11 +235,11 @@ class Operator:
         laws.holds = self.policy.holds
         laws.system_topics = self.policy.system_topics
         self.runs = self.depth = 0
-        self.withheld: dict[Topic, int] = {}
-        self.running: Run | None = None
+        self.withheld: list[Outcome] = []
         self.trimmed = Topic.parse("persistent://acme/orders/none")
         self.spoiled: Callable[[], str] = lambda: ""
-        self.between: Callable[[Run, Trace], None] | None = None
+        self.between: Callable[[], None] | None = None
+        self._stored: dict[str, tuple[int, pa.Table]] = {}
 
     # ------------------------------------------------------------------------------------------------------ read-only
 
@@ -327,6 +392,7 @@ class Operator:
         run_id, began = self._run_id("delete"), self.world.time.now_ms()
         with self._tracing(Trace(run_id)), self._adapters():
             outcomes = deletion_run.delete_pending(self.cluster, run_id)
+        self.withheld = [one for one in outcomes if one.outcome == WITHHELD]
         if self.depth == 0:
             self.laws.all_said(began)
         return str(outcomes)
@@ -438,24 +504,16 @@ class Operator:
 
     @contextmanager
     def _adapters(self) -> Iterator[None]:
-        """The simulator's ports wherever a module of ``spark/`` opens one of ours."""
+        """The simulator's ports wherever a module of the library opens one of ours."""
         world = self.world
         stand_ins: dict[str, Any] = {
             "Connections": lambda settings, **asked: _Connections(self, settings, **asked),
             "system_clock": lambda: world.clock,
-            "sent_ledgers": self._sent_ledgers,
             "marked_ledgers": self._marked_ledgers,
             "marked_offloads": self._marked_offloads,
-            "OffloadUuidsOf": lambda lake, epoch_id: self.lake.scan(epoch_id).offload_uuids,
             "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
-            "dead_letter_reasons": lambda *_: {},
-            "last_archived": self._last_archived,
-            "deleted_copies": lambda *_: [],
-            "rows_of_phase": self._rows_of_phase,
-            "concurrency": lambda spark: 1,
-            "delete_from_queue": self._delete_from_queue,
-            "delete_directly": self._delete_directly,
-            "secrets": SimpleNamespace(token_hex=lambda n: f"{len(self.lake.kept_plans):04x}"),
+            "uuid4": lambda: UUID(int=world.random.getrandbits(128), version=4),
+            "secrets": SimpleNamespace(token_hex=lambda n: f"{self.lake.plan_count:04x}"),
         }
         kept = [
             (module, name, vars(module)[name])
@@ -464,15 +522,14 @@ class Operator:
         ]
         for module, name, _ in kept:
             setattr(module, name, stand_ins[name])
+        for module in (stored, archive, marks, offloads, queries, read_checks):
+            kept.append((module, "scan", module.scan))
+            module.scan = self._scan
         try:
             yield
         finally:
             for module, name, value in kept:
                 setattr(module, name, value)
-
-    def _sent_ledgers(self, lake: str, plan_id: str) -> frozenset[int]:
-        rows = self.world.journal.rows
-        return frozenset(r.ledger_id for r in rows if r.outcome == "sent" and r.plan_id == plan_id)
 
     def _marked_ledgers(self, lake: str, cluster: str) -> dict[int, tuple[int, int]]:
         rows = ((r.ledger_id, json.loads(r.detail)["czxid"], r.at) for r in self._open(DELETE_LEDGER))
@@ -494,15 +551,17 @@ class Operator:
         letters.on_acknowledge = self.laws.about_to_take_letters
         return letters
 
-    def _last_archived(self, lake: str, cluster: str, *, run_id: str = "", ledger_ids: Any = ()) -> list[Archived]:
-        nodes = self.world.journal.nodes
-        wanted = {n.ledger_id for n in nodes if n.run_id == run_id} if run_id else set(ledger_ids)
-        newest = {n.ledger_id: n for n in sorted(nodes, key=lambda n: n.at) if n.ledger_id in wanted}
-        return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
-
-    def _rows_of_phase(self, lake: str, phase: str) -> pa.Table:
-        rows = sorted((r for r in self.world.journal.rows if r.phase == phase), key=lambda r: r.at)
-        return pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA)
+    def _scan(
+        self, lake: str, kind: str, schema: pa.Schema, condition: Any, columns: list[str] | None = None
+    ) -> pa.Table:
+        """``io.lake.journal._scan`` of what the journal, or the archive, has in memory."""
+        rows: Sequence[Any] = self.world.journal.rows if kind == JOURNAL else self.world.journal.nodes
+        count, known = self._stored.get(kind, (0, _dated([], schema)))
+        if count < len(rows):
+            known = pa.concat_tables([known, _dated(rows[count:], schema)]).combine_chunks()
+            self._stored[kind] = len(rows), known
+        found = known if condition is None else known.filter(condition)
+        return found.select(columns or schema.names)
 
     def _open(self, action: str) -> list[JournalRow]:
         """Marks that stand, as ``io.lake.journal`` reads them."""
@@ -517,69 +576,22 @@ class Operator:
         stand = _standing(open_copies if action == DELETE_OFFLOADED else _open_ledgers, *parts)
         return sorted((r for r in marked if (r.ledger_id, r.at) in stand), key=lambda r: r.at)
 
-    def _delete_from_queue(self, spark: Any, settings: Settings, run: Run) -> list[str]:
-        outcomes = self._work(run, lambda: self.world.open_queue())
-        rows = self.world.journal.rows
-        self.withheld = withheld(
-            FakeQueueReader(self.world.deletion_topics),
-            [MAIN, RETRY],
-            run.run_id,
-            run.now,
-            lambda: {json.loads(r.detail).get("message", "") for r in rows if r.run_id == run.run_id},
-        )
-        return outcomes
-
-    def _delete_directly(
-        self, spark: Any, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
-    ) -> list[str]:
-        from pulsar_lifecycle.deletion.workers import PlanQueue
-
-        return self._work(run, lambda: PlanQueue(rows, plan_id, sent_at))
-
-    def _work(self, run: Run, open_queue: Callable[[], Any]) -> list[str]:
-        """What Spark's tasks do; a task whose executor is lost runs once more, while the driver goes on."""
-        world, trace = self.world, self.world.trace
-        assert trace is not None
-        trace.guard = run.guard
-        trace.epoch_id = self.lake.epochs()[-1].epoch_id
-        trace.batch, trace.per_second, trace.started = run.batch, run.deletes_per_second, world.time.now_ms()
+    def _working(self, work: object) -> None:
+        """What the laws must know of a run whose tasks begin now; here an executor may be doomed."""
+        trace = self.world.trace
+        if isinstance(work, _Worker) and trace is not None:
+            run = work.run
+            trace.guard = run.guard
+            trace.epoch_id = self.lake.epochs()[-1].epoch_id
+            trace.batch, trace.per_second, trace.started = run.batch, run.deletes_per_second, self.world.time.now_ms()
         if self.between and self.depth == 1:
-            self.between(run, trace)
-        was, self.running = self.running, run
-        try:
-            for _ in range(2):
-                try:
-                    return self.one_task(run, open_queue)
-                except ExecutorLost:
-                    world.interceptor.dead = None
-            return ["executors lost"]
-        finally:
-            self.running = was
+            self.between()
 
-    def one_task(self, run: Run, open_queue: Callable[[], Any] | None = None) -> list[str]:
-        """One task from beginning to end."""
-        world = self.world
-        store, queue = world.open_store(), (open_queue or world.open_queue)()
-        outcomes: list[str] = []
-        assert world.trace is not None
-        world.trace.tasks += 1
-        try:
-            objects = world.objects if self.settings.object_store else None
-            tools = Tools(store, world.reader, world.admin, queue, world.journal, world.clock, objects)
-            for decision in work_off(run, tools, 1_000, IDLE_MS):
-                named = decision.message.info.ledger_id if decision.message.info else "?"
-                outcomes.append(f"{named} {decision.outcome}: {decision.reason}")
-        except LifecycleError as error:
-            outcomes.append(f"stopped: {type(error).__name__}: {error}")
-        finally:
-            queue.close()
-            if not world.interceptor.dead:
-                store.close()
-            else:
-                world.zookeeper.end_session(store._session)
-                if store in world.zookeeper.open:
-                    world.zookeeper.open.remove(store)
-        return outcomes
+
+def _dated(rows: Sequence[Any], schema: pa.Schema) -> pa.Table:
+    """Rows of the journal or the archive as ``io.lake.journal`` reads them, all filed under the last day."""
+    columns = [[getattr(row, name) for row in rows] for name in schema.names]
+    return pa.table([*columns, ["9999-12-31"] * len(rows)], pa.schema([*schema, pa.field("date", pa.string())]))
 
 
 _MARKS = pa.schema({"ledger_id": pa.int64(), "at": pa.int64(), "uuid": pa.string(), "bucket": pa.string()})
@@ -604,10 +616,6 @@ def _standing(rule: Callable[..., pa.Table], marked: _Said, left: _Said, settled
         for some in (marked, left, settled)
     )
     return frozenset((row["ledger_id"], row["at"]) for row in rule(*tables).to_pylist())
-
-
-class ExecutorLost(Crash):
-    """Kill -9 of an executor: its task runs again."""
 
 
 def _namespaces(world: World) -> set[str]:

@@ -80,6 +80,8 @@ class Scan:
     findings: pa.Table
     offload_uuids: OffloadUuids = field(default_factory=OffloadUuids)
     listings: tuple[shrinkage.Listing, ...] = ()
+    tables: Mapping[str, pa.Table] = field(default_factory=dict[str, pa.Table])
+    """Tables of the epoch as they are stored, by name."""
 
     def finding(self, ledger_id: int) -> str | None:
         """What a ledger was found to be; None for one in use."""
@@ -166,7 +168,9 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     judged = orphans.judge(ledgers, refs, context)
     named = _offload_uuids(*(rows for (table, _), rows in found.items() if table == "managed_ledgers"))
     settled = _settled(cluster, store, judged, topics, cursors)
-    return Scan(replace(epoch, gaps=gaps), refs, context, settled, named, _listings(found, refs_table))
+    tables_kept = {f"{table}@{root}" if root else table: rows for (table, root), rows in found.items()}
+    tables_kept |= {"topics": topics, "findings": settled}
+    return Scan(replace(epoch, gaps=gaps), refs, context, settled, named, _listings(found, refs_table), tables_kept)
 
 
 def _lost(

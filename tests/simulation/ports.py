@@ -6,7 +6,7 @@ which faults there are (``faults.py``), and what must hold (``laws.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -15,12 +15,14 @@ from pulsar_lifecycle.errors import Failed, LifecycleError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import (
     Archived,
     Children,
     Entry,
     JournalRow,
+    ObjectHead,
+    ObjectSummary,
     Postponed,
     Received,
     ReplicaCheck,
@@ -32,7 +34,7 @@ from pulsar_lifecycle.ports import (
 )
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics
+from tests.fakes.deletion_queue import MAIN, RETRY, FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ledger_reader import FakeLedgerReader
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
@@ -131,6 +133,15 @@ class Trace:
     tasks: int = 0
     latency_at_receive: float = 0.0
     undo: bool = False
+    kind: str = ""
+    """What a run on tiered storage does; empty of any other."""
+    read_well: bool = False
+    """Whether a broker has read an offloaded ledger in it, and none failed to."""
+    read_badly: bool = False
+    unread: set[str] = field(default_factory=set)
+    """Namespaces that it has committed ledgers of."""
+    read: set[str] = field(default_factory=set)
+    """Namespaces of which a broker has read a ledger in it."""
 
 
 class SimZooKeeper(FakeZooKeeper):
@@ -297,18 +308,39 @@ class SimJournal(FakeJournal):
 
 
 class SimObjectStore(FakeObjectStore):
-    """The bucket of offloaded ledgers; ``on_delete`` is told which keys are about to go."""
+    """The bucket of offloaded ledgers; ``on_delete`` is told which keys are about to go.
+
+    ``on_write`` is told which key is written, in whole or part, ``on_drop`` which upload is dropped. ``stale`` is what
+    listings show, where they lag behind.
+    """
+
+    WRITES = frozenset({"put", "begin_upload", "upload_part", "complete_upload"})
 
     def __init__(self, service: FakeBuckets, allowed: Sequence[str]) -> None:
         super().__init__(service, allowed)
         self.interceptor = Interceptor()
         self.on_delete: Callable[[str, Sequence[str]], None] = lambda bucket, keys: None
+        self.on_write: Callable[[str], None] = lambda key: None
+        self.on_drop: Callable[[str], None] = lambda key: None
+        self.stale: dict[str, ObjectHead] | None = None
         self.before, self.after = self._before, self._after
 
     def _before(self, name: str, bucket: str, keys: Sequence[str]) -> None:
         self.interceptor.before(f"objects.{name}")
         if name == "delete_many":
             self.on_delete(bucket, keys)
+        elif name in self.WRITES:
+            self.on_write(keys[0])
+        elif name == "abort_upload":
+            self.on_drop(keys[0])
+
+    def _list_objects(self, bucket: str, prefix: str, page: int, after: str) -> Iterator[list[ObjectSummary]]:
+        if self.stale is None:
+            yield from super()._list_objects(bucket, prefix, page, after)
+            return
+        self._ask("list_objects", bucket, [prefix])
+        shown = [head for key, head in sorted(self.stale.items()) if key.startswith(prefix) and key > after]
+        yield [ObjectSummary(head.key, head.size, head.etag, head.last_modified) for head in shown]
 
     def _after(self, name: str, bucket: str, keys: Sequence[str]) -> None:
         self.interceptor.after(f"objects.{name}")
@@ -348,6 +380,8 @@ class SimAdmin(FakeBrokerAdmin):
         self.deleting: Callable[[Topic], None] = lambda topic: None
         self.on_delete_topic: Callable[[Topic], None] = lambda topic: None
         self.unloading: Callable[[Topic], None] = lambda topic: None
+        self.reading: Callable[[Topic, Position], None] = lambda topic, position: None
+        self.queued: Callable[[], int] = lambda: 0
 
     def loaded_topics(self) -> dict[str, str]:
         self.interceptor.before("admin.loaded_topics")
@@ -380,6 +414,18 @@ class SimAdmin(FakeBrokerAdmin):
         self._answer_for(topic)
         self.unloading(topic)
         self.interceptor.after("admin.unload")
+
+    def read_entry(self, topic: Topic, position: Position) -> None:
+        self.interceptor.before("admin.read_entry")
+        self._answer_for(topic)
+        self.reading(topic, position)
+        self.interceptor.after("admin.read_entry")
+
+    def backlog(self, topic: Topic, subscription: str) -> int:
+        if topic in (MAIN, RETRY):
+            self._answer()
+            return self.queued() if topic == MAIN else 0
+        return super().backlog(topic, subscription)
 
     def delete_topic(self, topic: Topic, force: bool) -> None:
         self.interceptor.before("admin.delete_topic")

@@ -23,7 +23,7 @@ from pulsar_lifecycle.records import deletion_plan as plan_deletion
 from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
-from tests.simulation import acts, disasters, faults, traps
+from tests.simulation import acts, disasters, faults, tiering, traps
 from tests.simulation.acts import WEST
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.laws import Laws, Violation
@@ -116,13 +116,19 @@ class _Schedule:
         self.skip = frozenset(skip)
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
-        kinds = random.choices(list(KINDS), list(KINDS.values()), k=count)
+        weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
+        kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
         self.result.steps = count
         self.world = World(Random(self.begins))
         self.world.deletion_topics.max_unacked = Random(self.begins + 2).choice([0, 2, 3, 6])
         self.laws = Laws(self.world)
-        self.operator = Operator(self.world, self.laws, Random(self.begins), _settings(Random(self.begins)))
+        settings = _settings(Random(self.begins))
+        if tiering.has(seed):
+            settings = tiering.settings_for(settings, Random(self.begins + 6))
+            tiering.prepare(self.world)
+        self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
+        self.tiering = tiering.Tiering(self.operator)
         if self.operator.policy.shared_with:
             self.world.roots[WEST] = SimulatedCluster()
         self.operator.spoiled = lambda: faults.spoiled(self.world)
@@ -161,6 +167,7 @@ class _Schedule:
         self.result.facts["brought back"] += self.laws.restored
         self.result.facts["objects deleted"] += self.laws.objects
         self.result.facts["trimmed"] += self.laws.trimmed
+        self.result.facts.update(self.laws.tiered.counts)
         return self.result
 
     def _violated(self, index: int, what: str) -> None:
@@ -221,6 +228,24 @@ class _Schedule:
         what = random.choices(list(EXTRAS), list(EXTRAS.values()))[0]
         return self._control(random, what)
 
+    def _tiered(self, random: Random) -> str:
+        extras = tiering.EXTRAS
+        return self._tier(
+            random,
+            self.tiering.next() if random.random() < 0.7 else random.choices(list(extras), [*extras.values()])[0],
+        )
+
+    def _tier(self, random: Random, what: str, faulty: float = FAULTY) -> str:
+        """Something of tiered storage, or of what goes with it."""
+        if what in tiering.WAITS:
+            self.world.wait_ms(tiering.WAITS[what])
+            return what
+        if what in tiering.BESIDES:
+            self._count("F17")
+            return getattr(self.tiering, what)()
+        whose = self.operator if what in ("scan", "delete") else self.tiering
+        return self._process(random, what, getattr(whose, what), faulty)
+
     def _control(self, random: Random, what: str) -> str:
         operator, plans = self.operator, list(self.operator.lake.kept_plans)
         if what in ("apply", "old-plan", "direct", "other-plan") and not plans:
@@ -279,6 +304,11 @@ class _Schedule:
         operator.between = None
         if random.random() < faulty and what not in ("pause", "resume"):
             interceptor.injections = faults.injections(random, world, operator, interceptor, self._count)
+            if world.tiered and hasattr(self.tiering, what):
+                if random.random() < 0.7:
+                    interceptor.injections = tiering.injections(random, world, self.tiering, interceptor, self._count)
+            elif world.tiered and what == "delete" and random.random() < 0.3:
+                interceptor.injections.append(tiering.takes_back_amid(self.tiering, random, self._count))
             at_the_write = random.random() if what == "trim" else 1
             if at_the_write < 0.1:
                 trimmed = lambda: world.model.topics.get(operator.trimmed)  # noqa: E731
@@ -287,7 +317,7 @@ class _Schedule:
                 interceptor.injections = [faults.lost_at_the_compare_and_set(random, self._count)]
             if random.random() < 0.15:
                 lost = faults.executor_lost(random, interceptor, self._count)
-                operator.between = lambda run, trace: interceptor.injections.append(lost)
+                operator.between = lambda: interceptor.injections.append(lost)
         try:
             said = work()
             self.result.facts[f"{what} ended"] += 1
@@ -305,7 +335,7 @@ class _Schedule:
                 world.zookeeper.end_session(store._session)
             world.zookeeper.open.clear()
             world.deletion_topics.held.clear()
-            world.trace = None
+            world.trace = world.objects.stale = None
         self.result.facts[what] += 1
         return f"{what}: {said}" + "".join(f"\n        {line}" for line in interceptor.fired)
 
@@ -333,6 +363,8 @@ class _Schedule:
             self.result.facts["report-only at the end"] += 1
             return
         self._storm(summary.plan_id)
+        if world.tiered:
+            self._storm_of_offloads()
         self.say(f"peace: {self._heal(Random(0))}")
         for act in (acts.settle_recovery,) * 9:
             act(world)
@@ -422,6 +454,23 @@ class _Schedule:
             if random.random() < 0.3:
                 self.say(f"storm: {self._process(random, 'redrive', self.operator.redrive, 0.5)}")
 
+    def _storm_of_offloads(self) -> None:
+        """Offload, release and delete, now that a scan covers the cluster; then once more without faults."""
+        self.say(f"storm: {self._heal(Random(0))}")
+        random = Random(self.begins + 7)
+        self.world.random = self.operator.random = random
+        for what in (*tiering.ROUTINE, "damage", *tiering.ROUTINE, *tiering.SWEEPING):
+            if random.random() < 0.2:
+                self.say(f"storm: {self._world(random)}")
+            self.say(f"storm: {self._tier(random, what, 0.6)}")
+        self.say(f"storm: {self._heal(Random(0))}")
+        for what in tiering.ROUTINE:
+            if what in tiering.WAITS:
+                self.world.wait_ms(tiering.WAITS[what])
+            else:
+                whose = self.operator if what in ("scan", "delete") else self.tiering
+                self.say(f"storm: {self._calmly(getattr(whose, what))}")
+
     def _calmly(self, work: Callable[[], str]) -> str:
         new_interceptor(self.world)
         self.operator.between = None
@@ -482,6 +531,8 @@ def _settings(random: Random) -> Settings:
         "trimming": {"loaded_topics": random.random() < 0.6},
         "apply": {"max_share": 1.0, "max_ledgers": random.choice([3, 100, 100])},
         "deletion": {
+            "twoPhaseDeletionLedgerDeletionParallelism": 1,
+            "idle_timeout": 1,
             "batch": random.choice([1, 2, 3, 5]),
             "deletes_per_second": random.choice([1, 1000]),
             "twoPhaseDeletionMaxRetryDeleteCount": random.choice([0, 2, 10]),

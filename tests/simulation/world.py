@@ -14,19 +14,21 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import UUID
 
-from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.copies import attempts, unread_locations
+from pulsar_lifecycle.errors import CorruptFormat, Failed, NotFound, StoreError, Unavailable
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
+from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
-from pulsar_lifecycle.ports import TopicInternals
+from pulsar_lifecycle.ports import TopicInternals, Upload
 from pulsar_lifecycle.records.owners import schema_owner
 from pulsar_lifecycle.runs import control
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore
-from tests.fakes.object_store import FakeBuckets
+from tests.fakes.object_store import FakeBuckets, OpenUpload
 from tests.simulation.cluster import (
     BROKER,
     ENTRY_BYTES,
@@ -39,7 +41,7 @@ from tests.simulation.cluster import (
     data_tags,
     schema_tags,
 )
-from tests.simulation.offloaded import BUCKET, copy_message, kept_objects_of, metadata
+from tests.simulation.offloaded import BUCKET, copy_message, entries_in, kept_objects_of, metadata
 from tests.simulation.ports import (
     Interceptor,
     SimAdmin,
@@ -119,6 +121,8 @@ class ModelTopic:
     moved: bool = False
     pinned: bool = False
     unseen: bool = False
+    stale: dict[int, OffloadContext | None] = field(default_factory=dict)
+    """Offloads as its broker has them in memory, where we have written others since it loaded the topic."""
 
 
 @dataclass
@@ -172,20 +176,23 @@ class World(SimulatedCluster):
         self.admin.memory, self.admin.compaction = self._internals, self._compaction_status
         self.admin.unloading = self._unload_on_demand
         self.admin.deleting = self._delete_on_demand
+        self.admin.reading = self._read_on_demand
+        self.admin.queued = lambda: len(self.deletion_topics.waiting)
         self.journal = SimJournal()
         self.deletion_topics = SimTopics()
         self.buckets = FakeBuckets(time)
         self.buckets.create(BUCKET)
         self.objects = SimObjectStore(self.buckets, [BUCKET])
         self.attempts: dict[UUID, tuple[Topic, int]] = {}
-        self.uploaded: dict[UUID, tuple[bytes, ...]] = {}
-        """The entries in the data object of each attempt."""
         self.attempts_elsewhere: set[UUID] = set()
         self.model = Model()
         self.interceptor = Interceptor()
         self.trace: Trace | None = None
         self.lagging = False
         self.forgetful = False
+        self.tiered = False
+        self.blind = False
+        """Whether the brokers' offloader looks for every object in the wrong place."""
         self.corrupted: dict[str, bytes] = {}
         self.damaged: set[int] = set()
         """Ledgers with an entry that nobody can read any more."""
@@ -359,6 +366,8 @@ class World(SimulatedCluster):
             context = topic.offloaded.get(ledger)
             if not (context and context.complete and context.bookkeeper_deleted):
                 found[ledger] = f"{topic.name} lists it"
+            elif memory and topic.loaded and ledger in topic.stale and topic.stale[ledger] is None:
+                found[ledger] = f"the broker of {topic.name} reads it in BookKeeper still"
         for name, cursor in topic.cursors.items():
             for ledger in (cursor.ledger, cursor.compacted, *cursor.buckets.values()):
                 if ledger is not None and ledger >= 0:
@@ -452,12 +461,19 @@ class World(SimulatedCluster):
         uuid = UUID(int=self.random.getrandbits(128))
         stored, made = metadata(topic, cluster), self.model.ledgers[ledger]
         there = self.reader.payloads.get(ledger) if made.entries else None
-        self.uploaded[uuid] = tuple(entries or there or made.entries or ONE_ENTRY)
-        data, body = kept_objects_of(self.uploaded[uuid])
+        tags = {"application": "pulsar", **(_tags(made) or {})} if self.tiered else {}
+        data, body = kept_objects_of(tuple(entries or there or made.entries or ONE_ENTRY), *tags.items())
         self.buckets.put(BUCKET, data_key(uuid, ledger), data, {**stored, "role": "data"})
         if index:
             self.buckets.put(BUCKET, index_key(uuid, ledger), body, {**stored, "role": "index"})
         self.attempts[uuid] = topic, ledger
+        return uuid
+
+    def begin_upload(self, topic: Topic, ledger: int, uuid: UUID | None = None) -> UUID:
+        """An upload of an attempt, or else of a broker's offloader."""
+        uuid = uuid or UUID(int=self.random.getrandbits(128))
+        listed = Upload(data_key(uuid, ledger), f"upload-of-others-{next(self.buckets.ids):06}", self.time.now_ms())
+        self.buckets.uploads[listed.upload_id] = OpenUpload(BUCKET, listed, {**metadata(topic), "role": "data"}, "")
         return uuid
 
     def drop_copy(self, context: OffloadContext | None, ledger: int) -> None:
@@ -475,7 +491,97 @@ class World(SimulatedCluster):
             for context in topic.offloaded.values():
                 if context.uuid:
                     found[context.uuid] = f"{topic.name} names it"
+            for context in topic.stale.values():
+                if context and context.uuid and context.complete:
+                    found.setdefault(context.uuid, f"the broker of {topic.name} reads it still")
+        found |= {uuid: "our attempt is open" for uuid, condemned in self.opened().items() if not condemned}
         return found
+
+    def opened(self) -> dict[UUID, bool]:
+        """Our open offload attempts, and whether each is condemned."""
+        nodes = self.zookeeper._nodes
+        if attempts.ATTEMPTS not in nodes:
+            return {}
+        paths = [f"{attempts.ATTEMPTS}/{name}" for name in self.zookeeper.names(attempts.ATTEMPTS)]
+        found = (json.loads(self.zookeeper.data(path)) for path in paths)
+        return {UUID(one["uuid"]): one.get("condemned", False) for one in found}
+
+    def held(self) -> list[str]:
+        """Locations of which the metadata store says that a broker could not read there."""
+        root = unread_locations.UNREAD_LOCATIONS
+        if root not in self.zookeeper._nodes:
+            return []
+        return [name for name in self.zookeeper.names(root) if self.zookeeper.data(f"{root}/{name}")]
+
+    def entries_of(self, uuid: UUID, ledger: int) -> tuple[bytes, ...]:
+        """The entries that the objects of an attempt have."""
+        keys = data_key(uuid, ledger), index_key(uuid, ledger)
+        if not all(key in self.buckets.objects[BUCKET] for key in keys):
+            return ()
+        data, index = (self.buckets.data[BUCKET, key] for key in keys)
+        return entries_in(data, index)
+
+    def whole(self, uuid: UUID, ledger: int) -> bool:
+        """Whether the objects of an attempt have what was written to a ledger."""
+        return self.entries_of(uuid, ledger) == (self.model.ledgers[ledger].entries or ONE_ENTRY)
+
+    def in_bookkeeper(self, ledger: int) -> bool:
+        """Whether BookKeeper has what was written to a ledger."""
+        there = self.exists(ledger) and self.reader.payloads.get(ledger)
+        return bool(there) and tuple(there or ()) == (self.model.ledgers[ledger].entries or ONE_ENTRY)
+
+    def damage(self) -> str | None:
+        """An object of a ledger that BookKeeper has whole is not what it was: one byte, or it is gone.
+
+        Once BookKeeper's copy is given up, nobody reads all of it again: then another ETag shows it.
+        """
+        found = [
+            (context.uuid, ledger)
+            for topic in self.model.topics.values()
+            for ledger, context in topic.offloaded.items()
+            if context.complete and context.uuid and self.in_bookkeeper(ledger)
+        ]
+        found = [(uuid, ledger) for uuid, ledger in found if self.whole(uuid, ledger)]
+        if not found:
+            return None
+        uuid, ledger = self.random.choice(sorted(found))
+        given_up = any((c := t.offloaded.get(ledger)) and c.bookkeeper_deleted for t in self.model.topics.values())
+        ways = ["gone", "replaced"] if given_up else ["gone", "replaced", "rotten", "rotten"]
+        key, how = data_key(uuid, ledger), self.random.choice(ways)
+        if how == "gone":
+            del self.buckets.objects[BUCKET][key], self.buckets.data[BUCKET, key]
+        else:
+            data = bytearray(self.buckets.data[BUCKET, key])
+            data[DATA_HEADER_LENGTH + 12] ^= 1  # the first byte of the first entry
+            head = self.buckets.objects[BUCKET][key]
+            etag = head.etag if how == "rotten" else ""
+            self.buckets.put(BUCKET, key, bytes(data), head.metadata, etag=etag)
+        return f"an object of offloaded {ledger} is {how}"
+
+    def _read_on_demand(self, topic: Topic, position: Position) -> None:
+        """A broker reads an entry where the topic, as it has it, says that it is; it loads the topic for that."""
+        found = self.model.topics.get(topic)
+        if found is None or found.away:
+            raise NotFound(f"{topic}: no such topic")
+        if not found.loaded:
+            self.load(found)
+        ledger, at = position.ledger_id, position.entry_id
+        if ledger not in found.ledgers:
+            raise Failed(f"{topic}: 500: no ledger {ledger}")
+        context = found.stale.get(ledger, found.offloaded.get(ledger))
+        if context is None or not context.complete or context.uuid is None:
+            if not self.in_bookkeeper(ledger):
+                raise Failed(f"{topic}: 500: ledger {ledger} cannot be read")
+            return
+        wanted = (self.model.ledgers[ledger].entries or ONE_ENTRY)[at : at + 1]
+        there = not self.blind and self.entries_of(context.uuid, ledger)[at : at + 1] == wanted
+        if self.trace:
+            self.trace.read_badly |= not there
+            self.trace.read_well = there and not self.trace.read_badly
+            if there:
+                self.trace.read.add(str(topic.namespace))
+        if not there:
+            raise Failed(f"{topic}: 500: {context.uuid} cannot be read")
 
     def copies(self, ledger: int, without: Collection[str] = ()) -> dict[str, Sequence[bytes]]:
         """Whatever has entries of a ledger: BookKeeper, and pairs of objects, neither one of ``without``."""
@@ -486,7 +592,7 @@ class World(SimulatedCluster):
         for uuid, (_, whose) in self.attempts.items():
             keys = (data_key(uuid, ledger), index_key(uuid, ledger))
             if whose == ledger and all(key in there and key not in without for key in keys):
-                found[keys[0]] = self.uploaded[uuid]
+                found[keys[0]] = self.entries_of(uuid, ledger)
         return found
 
     def copy_message(self, uuid: UUID, topic: Topic | None = None) -> PendingDeleteLedgerInfo:
@@ -592,6 +698,8 @@ class World(SimulatedCluster):
         if topic.ledgers:
             self.restate(topic.ledgers[-1], LedgerState.CLOSED)
         topic.loaded = True
+        if topic.ledgers:  # ManagedLedgerImpl.initialize makes its info anew
+            topic.offloaded.pop(topic.ledgers[-1], None)
         self._forget_snapshots(topic)
         if not topic.terminated and not topic.shadow_of:
             topic.ledgers.append(self.make("data", topic.name, state=LedgerState.OPEN))
@@ -617,6 +725,7 @@ class World(SimulatedCluster):
     def _forget_snapshots(self, topic: ModelTopic) -> None:
         topic.readers.clear()
         topic.unlisted.clear()
+        topic.stale.clear()
         for cursor in topic.cursors.values():
             cursor.swallowed.clear()
 

@@ -6,13 +6,8 @@ many ledgers. Not here: which ledgers come back, and in which steps (``deletion/
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-
-import pyarrow as pa
-from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from pulsar_lifecycle.deletion.undo.undo import begun, preview, undo
 from pulsar_lifecycle.deletion.undo.undone import PHASE, Check, Undone, UndoRun, UndoTools
@@ -28,7 +23,8 @@ from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
-from pulsar_lifecycle.runs.spark import concurrency, share_of
+from pulsar_lifecycle.runs.spark import share_of
+from pulsar_lifecycle.runs.tasks import Tasks
 from pulsar_lifecycle.scan.evidence import check_store
 from pulsar_lifecycle.settings import Settings
 
@@ -106,8 +102,8 @@ def _run(settings: Settings, run_id: str, request: Request, guard: tuple[str, in
     )
 
 
-_ASKED = pa.schema([pa.field("ledger_id", pa.int64()), pa.field("data", pa.binary())])
-_ANSWERED = pa.schema([pa.field("ledger_id", pa.int64()), pa.field("check", pa.string())])
+_Asked = tuple[int, bytes]
+"""A ledger and its metadata, encoded."""
 
 
 def _spread(cluster: Cluster, reader: LedgerReader) -> Check:
@@ -116,38 +112,31 @@ def _spread(cluster: Cluster, reader: LedgerReader) -> Check:
     def check(ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         if len(ledgers) < SPREAD_FROM:
             return reader.check_replicas(ledgers)
-        return check_on_executors(cluster.spark, cluster.settings, ledgers)
+        return check_on_executors(cluster.tasks, cluster.settings, ledgers)
 
     return check
 
 
 def check_on_executors(
-    spark: SparkSession, settings: Settings, ledgers: Sequence[tuple[int, LedgerMetadata]]
+    tasks: Tasks, settings: Settings, ledgers: Sequence[tuple[int, LedgerMetadata]]
 ) -> list[ReplicaCheck]:
-    """``LedgerReader.check_replicas`` by all executor cores, in the order given; ledger ids must differ."""
-    rows = [(ledger_id, bytearray(ledger_metadata.encode(metadata))) for ledger_id, metadata in ledgers]
-    frame = spark.createDataFrame(rows, from_arrow_schema(_ASKED)).repartition(concurrency(spark))
-    answers = frame.mapInArrow(_Asker(share_of(spark, settings)), from_arrow_schema(_ANSWERED)).collect()
-    found = {row["ledger_id"]: ReplicaCheck(**json.loads(row["check"])) for row in answers}
-    return [found[ledger_id] for ledger_id, _ in ledgers]
+    """``LedgerReader.check_replicas`` by all tasks that run at once, in the order given."""
+    asked = [(ledger_id, ledger_metadata.encode(metadata)) for ledger_id, metadata in ledgers]
+    share = -(-len(asked) // tasks.at_once) or 1
+    pieces = [asked[start : start + share] for start in range(0, len(asked), share)]
+    return [check for checks in tasks.map(_Asker(share_of(tasks, settings)), pieces) for check in checks]
 
 
 @dataclass(frozen=True)
 class _Asker:
-    """One task; it changes nothing, so Spark may repeat it."""
+    """One task; it changes nothing, so it may be repeated."""
 
     settings: Settings
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, asked: Sequence[_Asked]) -> list[ReplicaCheck]:
+        found: list[ReplicaCheck] = []
         with Connections(self.settings, read_only=True) as ports:
-            for batch in batches:
-                for start in range(0, batch.num_rows, CHUNK):
-                    rows = batch.slice(start, CHUNK).to_pylist()
-                    checks = ports.reader.check_replicas(
-                        [(row["ledger_id"], ledger_metadata.decode(row["data"])) for row in rows]
-                    )
-                    answers = [
-                        {"ledger_id": row["ledger_id"], "check": json.dumps(asdict(check))}
-                        for row, check in zip(rows, checks, strict=True)
-                    ]
-                    yield pa.RecordBatch.from_pylist(answers, _ANSWERED)
+            for start in range(0, len(asked), CHUNK):
+                some = [(ledger_id, ledger_metadata.decode(data)) for ledger_id, data in asked[start : start + CHUNK]]
+                found += ports.reader.check_replicas(some)
+        return found

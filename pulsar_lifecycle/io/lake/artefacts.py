@@ -181,6 +181,10 @@ class Lake(LakeFiles):
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.location}/{relative}: cannot be read: {error}") from error
 
+    def named_uuids(self, epoch_id: str) -> OffloadUuidsOf:
+        """:meth:`offload_uuids`, read where and when they are first asked for."""
+        return OffloadUuidsOf(self.location, epoch_id)
+
     def context(self, epoch_id: str) -> Context:
         """The context of a finished epoch's decisions."""
         return self._parsed(f"epochs/{epoch_id}/{CONTEXT}", Context.from_json)

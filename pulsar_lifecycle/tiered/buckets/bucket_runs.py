@@ -24,7 +24,7 @@ from pulsar_lifecycle.copies import objects as copies_objects
 from pulsar_lifecycle.copies.objects import NAMINGS
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake, OffloadUuidsOf
+from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, sent_copies, unproven_copies
 from pulsar_lifecycle.journal.prometheus import published
@@ -38,7 +38,7 @@ from pulsar_lifecycle.runs import plan_checks as plan_deletion
 from pulsar_lifecycle.runs.apply import Applied, send_intents
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.spark import concurrency, share_of
+from pulsar_lifecycle.runs.spark import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.scan.confirmation import in_use_at_any
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
@@ -80,8 +80,8 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     inventory = Inventory(
         buckets=declared.buckets,
         rules=_rules(cluster, epoch, now, older[-1] if older else None, open_ones),
-        now=OffloadUuidsOf(lake.location, epoch.epoch_id),
-        earlier=NamedByAny(tuple(OffloadUuidsOf(lake.location, e.epoch_id) for e in asked)),
+        now=lake.named_uuids(epoch.epoch_id),
+        earlier=NamedByAny(tuple(lake.named_uuids(e.epoch_id) for e in asked)),
         referenced=lake.referenced(epoch.epoch_id),
         listed_earlier=in_use_at_any(lake.referenced(e.epoch_id) for e in asked),
         ledgers_root=settings.bookkeeper.ledgers_root,
@@ -90,12 +90,12 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         (root, part) for root in cluster.roots() for part in cluster.parts(epoch.epoch_id, "managed_ledgers", root)
     ]
     cluster.store(epoch.epoch_id, NAMED, NAMINGS, _Naming(lake).rows, topics)
-    few = concurrency(cluster.spark) <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
+    few = cluster.tasks.at_once <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
     prefixes = rules.prefixes(1 if few else 2)
     parts = [_Part(prefix=prefix) for prefix in prefixes]
     for bucket in declared.buckets:
         parts += [_Part(bucket=bucket, gaps=tuple(rules.gaps(prefixes))), _Part(bucket=bucket)]
-    task = _Looking(share_of(cluster.spark, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
+    task = _Looking(share_of(cluster.tasks, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
     cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
     return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, gaps)
 

@@ -21,6 +21,7 @@ from pulsar_lifecycle.deletion.workers import (
 )
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.records.outcomes import DELETED, WAITING
+from pulsar_lifecycle.runs.tasks import LocalTasks
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.connections import connect_to
 from tests.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
@@ -42,22 +43,16 @@ def test_a_run_takes_no_more_messages_than_the_settings_say(
         pulsar=None, deletion=SimpleNamespace(max_messages=most, twoPhaseDeletionLedgerDeletionParallelism=1)
     )
 
-    class Slots:
-        def mapInArrow(self, worker: _Worker, schema: str) -> Any:  # noqa: N802 - Spark's name
-            limits.extend([worker.limit(PlanQueue(FINDINGS.empty_table(), "plan", 0))] * self.count)
-            return SimpleNamespace(collect=list)
+    def begun(worker: _Worker, rows: None) -> list[Outcome]:
+        limits.append(worker.limit(PlanQueue(FINDINGS.empty_table(), "plan", 0)))
+        return []
 
-        def __init__(self, count: int) -> None:
-            self.count = count
-
-    spark: Any = SimpleNamespace(
-        sparkContext=SimpleNamespace(defaultParallelism=cores), range=lambda start, end, step, parts: Slots(parts)
-    )
+    monkeypatch.setattr(_Worker, "__call__", begun)
     connect_to(monkeypatch, admin=SimpleNamespace)
     monkeypatch.setattr(workers, "create_missing", lambda admin, parts: None)
     monkeypatch.setattr(workers, "not_handed_out", lambda *_: [])
     run: Any = None
-    workers.delete_from_queue(spark, settings, run)
+    workers.delete_from_queue(LocalTasks(cores), settings, run)
     assert 0 < sum(limits) <= most
 
 
@@ -110,8 +105,6 @@ def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQue
 def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
     reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]
 ) -> None:
-    spark: Any = SimpleNamespace(range=lambda *_: SimpleNamespace(mapInArrow=lambda *_: None))
     monkeypatch.setattr(workers, "create_missing", lambda *_: None)
-    monkeypatch.setattr(workers, "concurrency", lambda _: 1)
-    monkeypatch.setattr(workers, "_collect", lambda _: [Outcome(ended, "", 1, 0)])
-    assert [o.outcome for o in workers.delete_from_queue(spark, SETTINGS, RUN)] == words
+    monkeypatch.setattr(_Worker, "__call__", lambda *_: [Outcome(ended, "", 1, 0)])
+    assert [o.outcome for o in workers.delete_from_queue(LocalTasks(), SETTINGS, RUN)] == words

@@ -97,6 +97,18 @@ def test_what_brokers_could_not_read_comes_last() -> None:
     ]
 
 
+def test_what_waits_at_a_location_that_could_not_be_read_is_told_with_its_bytes() -> None:
+    """Found by the simulator: the run ended with a KeyError."""
+    met: list[Row] = []
+
+    def without(some: Sequence[Row]) -> Sequence[Row]:
+        met.extend(some)
+        return some
+
+    chosen(table(planned(1, RELEASE)), 0, MANY, HUGE, without, {("s3", "b", "", "")})
+    assert [one["bytes"] for one in met] == [10, 10]
+
+
 def test_what_stays_as_its_location_could_not_be_read_is_told() -> None:
     here, elsewhere = ("s3", "b", "", ""), "persistent://acme/else/t"
     several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]

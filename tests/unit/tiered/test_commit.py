@@ -1572,6 +1572,38 @@ def test_a_damaged_offload_is_taken_back_while_bookkeeper_has_it(loaded: bool) -
     assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
 
 
+def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> None:
+    """Found by the simulator: the write would end the attempt, and leave what it uploaded."""
+    scene.waived = True
+    scene.proceed()
+    other = next(item.ledger_id for item in scene.info.ledgers if item.ledger_id not in scene.wanted)
+    scene.offload(other, context())
+    scene.cluster.wait(1)
+    before = scene.info
+    for dry_run in (True, False):
+        assert outcomes(taken_back(scene, dry_run=dry_run)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
+    assert scene.info == before
+
+
+def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.waived = True
+    scene.proceed()
+    other = next(item.ledger_id for item in scene.info.ledgers if item.ledger_id not in scene.wanted)
+    scene.cluster.wait(1)
+    planned = revert.plan_take_back
+
+    def then_begins(*given: Any) -> list[Offloaded]:
+        found = planned(*given)
+        scene.offload(other, context())
+        return found
+
+    monkeypatch.setattr(tiered_commit, "plan_take_back", then_begins)
+    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
+    assert len(scene.complete) == len(scene.wanted)
+
+
 def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()

@@ -95,6 +95,17 @@ def test_a_copy_that_was_proven_is_read_back_without_bookkeeper(settings):
         scene.task(again)
 
 
+def test_a_ledger_in_recovery_says_nothing_against_its_copy(settings):
+    """Found by the simulator: its state differs from that in the index, and the copy was taken for a damaged one."""
+    scene = Scene(settings)
+    scene.cluster.ledger(
+        data_tags(TOPIC), entries=PAYLOADS, ledger_id=scene.ledger, state=ledger_metadata.LedgerState.IN_RECOVERY
+    )
+    with pytest.raises(OriginalUnread, match="IN_RECOVERY") as raised:
+        scene.task()
+    assert not disproves(raised.value)
+
+
 @pytest.mark.parametrize(
     ("named", "broker", "proven"),
     [

@@ -1,0 +1,104 @@
+"""Where the work of a run is done: on Spark's executors, or in this process.
+
+Belongs here: spreading a function over pieces of work, and counting on the way. Not here: what a piece is and what is
+done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+
+class Counter(Protocol):
+    """What tasks have counted so far; only who made it can read it."""
+
+    @property
+    def value(self) -> int:
+        """The sum."""
+        ...
+
+    def add(self, amount: int) -> None:
+        """Count. A task that is repeated counts once more."""
+        ...
+
+
+class Tasks(Protocol):
+    """Somewhere to work on many pieces at once."""
+
+    @property
+    def at_once(self) -> int:
+        """How many pieces are worked on at a time; at least 1."""
+        ...
+
+    def map(self, work: Callable[[P], R], pieces: Sequence[P]) -> Iterator[R]:
+        """The results of ``work`` in the order of the pieces, once all of them are done. Raises what ``work`` raises.
+
+        ``work``, pieces and results are picklable. A piece may be worked on more than once: its task may be lost.
+        """
+        ...
+
+    def counter(self) -> Counter:
+        """A counter that ``work`` may hold."""
+        ...
+
+
+class SparkTasks:
+    """A task on Spark's executors for each piece."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context: Any = spark.sparkContext
+
+    @property
+    def at_once(self) -> int:
+        """The executors' cores."""
+        return max(1, self._context.defaultParallelism)
+
+    def map(self, work: Callable[[P], R], pieces: Sequence[P]) -> Iterator[R]:
+        """As :meth:`Tasks.map`."""
+        return iter(self._context.parallelize(pieces, len(pieces)).map(work).collect() if pieces else ())
+
+    def counter(self) -> Counter:
+        """An accumulator."""
+        return self._context.accumulator(0)
+
+
+class LocalTasks:
+    """This process: ``at_once`` threads, or the caller's own."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+
+    @property
+    def at_once(self) -> int:
+        """How many threads there are."""
+        return self._at_once
+
+    def map(self, work: Callable[[P], R], pieces: Sequence[P]) -> Iterator[R]:
+        """As :meth:`Tasks.map`."""
+        if self._at_once == 1:
+            return iter([work(piece) for piece in pieces])
+        with ThreadPoolExecutor(self._at_once, "task") as pool:
+            return iter(list(pool.map(work, pieces)))
+
+    def counter(self) -> Counter:
+        """A number behind a lock."""
+        return _Count()
+
+
+class _Count:
+    def __init__(self) -> None:
+        self.value = 0
+        self._lock = Lock()
+
+    def add(self, amount: int) -> None:
+        with self._lock:
+            self.value += amount
