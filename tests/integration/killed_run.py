@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from pulsar_lifecycle.deletion import workers
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
@@ -26,7 +24,7 @@ from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.tiered import offload_run
+from pulsar_lifecycle.tiered import offload_run, offload_tasks
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.integration.pipeline import NO_CAPS, Pipeline
@@ -97,16 +95,16 @@ class StruckWorker:
     worker: workers._Worker
     fault: Fault
 
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def __call__(self, piece: Any) -> Any:
         self.fault.arm()
-        return self.worker(batches)
+        return self.worker(piece)
 
 
 @dataclass(frozen=True)
 class StruckTask:
     """Spark's offload task, which arms the fault in the process it comes to."""
 
-    task: offload_run._Task
+    task: offload_tasks.Task
     fault: Fault
 
     def work(self, bundle: Iterable[Any]) -> Iterator[Any]:
@@ -131,8 +129,8 @@ def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> N
     if task == "apply":
         print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
     elif task == "offload":
-        task_of = offload_run._Task
-        offload_run._Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
+        task_of = offload_run.Task
+        offload_run.Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
         order = offload_run.OffloadOrder(arguments["plan_id"], arguments["digest"])
         print(offload_run.offload_now(where, arguments["run_id"], order, print))
     elif task == "trim":

@@ -14,6 +14,7 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.apply import Applied
+from pulsar_lifecycle.runs.caps import Caps
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
@@ -41,7 +42,7 @@ class Scene:
             pulsar=None,
             cluster="c",
             lake=SimpleNamespace(path=str(folder)),
-            apply=SimpleNamespace(model_dump=lambda: dict.fromkeys(reconcile.Caps.__slots__, 1)),
+            apply=SimpleNamespace(model_dump=lambda: dict.fromkeys(Caps.__slots__, 1)),
         )
         lake = SimpleNamespace(context=lambda epoch_id: SimpleNamespace(namespaces=frozenset({NAMESPACE})))
         self.cluster = cast("Any", SimpleNamespace(settings=settings, lake=lake))

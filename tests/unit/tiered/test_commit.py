@@ -1599,7 +1599,7 @@ def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
         scene.offload(other, context())
         return found
 
-    monkeypatch.setattr(tiered_commit, "plan_take_back", then_begins)
+    monkeypatch.setattr(revert, "plan_take_back", then_begins)
     assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
     assert len(scene.complete) == len(scene.wanted)
 
