@@ -40,7 +40,7 @@ CAUGHT_BY = {
     "delete offloaded copies that metadata names": 208,
     "delete objects whatever their age and origin": 58,
     "take ledgers off lists whose offloaded copies no run deletes": 13,
-    "take ledgers off lists beside an open ledger that leaked": 707,
+    "take ledgers off lists beside an open ledger that leaked": 422,
     "take ledgers off lists beside an offload attempt of a broker": 574,
     "write topics that were created again meanwhile": 36,
     "take ledgers off lists of system topics that deletion runs keep": 69,
