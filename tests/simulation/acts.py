@@ -463,6 +463,7 @@ def declared(world: World) -> str | None:
     mine = [i for i, why in world.model.elsewhere.items() if why == f"{topic} of another cluster"]
     world.model.elsewhere[ledger] = f"{topic} of another cluster"
     other.topic(topic, [*mine, ledger])
+    world.declared.add(ledger)
     return f"{topic} of the other cluster writes {ledger}"
 
 

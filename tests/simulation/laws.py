@@ -406,7 +406,7 @@ class Laws:
         topic, why = self.taken[key]
         path = f"/managed-ledgers/{Topic.parse(topic).namespace}"
         shared = any(root.zookeeper.stat(path) is not None for root in self.world.roots.values())
-        shared = shared or row.ledger_id in self.world.model.elsewhere  # a number that was given out again
+        shared = shared or row.ledger_id in self.world.declared  # its number may have been given out again
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
         changed = changed and row.action == DELETE_LEDGER

@@ -199,6 +199,8 @@ class World(SimulatedCluster):
         self.listed: dict[str, set[int]] = {}
         """What the last covered scan saw each topic list."""
         self.roots: dict[str, SimulatedCluster] = {}
+        self.declared: set[int] = set()
+        """Ids that a topic of a declared cluster names, whatever our own store was restored to."""
         self.backup: tuple[dict, Model, dict, int, int] | None = None
         self.backup_at = self.restored = 0
         self.undone: list[tuple[int, int, Counters | None]] = []
