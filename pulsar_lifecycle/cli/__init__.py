@@ -1,7 +1,7 @@
 """``pulsar-lifecycle``: look at a cluster, explain a ledger, stop and resume, read plans and the journal.
 
 Belongs here: the command tree, global options, exit codes. Not here: what a command does: its module beside this one,
-thin over ``engine``. Exit codes: 0 done, 1 a finding, a refusal or a failure, 2 wrong usage or settings. Commands
+thin over the library. Exit codes: 0 done, 1 a finding, a refusal or a failure, 2 wrong usage or settings. Commands
 import what they need when they run, so that ``--help`` answers at once.
 """
 

@@ -1,7 +1,7 @@
 """Our own open offload attempts: a z-node of ours per ledger, from before its first byte is uploaded to its commit.
 
-Belongs here: making, listing and ending them. Not here: what an attempt does (``offloading.py``). While it is there its
-UUID counts as referenced: nobody else knows it. It is never written into the topic's own metadata before it is
+Belongs here: making, listing and ending them. Not here: what an attempt does (``tiered/commit.py``). While it is there
+its UUID counts as referenced: nobody else knows it. It is never written into the topic's own metadata before it is
 complete: a broker that offloads a ledger itself deletes the objects of an incomplete UUID that it finds there, at some
 later moment, and so perhaps after our commit.
 """

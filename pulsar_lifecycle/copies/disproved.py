@@ -1,7 +1,7 @@
 """Ledgers whose offloaded copy failed a proof: z-nodes of ours that a deletion run which is under way sees.
 
-Belongs here: making, reading and removing them. Not here: the proof (``offload_proof.py``), what stands in the journal
-(``release.py``): a deletion run reads that once, when it begins, and may go on for hours.
+Belongs here: making, reading and removing them. Not here: the proof (``tiered/proof.py``), what stands in the journal
+(``tiered/bookkeeper_copies.py``): a deletion run reads that once, when it begins, and may go on for hours.
 """
 
 from __future__ import annotations

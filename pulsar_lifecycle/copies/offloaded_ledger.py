@@ -1,8 +1,9 @@
 """An offloaded ledger in its bucket: the pair of objects, any entry of it, all of its entries in order.
 
 Belongs here: which bytes are asked for, and that they are still those of the object that was opened. Not here: what the
-bytes are (``formats/offload_*``), writing them (``offload_copy``), comparing them with the ledger (``offload_proof``).
-Upstream: ``BlobStoreBackedReadHandleImpl``, tiered-storage-jcloud 4.0.7; its objects are read as well as ours.
+bytes are (``formats/offload_*``), writing them (``tiered/upload.py``), comparing them with the ledger
+(``tiered/proof.py``). Upstream: ``BlobStoreBackedReadHandleImpl``, tiered-storage-jcloud 4.0.7; its objects are read as
+well as ours.
 """
 
 from __future__ import annotations

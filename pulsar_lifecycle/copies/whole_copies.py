@@ -1,7 +1,7 @@
 """Whether two copies of a ledger are the same, every entry of both read: before one of them may be given up.
 
 Belongs here: reading a copy whole, wherever it is, and comparing it with another one that is read at the same time.
-Not here: which copies these are, and the cheap looks that come first (``other_copies.py``).
+Not here: which copies these are, and the cheap looks that come first (``copies/last_copy.py``).
 
 A sample proves nothing of what it left out, and a head nothing of the bytes. What cannot be read whole, has no end, or
 differs anywhere, is no copy; then the one that was about to go stays.

@@ -6,9 +6,9 @@ Belongs here: the order of these steps for one batch. The rule itself is ``delet
 the plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.
 
 A batch that is killed at any point repeats harmlessly: an archived ledger that still exists is decided again, a deleted
-one is found gone and acknowledged; whose deletion that was, the next run writes down (``unsettled.py``). What fails
-goes to the retry topic before its message is acknowledged. So does what must wait: brokers hand out no more than so
-many unacknowledged messages, and whatever stayed at the head would hide what is behind it.
+one is found gone and acknowledged; whose deletion that was, the next run writes down (``journal/in_doubt.py``). What
+fails goes to the retry topic before its message is acknowledged. So does what must wait: brokers hand out no more than
+so many unacknowledged messages, and whatever stayed at the head would hide what is behind it.
 """
 
 from __future__ import annotations

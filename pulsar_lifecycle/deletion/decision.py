@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(slots=True)
 class Decision:
-    """One message and what became of it; ``outcome`` is one of ``plan.outcomes``.
+    """One message and what became of it; ``outcome`` is one of ``records.outcomes``.
 
     ``waiting`` says what it waits for, if it does; ``sent_back``: its copy is in the retry topic, behind the others.
     """

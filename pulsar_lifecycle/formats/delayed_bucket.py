@@ -1,7 +1,7 @@
 """Delayed-index bucket snapshots: the entries of a snapshot ledger.
 
 Belongs here: entry 0 (SnapshotMetadata) and entries 1..N (SnapshotSegment) as values and back. Not here: the cursor
-properties that name the ledger (:mod:`cursor`), checking or merging buckets (plan/).
+properties that name the ledger (:mod:`cursor`), checking or merging buckets.
 Upstream: ``DelayedMessageIndexBucketMetadata.proto``, ``DelayedMessageIndexBucketSegment.proto`` and
 ``ImmutableBucket``, pulsar-broker 4.0.7.
 

@@ -1,7 +1,7 @@
 r"""BookKeeper's ledger metadata: the z-node ``/ledgers/../L....``, in every version on disk.
 
 Belongs here: the z-node's bytes as a value, back, and as columns for scans of millions of them; the names of the tags
-that Pulsar puts on its ledgers. Not here: z-node paths (:mod:`ledger_path`), judging a ledger (plan/).
+that Pulsar puts on its ledgers. Not here: z-node paths (:mod:`ledger_path`), judging a ledger.
 Upstream: ``LedgerMetadataSerDe`` and ``DataFormats.LedgerMetadataFormat``, bookkeeper-server 4.17.2; tags:
 ``LedgerMetadataUtils``, managed-ledger 4.0.7.
 

@@ -1,6 +1,6 @@
 """ManagedLedgerInfo: the z-node ``/managed-ledgers/T/NS/persistent/TOPIC``, a topic's list of ledgers.
 
-Belongs here: the z-node's bytes, plain or compressed, as values and back. Not here: what follows from them (plan/),
+Belongs here: the z-node's bytes, plain or compressed, as values and back. Not here: what follows from them,
 cursors (:mod:`cursor`). Upstream: ``MLDataFormats.ManagedLedgerInfo`` and ``MetaStoreImpl``, managed-ledger 4.0.7.
 
 Rewriting loses nothing. A value remembers the bytes it was decoded from and ``encode`` rewrites those: a value that did

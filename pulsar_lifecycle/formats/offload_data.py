@@ -2,7 +2,7 @@
 
 Belongs here: entries to blocks and back, in bulk, and the proof that all of a ledger's entries went through. Not here:
 the bytes of one block (:mod:`offload_block`), the index (:mod:`offload_index`), keys and user metadata
-(:mod:`offload_object`), reading and uploading (engine/). Upstream: ``BlockAwareSegmentInputStreamImpl``,
+(:mod:`offload_object`), reading and uploading. Upstream: ``BlockAwareSegmentInputStreamImpl``,
 tiered-storage-jcloud 4.0.7.
 
 Blocks follow each other without a gap. Entries do not span blocks; a block is one part of the upload.

@@ -1,6 +1,6 @@
 """The schema registry: locator z-nodes and the entries of schema ledgers.
 
-Belongs here: both as values and back. Not here: which schema ledgers are still needed (plan/).
+Belongs here: both as values and back. Not here: which schema ledgers are still needed.
 Upstream: ``SchemaStorageFormat`` and ``SchemaRegistryFormat``, ``BookkeeperSchemaStorage``, pulsar-broker 4.0.7.
 
 A locator refers to a ledger per version; the entry (id 0) of such a ledger carries an index of its own, through which

@@ -1,8 +1,8 @@
 """What a bucket holds of one offloaded ledger, decoded for a person.
 
 Belongs here: both objects of the pair, whichever was named, as plain values for JSON under upstream's field names. Not
-here: z-nodes and ledgers (``inspection``), whether the copy is the ledger (``offload_proof``), printing. What is wrong
-with the pair stands in the document under ``problems``; only a pair that is not there at all raises.
+here: z-nodes and ledgers (``inspection``), whether the copy is the ledger (``tiered/proof.py``), printing. What is
+wrong with the pair stands in the document under ``problems``; only a pair that is not there at all raises.
 """
 
 from __future__ import annotations

@@ -115,12 +115,12 @@ def _place_in(detail: str, store: str) -> tuple[Place, str] | None:
 
 
 def seen_places(lake: str, cluster: str, store: str, now: int) -> dict[Place, int]:
-    """``canary.places_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    """``places_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
     return places_read(_reads(lake, cluster), store, now)
 
 
 def unseen_sites(lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (UNSEEN,)) -> frozenset[Site]:
-    """``canary.sites_not_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    """``sites_not_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
     return sites_not_read(_reads(lake, cluster), store, now, noes)
 
 

@@ -4,7 +4,7 @@
 # pyarrow and pyroaring have no types.
 """Arrow schemas of every table the library makes: the one place where columns are named, typed and explained.
 
-Not here: how a table is filled (``engine/``) or judged (the other modules of ``plan/``). Times are milliseconds since
+Not here: how a table is filled (``metastore/``) or judged (the rules). Times are milliseconds since
 the epoch, sizes bytes. The first four columns of ``CENSUS`` end every metastore table: a row whose ``error`` is not
 null stands for something listed and not read, so that *listed = decoded + confirmed gone* can be checked afterwards.
 """

@@ -1,8 +1,8 @@
 """Offloading the ledgers of a topic: begun, committed once they are proven, taken back.
 
 Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
-here: which ledgers an operator wants (``tiered/candidates.py``), copying and verifying one (``offload_copy.py``),
-attempts that earlier runs left open (``cut_off.py``).
+here: which ledgers an operator wants (``tiered/candidates.py``), copying and verifying one (``tiered/upload.py``),
+attempts that earlier runs left open (``tiered/interrupted.py``).
 
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
 ``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
@@ -297,7 +297,7 @@ def unread_by_broker(
 ) -> list[Offloaded]:
     """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
 
-    ``proves`` as in ``canary.record_seen``.
+    ``proves`` as in ``read_check.record_seen``.
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:

@@ -1,8 +1,8 @@
 """Offload attempts that earlier runs left open: finished, taken back, or abandoned with what they uploaded.
 
 Belongs here: which of these an attempt gets, by its topic's metadata and the plan at hand; removing its objects. Not
-here: beginning and committing (``offloading.py``), the z-nodes of attempts (``attempts.py``). An attempt's objects and
-uploads go only once no metadata can name them, and another copy of its ledger is known to be whole.
+here: beginning and committing (``tiered/commit.py``), the z-nodes of attempts (``attempts.py``). An attempt's objects
+and uploads go only once no metadata can name them, and another copy of its ledger is known to be whole.
 """
 
 from __future__ import annotations

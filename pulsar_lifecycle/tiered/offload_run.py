@@ -4,7 +4,7 @@
 
 Belongs here: composing plan, lease, engine and Spark; what one task does; how far the run is. Not here: the rules and
 the effects (``tiered/commit.py``, ``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan
-(``offload_choice.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is committed at
+(``tiered/choice.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is committed at
 once and a crash costs at most one wave's work.
 """
 

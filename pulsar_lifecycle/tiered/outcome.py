@@ -1,6 +1,7 @@
 """What became of the ledgers of an offload run, and how the journal is told.
 
-Belongs here: the words of one step about one ledger. Not here: the steps (``offloading.py``, ``release.py``).
+Belongs here: the words of one step about one ledger. Not here: the steps (``tiered/commit.py``,
+``tiered/bookkeeper_copies.py``).
 """
 
 from __future__ import annotations

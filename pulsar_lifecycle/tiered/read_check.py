@@ -1,7 +1,8 @@
 """Whether brokers can read what was offloaded: one of them reads a ledger, and that stands for a run.
 
 Belongs here: when such a read shows anything, and of what; what was shown in this run and, by the journal, before it.
-Not here: committing and taking back (``offloading.py``), giving up BookKeeper's copies (``release.py``).
+Not here: committing and taking back (``tiered/commit.py``), giving up BookKeeper's copies
+(``tiered/bookkeeper_copies.py``).
 
 A broker shows nothing of the bucket while it may read the ledger in BookKeeper: where it reads BookKeeper first, where
 it has the topic as it was before it was written, or a handle of BookKeeper's copy still open, and where the topic's

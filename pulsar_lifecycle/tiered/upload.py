@@ -1,7 +1,7 @@
 """Copy one closed ledger to an object store, as the broker's offloader would have written it.
 
 Belongs here: the order of requests, how much is in memory, and what is undone when one fails. Not here: the bytes
-(``formats/offload_*``), the proof that they arrived (``offload_proof``), which ledgers (plan/), the topic's z-node.
+(``formats/offload_*``), the proof that they arrived (``tiered/proof.py``), which ledgers, the topic's z-node.
 Upstream: ``BlobStoreManagedLedgerOffloader.offload``, tiered-storage-jcloud 4.0.7; unlike it, an entry that fits no
 block fails the copy.
 

@@ -1,8 +1,9 @@
 """Which broker owns a topic's bundle, found without asking any broker for it: asking would give it an owner.
 
 Belongs here: the ownership locks of bundles, and what follows from the topics that brokers list. Not here: who has a
-topic loaded (``inventory.py``). Upstream: ``NamespaceEphemeralData``, ``OwnershipCache`` (4.0.7). The extensible load
-manager keeps no locks in the metadata store: there a bundle's owner is known only by the topics that it lists.
+topic loaded (``metastore/load_state.py``). Upstream: ``NamespaceEphemeralData``, ``OwnershipCache`` (4.0.7). The
+extensible load manager keeps no locks in the metadata store: there a bundle's owner is known only by the topics that it
+lists.
 """
 
 from __future__ import annotations

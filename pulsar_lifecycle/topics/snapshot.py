@@ -1,7 +1,8 @@
 """Where one topic stands: its z-node, its cursors' positions, its ledgers' z-nodes, who shadows it; read afresh.
 
 Belongs here: reading what the first phase judges. What cannot be read refuses the topic. Not here: the rule
-(``trimming/rules.py``) and the effects (``marking.py``, ``topic_deletion.py``). Source: ManagedCursorImpl (4.0.7).
+(``trimming/rules.py``) and the effects (``trimming/trim.py``, ``trimming/delete_topic.py``). Source: ManagedCursorImpl
+(4.0.7).
 """
 
 from __future__ import annotations

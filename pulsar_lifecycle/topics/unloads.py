@@ -1,7 +1,7 @@
 """Unloads that follow our own writes of topics' z-nodes: their budget, and settling those that are owed.
 
 Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
-(``control.py``) and the writes that ask for it (``marking.py``). Source: DESIGN section 4.
+(``control.py``) and the writes that ask for it (``trimming/trim.py``). Source: DESIGN section 4.
 """
 
 from __future__ import annotations

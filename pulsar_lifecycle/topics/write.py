@@ -1,9 +1,9 @@
 """A topic's z-node written by compare-and-set, with the unload that this asks for: one step that survives a crash.
 
 Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
-and why it may be (``marking.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next metadata
-write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever settles
-the owed unloads (``unloads.py``).
+and why it may be (``trimming/trim.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next
+metadata write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever
+settles the owed unloads (``unloads.py``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; phase two
 (``deletion.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
-(``topic_deletion.py``). Source: PIP-186, "The first phase".
+(``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
 
 Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,
 unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still

@@ -348,7 +348,7 @@ class Session:
         return [replace(Wanted(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
 
     def copy(self, attempt: Attempt) -> Proven:
-        """What ``offload_copy`` and ``offload_proof`` do, in short."""
+        """What ``tiered/upload.py`` and ``tiered/proof.py`` do, in short."""
         objects = self.tools.objects
         assert objects
         objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", SAYS)

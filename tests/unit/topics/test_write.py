@@ -1,6 +1,6 @@
 """One edit of a topic's z-node with the unload it asks for: lost and unknown writes, policy, budget, interruptions.
 
-What trimming makes of it is in test_marking.py.
+What trimming makes of it is in test_trim.py.
 """
 
 from __future__ import annotations
