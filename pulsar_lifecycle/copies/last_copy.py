@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from pulsar_lifecycle.copies import objects as plan_objects
 from pulsar_lifecycle.copies import whole_copies
-from pulsar_lifecycle.copies.objects import Copy, Half, Naming
+from pulsar_lifecycle.copies.objects import Copy, OffloadReference, StoredObject
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, offload_object
@@ -28,7 +28,7 @@ from pulsar_lifecycle.topics import listed_ledgers
 
 
 @dataclass(frozen=True, slots=True)
-class Spare:
+class OtherCopy:
     """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does.
 
     ``given_up``: our own first phase took the ledger off its topic's list.
@@ -54,7 +54,7 @@ class Places:
 
 
 def why_last(
-    spares: Sequence[Spare], places: Places, *, store: MetadataStore, reader: LedgerReader, objects: ObjectStore
+    spares: Sequence[OtherCopy], places: Places, *, store: MetadataStore, reader: LedgerReader, objects: ObjectStore
 ) -> list[str | LifecycleError]:
     """Of each copy why it may be the last one of a ledger that some topic lists; empty if it is not, by what is there.
 
@@ -80,13 +80,13 @@ def why_last(
     return found
 
 
-def is_listed(spare: Spare, places: Places) -> bool:
+def is_listed(spare: OtherCopy, places: Places) -> bool:
     """Whether some topic lists the ledger of a copy, so that another copy must be there."""
     return bool(spare.item) or spare.ledger_id in places.referenced
 
 
 def why_unlike(
-    spare: Spare,
+    spare: OtherCopy,
     location: Location,
     places: Places,
     *,
@@ -166,19 +166,21 @@ def heads_of(objects: ObjectStore, bucket: str, copies: Sequence[Copy]) -> list[
     return found
 
 
-def _half(head: ObjectHead | LifecycleError | None) -> Half | None:
-    return Half(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
+def _half(head: ObjectHead | LifecycleError | None) -> StoredObject | None:
+    return StoredObject(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
 
 
-def _read_offload(spare: Spare) -> OffloadContext | None:
+def _read_offload(spare: OtherCopy) -> OffloadContext | None:
     offload = spare.item.offload if spare.item else None
     return offload if offload and offload.complete else None
 
 
-def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: ObjectStore) -> list[str | LifecycleError]:
+def why_unproven(
+    spares: Sequence[OtherCopy], buckets: Collection[str], objects: ObjectStore
+) -> list[str | LifecycleError]:
     """Of each copy whose topic reads another one why that is not known to be there whole; empty if it is."""
     found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(spares)
-    asked: dict[str, list[tuple[int, Copy, Naming]]] = {}
+    asked: dict[str, list[tuple[int, Copy, OffloadReference]]] = {}
     for n, one in enumerate(spares):
         offload = _read_offload(one)
         assert one.item
@@ -188,7 +190,7 @@ def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: Obj
         if s3 and bucket in buckets and offload.uuid:
             copy = Copy(bucket, offload.uuid, one.ledger_id)
             entries, size = one.item.entries, one.item.size
-            naming = Naming(offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), "")
+            naming = OffloadReference(offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), "")
             asked.setdefault(bucket, []).append((n, copy, naming))
     for bucket, some in asked.items():
         heads = heads_of(objects, bucket, [copy for _, copy, _ in some])
@@ -200,7 +202,7 @@ def why_unproven(spares: Sequence[Spare], buckets: Collection[str], objects: Obj
 
 
 def _not_in_bookkeeper(
-    spares: Sequence[Spare], places: Places, store: MetadataStore, reader: LedgerReader
+    spares: Sequence[OtherCopy], places: Places, store: MetadataStore, reader: LedgerReader
 ) -> list[str]:
     """Why BookKeeper's copy of each one's ledger cannot be relied on; empty if its bookies have it."""
     nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in spares])

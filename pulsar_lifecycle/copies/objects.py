@@ -66,7 +66,7 @@ NAMINGS = pa.schema(
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
+class StoredObject:
     """One object of a copy: bytes, and when it was written (ms)."""
 
     size: int
@@ -80,11 +80,11 @@ class Copy:
     bucket: str
     uuid: UUID
     ledger_id: int
-    data: Half | None = None
-    index: Half | None = None
+    data: StoredObject | None = None
+    index: StoredObject | None = None
 
     @property
-    def halves(self) -> list[Half]:
+    def halves(self) -> list[StoredObject]:
         """The objects that are there."""
         return [half for half in (self.data, self.index) if half]
 
@@ -123,12 +123,12 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class UnknownObject:
     """An object whose key is not one of a standard offload."""
 
     bucket: str
     key: str
-    half: Half
+    half: StoredObject
 
     def row(self) -> dict[str, Any]:
         """Its row of :data:`OBJECTS`."""
@@ -144,13 +144,13 @@ def object_row(bucket: str, key: str, kind: Kind, reason: str, **others: Any) ->
     return blank | {"bucket": bucket, "key": key, "kind": kind.value, "reason": reason} | others
 
 
-def paired(bucket: str, listed: Iterable[tuple[str, Half]]) -> Iterator[Copy | Stranger]:
+def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[Copy | UnknownObject]:
     """A listing (key, object) in its order as copies; both objects of one follow each other."""
     pending: Copy | None = None
     for key, half in listed:
         parsed = parse_key(key)
         if parsed is None:
-            yield Stranger(bucket, key, half)
+            yield UnknownObject(bucket, key, half)
             continue
         if pending is None or (pending.uuid, pending.ledger_id) != (parsed.uuid, parsed.ledger_id):
             if pending:
@@ -162,7 +162,7 @@ def paired(bucket: str, listed: Iterable[tuple[str, Half]]) -> Iterator[Copy | S
 
 
 @dataclass(frozen=True, slots=True)
-class Naming:
+class OffloadReference:
     """A row of :data:`NAMINGS`; ``entries`` and ``size`` (bytes) are the ledger's, if its topic says them."""
 
     uuid: UUID
@@ -221,16 +221,16 @@ def namings(topics: pa.RecordBatch, root: str) -> pa.Table:
     return found.select(NAMINGS.names).cast(NAMINGS)
 
 
-def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[Naming]]:
+def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[OffloadReference]]:
     """Rows of :data:`NAMINGS` by UUID."""
-    found: dict[UUID, list[Naming]] = {}
+    found: dict[UUID, list[OffloadReference]] = {}
     for row in rows:
         uuid, *others = (row[name] for name in NAMINGS.names)
-        found.setdefault(UUID(uuid), []).append(Naming(UUID(uuid), *others))
+        found.setdefault(UUID(uuid), []).append(OffloadReference(UUID(uuid), *others))
     return found
 
 
-def damage(copy: Copy, naming: Naming) -> str:
+def damage(copy: Copy, naming: OffloadReference) -> str:
     """What is wrong with the objects that a topic reads, as far as a listing tells; empty if nothing is."""
     if not copy.halves:
         return "neither of its objects exists"

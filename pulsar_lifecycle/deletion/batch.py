@@ -36,7 +36,7 @@ from pulsar_lifecycle.journal.in_doubt import DELETING, NOT_KNOWN, TWIN
 from pulsar_lifecycle.metastore.ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owners
 from pulsar_lifecycle.records.copies import Released, copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
@@ -72,7 +72,7 @@ RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
 
 
-def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decision]:
+def work_off(run: Run, tools: Ports, limit: int, wait_ms: int) -> Iterable[Decision]:
     """Take up to ``limit`` messages until the queue gives none for ``wait_ms``; yields decisions once they are durable.
 
     What this very run sent back because it must wait, and is handed out again, stays where it is: no run takes
@@ -100,7 +100,7 @@ def work_off(run: Run, tools: Tools, limit: int, wait_ms: int) -> Iterable[Decis
 class Budgets:
     """One worker's share of the cluster-wide budgets: deletions (a ledger, a pair of objects) and bytes per second."""
 
-    def __init__(self, run: Run, tools: Tools) -> None:
+    def __init__(self, run: Run, tools: Ports) -> None:
         self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
         self._bytes = RateBudget(run.bytes_per_second, tools.clock)
 
@@ -116,7 +116,7 @@ class Budgets:
         self._bytes.take(sum(lengths))
 
 
-def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
+def delete_batch(run: Run, tools: Ports, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
     """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
     decisions = [Decision(m) for m in messages]
     budgets.settle()  # wait here, not between a decision and its deletion
@@ -148,7 +148,7 @@ def delete_batch(run: Run, tools: Tools, messages: Sequence[Received], budgets: 
     return decisions
 
 
-def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> LifecycleError | None:
+def _delete(run: Run, tools: Ports, doomed: Mapping[str, Decision]) -> LifecycleError | None:
     """Archive, delete and confirm; every doomed ledger has its outcome then. Returns what stops the run, if anything.
 
     What stops a run is no message's fault: then what was not deleted waits, and no retry of it is counted.
@@ -174,7 +174,7 @@ def _delete(run: Run, tools: Tools, doomed: Mapping[str, Decision]) -> Lifecycle
 
 
 def _delete_copies(
-    run: Run, tools: Tools, copies: Sequence[Decision], stopped: LifecycleError | None
+    run: Run, tools: Ports, copies: Sequence[Decision], stopped: LifecycleError | None
 ) -> LifecycleError | None:
     """As :func:`_delete`, for offloaded copies; no archive can hold them, so the journal says what they were, before.
 
@@ -197,7 +197,7 @@ ARCHIVE = "archive"
 """Phase of the journal row that names objects about to be deleted; the message's own row follows it."""
 
 
-def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
+def _reconsume(run: Run, tools: Ports, failed: Sequence[Decision]) -> None:
     """Send what failed to the retry topic, or to the dead-letter topic; what could not be sent waits."""
     if not failed:
         return
@@ -214,7 +214,7 @@ def _reconsume(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
             d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 
 
-def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
+def decide(run: Run, tools: Ports, decisions: Sequence[Decision]) -> None:
     """Settle every message that must not lead to a deletion now; those left without outcome may go.
 
     The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
@@ -251,7 +251,7 @@ def decide(run: Run, tools: Tools, decisions: Sequence[Decision]) -> None:
     look_at_copies(run, tools, [d for d in live if not d.outcome])
 
 
-def _judge(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _judge(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """Everything but the fresh look at the owner: tags against the message, and the orphan rule on today's z-node."""
     if not live:
         return
@@ -344,7 +344,7 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _archive(run: Run, tools: Tools, doomed: Iterable[Decision]) -> None:
+def _archive(run: Run, tools: Ports, doomed: Iterable[Decision]) -> None:
     now = tools.clock.now_ms()
     tools.journal.archive(
         [
@@ -365,7 +365,7 @@ def _archive(run: Run, tools: Tools, doomed: Iterable[Decision]) -> None:
     )
 
 
-def _confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+def _confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
     """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
 
     ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run. What is

@@ -58,7 +58,7 @@ from pulsar_lifecycle.scan.evidence import (
 )
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, unloads_of
-from pulsar_lifecycle.topics.unloads import Permit, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
 
 T = TypeVar("T")
 
@@ -188,7 +188,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         context = replace(context, holds=settings.orphans.holds(now))
         note_words(cluster, run_id)
         # What fails is tried by every run and reported by those that trim; no deletion depends on it.
-        settle_unloads(store, ports.admin, clock, Permit(lease.guard, unloads_of(settings)), wait=False)
+        settle_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings)), wait=False)
         brokers = load_state.hear(store, ports.admin)
         left = unsettled_nodes(settings.lake.path, settings.cluster, now - in_doubt.WITHIN_MS)
         in_doubt.settle(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)

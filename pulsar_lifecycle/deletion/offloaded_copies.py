@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import STOPPING, Places, Spare, is_listed, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import STOPPING, OtherCopy, Places, is_listed, why_last, why_unlike
 from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, Run
@@ -29,7 +29,7 @@ from pulsar_lifecycle.formats.deletion_message import OffloadContext
 from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owners
 from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.findings import Finding
@@ -38,7 +38,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import protection
 
 
-def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
+def decide(run: Run, tools: Ports, copies: Sequence[Decision]) -> None:
     """Settle every message that must not lead to a deletion now; those left without outcome may go.
 
     The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
@@ -57,7 +57,7 @@ def decide(run: Run, tools: Tools, copies: Sequence[Decision]) -> None:
         _look_again(run, tools, _open(copies))
 
 
-def delete(run: Run, tools: Tools, doomed: Sequence[Decision]) -> LifecycleError | None:
+def delete(run: Run, tools: Ports, doomed: Sequence[Decision]) -> LifecycleError | None:
     """Delete the objects of decided messages, and give each its outcome by what is there afterwards.
 
     Returns what stops the run, if anything. Repeating it is harmless.
@@ -100,7 +100,7 @@ def _confirm(
         d.settle(DELETED, f"nothing refers to it{kept}")
 
 
-def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
+def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
     """What can be said without asking anybody."""
     context, bucket = _context(d), bucket_of(d.info)
     topic = Topic.parse(d.info.topic_name)
@@ -127,7 +127,7 @@ def _look_at_message(run: Run, tools: Tools, d: Decision) -> None:
         d.extra["bucket"] = bucket
 
 
-def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _look_at_scans(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """The newest scan's word on every attempt, and the earlier one's on those that are not of our own first phase."""
     if not live or run.offload is None:
         return
@@ -153,7 +153,7 @@ def _look_at_scans(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
 
 
-def _look_at_attempts(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _look_at_attempts(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """Our own open attempts, before the topics: an attempt is open until its topic names it."""
     found = attempts.of_ledgers(tools.store, {d.info.ledger_id for d in live})
     for d in live:
@@ -167,7 +167,7 @@ def _look_at_attempts(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             in_use(run, tools, d, "it is an open offload attempt of ours")
 
 
-def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     """The z-node of an owner as it is now, and the broker that holds it."""
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     named = managed_ledger.offload_uuids(info)
@@ -189,7 +189,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
             d.extra["listed"] = item
 
 
-def _look_at_objects(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _look_at_objects(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """What the bucket says of both objects: where they come from, and when."""
     for bucket, group in _by_bucket(live):
         for d, pair in _heads(tools, bucket, group):
@@ -243,7 +243,7 @@ def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
     return ""
 
 
-def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _look_for_another_copy(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
 
     A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
@@ -257,7 +257,7 @@ def _look_for_another_copy(run: Run, tools: Tools, live: Sequence[Decision]) -> 
             d.settle(KEPT, why)
 
 
-def _compare_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> bool:
+def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
     """Where some topic lists the ledger, read both copies whole: a sample would prove nothing of the rest.
 
     Comes last, as it may take long: whatever else speaks against a deletion costs no reading. Whether any was read.
@@ -304,7 +304,7 @@ LOOK_EVERY = 2_000
 class _Watch:
     """Paces what is read whole, and ends it where the run is paused or has lost its lease."""
 
-    def __init__(self, run: Run, tools: Tools) -> None:
+    def __init__(self, run: Run, tools: Ports) -> None:
         self._run, self._tools = run, tools
         self._looked = tools.clock.now_ms()
 
@@ -317,7 +317,7 @@ class _Watch:
             self._looked = tools.clock.now_ms()
 
 
-def _look_again(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def _look_again(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """Reading took its time: what names these copies, and where the other ones are, is asked once more."""
     before = [(d, d.extra.get("listed"), d.extra["objects"]) for d in live]
     tools.store.sync("/")
@@ -330,9 +330,9 @@ def _look_again(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
             d.settle(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
 
 
-def _spare(run: Run, d: Decision) -> Spare:
+def _spare(run: Run, d: Decision) -> OtherCopy:
     given_up = _marked_at(run, d) is not None
-    return Spare(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), given_up)
+    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), given_up)
 
 
 def _places(run: Run) -> Places:
@@ -373,13 +373,13 @@ def _by_bucket(copies: Iterable[Decision]) -> list[tuple[str, list[Decision]]]:
     return list(groups.items())
 
 
-def _objects(tools: Tools) -> ObjectStore:
+def _objects(tools: Ports) -> ObjectStore:
     assert tools.objects is not None
     return tools.objects
 
 
 def _heads(
-    tools: Tools, bucket: str, group: Sequence[Decision]
+    tools: Ports, bucket: str, group: Sequence[Decision]
 ) -> list[tuple[Decision, list[ObjectHead | LifecycleError | None]]]:
     """What the bucket says of each message's two objects; what it would raise stands in their places."""
     keys = [key for d in group for key in _keys(d)]

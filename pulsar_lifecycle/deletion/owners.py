@@ -23,7 +23,7 @@ from pulsar_lifecycle.metastore import load_state, schemas
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.ports import Node, TopicInternals, Unread
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
@@ -40,16 +40,16 @@ STILL_IN_USE = "still in use: "
 NOT_KNOWN_YET = "not known yet: "
 """Reasons begin so where the brokers' lists lag behind a load or an unload, our own unloads too: nothing failed."""
 
-Look = Callable[[Run, Tools, Topic, Node | None, Sequence[Decision]], None]
+Look = Callable[[Run, Ports, Topic, Node | None, Sequence[Decision]], None]
 """Settles the messages of one topic by its z-node as it is now, None where there is none."""
 
 
-def look_at_owners(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def look_at_owners(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
     ask_owners(run, tools, live, _look_at_topic)
 
 
-def ask_owners(run: Run, tools: Tools, live: Sequence[Decision], look: Look) -> None:
+def ask_owners(run: Run, tools: Ports, live: Sequence[Decision], look: Look) -> None:
     """``look`` at the messages of each topic; those of one that cannot be looked at are retried."""
     by_topic: dict[str, list[Decision]] = {}
     for d in live:
@@ -64,13 +64,13 @@ def ask_owners(run: Run, tools: Tools, live: Sequence[Decision], look: Look) -> 
                 d.settle(RETRYING, f"its owner could not be asked: {error}")
 
 
-def in_use(run: Run, tools: Tools, d: Decision, why: str, since: int = 0) -> None:
+def in_use(run: Run, tools: Ports, d: Decision, why: str, since: int = 0) -> None:
     """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
     fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
     d.settle(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
 
 
-def still_used(tools: Tools, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
+def still_used(tools: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
     """Why a listed ledger is in use though its copy in BookKeeper was given up; empty if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
@@ -101,7 +101,7 @@ def _readable(node: Node | Unread | None) -> Node | None:
     return node
 
 
-def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id: item for item in info.ledgers}
     unsure, internals = _internals_of(run, tools, topic, node, info)
@@ -142,7 +142,7 @@ def _look_at_topic(run: Run, tools: Tools, topic: Topic, node: Node | None, grou
 
 
 def memory_of(
-    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+    run: Run, tools: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, set[int]]:
     """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds."""
     unsure, internals = _internals_of(run, tools, topic, node, info)
@@ -154,7 +154,7 @@ def _held(internals: TopicInternals | None) -> set[int]:
 
 
 def _internals_of(
-    run: Run, tools: Tools, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+    run: Run, tools: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, TopicInternals | None]:
     """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it.
 
@@ -178,7 +178,7 @@ def _internals_of(
     return "", tools.admin.internal_stats(topic)
 
 
-def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
+def _look_at_cursor(tools: Ports, d: Decision, path: str) -> None:
     node = _readable(tools.store.read([path])[0])
     if node is None:
         return
@@ -189,7 +189,7 @@ def _look_at_cursor(tools: Tools, d: Decision, path: str) -> None:
         d.settle(KEPT, "still in use: its cursor's z-node names it")
 
 
-def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path: str) -> None:
+def _look_at_compaction(run: Run, tools: Ports, d: Decision, topic: Topic, path: str) -> None:
     node = _readable(tools.store.read([path])[0])
     if node is None:
         return
@@ -209,7 +209,7 @@ def _look_at_compaction(run: Run, tools: Tools, d: Decision, topic: Topic, path:
         d.settle(KEPT, "still in use: it is its topic's compacted ledger")
 
 
-def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
+def _look_at_schema(run: Run, tools: Ports, d: Decision) -> None:
     path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
     node = _readable(tools.store.read([path])[0])
     if node is None:
@@ -231,7 +231,7 @@ def _look_at_schema(run: Run, tools: Tools, d: Decision) -> None:
 
 def _settle_pending(
     run: Run,
-    tools: Tools,
+    tools: Ports,
     topic: Topic,
     node: Node | None,
     info: managed_ledger.ManagedLedgerInfo,

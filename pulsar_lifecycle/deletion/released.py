@@ -9,7 +9,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.copies.proof import are_whole
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Released, Site, Verified
 from pulsar_lifecycle.records.outcomes import (
     KEPT,
@@ -19,7 +19,7 @@ from pulsar_lifecycle.records.outcomes import (
 from pulsar_lifecycle.runs import control
 
 
-def look_at_copies(run: Run, tools: Tools, live: Sequence[Decision]) -> None:
+def look_at_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     """The last look before a released ledger is deleted: its objects are as they were proven, and brokers read there.
 
     A proof that failed since, or a read at its location, keeps it. Of both this very moment's z-nodes are asked. The

@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.retry_letter import (
 )
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, QueueReader, Received
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 
 STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
@@ -36,7 +36,7 @@ def stay(decisions: Iterable[Decision], why: str) -> None:
         d.outcome, d.reason, d.waiting = WAITING, f"{d.reason}; {why}", Waiting.NOT_SENT
 
 
-def send_back(run: Run, tools: Tools, waits: Sequence[Decision]) -> None:
+def send_back(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
     """Send copies of what waits to the retry topic, uncounted; what could not be sent stays where it is.
 
     Of messages that say the same, one is enough: a lost acknowledgement leaves the original beside its copy, and both

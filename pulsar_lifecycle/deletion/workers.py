@@ -21,7 +21,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.journal.queries import taken_messages
 from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.apply import intents
@@ -127,7 +127,7 @@ class _Worker:
         settings = self.settings
         with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
             queue = PlanQueue(rows, *self.direct) if self.direct else ports.queue
-            tools = Tools(
+            tools = Ports(
                 ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set
             )
             tools.pace = RateBudget(settings.offload.read_bytes_per_second / self.tasks, tools.clock).take

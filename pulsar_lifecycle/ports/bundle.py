@@ -17,7 +17,7 @@ from pulsar_lifecycle.ports import (
 
 
 @dataclass(slots=True)
-class Tools:
+class Ports:
     """The ports of one worker.
 
     ``sent_back``: what it sent to the retry topic because it waits (digest, retries). ``pace`` is told the bytes of

@@ -9,7 +9,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Refused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, message
 from pulsar_lifecycle.formats.compression import Compression
 from pulsar_lifecycle.ports import Unread
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 
 LOOKED_AT = 20
@@ -19,16 +19,18 @@ HEADERS = 3_000
 """Bytes of a message's metadata that REST can show for certain: it puts them into headers, of 8 KiB in all."""
 
 
-class Unheard(Refused):
+class InconclusiveRead(Refused):
     """What a broker reads, or would read, shows nothing."""
 
 
-class Unshown(Unheard):
+class Unshown(InconclusiveRead):
     """It can be asked for none of a ledger's entries."""
 
 
-def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
-    """An entry at each end of a ledger that its broker can be asked for. Raises Unheard where REST can show none.
+def entries_to_ask(run: TopicRun, tools: Ports, copy: Copy) -> list[int]:
+    """An entry at each end of a ledger that its broker can be asked for.
+
+    Raises InconclusiveRead where REST can show none.
 
     Entries that consumers read well may get an error or no answer there: a message's metadata goes into headers, and a
     chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
@@ -38,7 +40,7 @@ def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
         if node is None:
             return list(dict.fromkeys((0, copy.entries - 1)))
         if isinstance(node, Unread):
-            raise Unheard(f"which of its entries its broker can be asked for is not known: {node.reason}")
+            raise InconclusiveRead(f"which of its entries its broker can be asked for is not known: {node.reason}")
         metadata = ledger_metadata.decode(node.data)
 
         def first_shown(ids: Iterable[int]) -> int | None:
@@ -54,10 +56,10 @@ def entries_to_ask(run: TopicRun, tools: Tools, copy: Copy) -> list[int]:
             )
         found = first_shown(range(last, max(first, last - LOOKED_AT), -1))
         return [first] if found is None else [first, found]
-    except (*STOPPING, Unheard):
+    except (*STOPPING, InconclusiveRead):
         raise
     except LifecycleError as error:
-        raise Unheard(f"which of its entries its broker can be asked for is not known: {error}") from error
+        raise InconclusiveRead(f"which of its entries its broker can be asked for is not known: {error}") from error
 
 
 def _shown_by_rest(payload: bytes) -> bool:

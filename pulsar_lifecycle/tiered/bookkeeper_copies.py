@@ -24,7 +24,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Site, Verified
 from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
@@ -35,12 +35,12 @@ from pulsar_lifecycle.records.outcomes import (
     RELEASED,
     UNPROVEN,
 )
-from pulsar_lifecycle.tiered.asked_entries import Unheard
+from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
 from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
-from pulsar_lifecycle.tiered.read_check import ASKED, Canary, why_unseen
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unseen
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.marks import send_messages
-from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     FAILED,
     LEFT_TO_BROKER,
@@ -71,12 +71,12 @@ class Due:
 
 def release_topic(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: Canary,
+    canary: ReadCheck,
 ) -> list[Offloaded]:
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
@@ -116,7 +116,7 @@ def release_topic(
     return [outcomes[i] for i in sorted(outcomes)]
 
 
-def policy_for(tools: Tools, topic: Topic, canary: Canary) -> str:
+def policy_for(tools: Ports, topic: Topic, canary: ReadCheck) -> str:
     """The setting that must name a topic to be written, if it counts as loaded; none where we have loaded it."""
     tools.store.sync("/")
     node, _ = snapshot.topic_node(tools.store, topic)
@@ -125,12 +125,12 @@ def policy_for(tools: Tools, topic: Topic, canary: Canary) -> str:
 
 def read_first(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: Canary,
+    canary: ReadCheck,
 ) -> None:
     """Have a topic's broker read what could be released of it, unless it has read its location in this run.
 
@@ -154,12 +154,12 @@ class _View:
 
 def _look(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: Canary,
+    canary: ReadCheck,
 ) -> _View:
     permit.check(tools.store)
     tools.store.sync("/")
@@ -195,7 +195,12 @@ def _look(
 
 
 def _unseen(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, going: Sequence[tuple[Due, LedgerInfo]], canary: Canary
+    run: TopicRun,
+    tools: Ports,
+    permit: RunGuard,
+    topic: Topic,
+    going: Sequence[tuple[Due, LedgerInfo]],
+    canary: ReadCheck,
 ) -> dict[int, Offloaded]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
     copies: dict[int, Copy] = {}
@@ -215,7 +220,7 @@ def _unseen(
         tried[where] += 1
         try:
             asked[where] = why_unseen(run, tools, permit, topic, copy, canary)
-        except Unheard as unheard:  # its next one may do
+        except InconclusiveRead as unheard:  # its next one may do
             unshown[where] = Said(FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {unheard}")
     found: dict[int, Offloaded] = {}
     for one, _ in going:
@@ -238,7 +243,7 @@ class Disproved:
     region: str
 
 
-def tell_unproven(tools: Tools, run: TopicRun, topic: Topic, failed: Sequence[Disproved]) -> list[Offloaded]:
+def tell_unproven(tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[Disproved]) -> list[Offloaded]:
     """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
 
     What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
@@ -267,7 +272,7 @@ def tell_unproven(tools: Tools, run: TopicRun, topic: Topic, failed: Sequence[Di
     return found
 
 
-def before_revert(tools: Tools, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
+def before_revert(tools: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
     """A broker's open attempt, which comes first, and which of the ledgers their topic has given up in BookKeeper.
 
     Raises Refused if the topic cannot be read.
@@ -380,7 +385,7 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
 
 
 def _record(
-    run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
+    run: TopicRun, tools: Ports, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
     uuids = {one.ledger_id: str(one.location.uuid) for one in due}
     proof = {

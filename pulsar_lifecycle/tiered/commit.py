@@ -28,14 +28,14 @@ from pulsar_lifecycle.errors import Conflict, LifecycleError, Refused
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED
-from pulsar_lifecycle.tiered.asked_entries import Unheard, entries_to_ask
+from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record, said_of
 from pulsar_lifecycle.tiered.read_check import (
-    CANARY_UNLOADS,
+    READ_CHECK_UNLOADS,
     READ_FIRST,
-    Canary,
+    ReadCheck,
     Unheld,
     location_before,
     read_by_broker,
@@ -44,7 +44,7 @@ from pulsar_lifecycle.tiered.read_check import (
 )
 from pulsar_lifecycle.tiered.revert import taking_back, unlike_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
-from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     FAILED,
     LEFT_TO_BROKER,
@@ -68,7 +68,7 @@ class Wanted:
     block_size: int
 
 
-class CanaryFailed(Refused):
+class ReadCheckFailed(Refused):
     """The brokers of a namespace cannot read what was offloaded: nothing more may be committed.
 
     ``outcomes``: what became of the ledgers of its topic.
@@ -80,7 +80,7 @@ class CanaryFailed(Refused):
 
 
 def begin_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, wanted: Sequence[Wanted], new_uuid: Callable[[], UUID]
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, wanted: Sequence[Wanted], new_uuid: Callable[[], UUID]
 ) -> tuple[list[Attempt], list[Offloaded]]:
     """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
     permit.check(tools.store)
@@ -130,7 +130,7 @@ _Obstacle = Callable[[ManagedLedgerInfo, int], str]
 """Why a ledger of a topic may not be offloaded, as the topic is now; empty if it may."""
 
 
-def _obstacles(run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
+def _obstacles(run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
     rows = snapshot.ledger_rows(tools.store, sorted(ledger_ids), run.ledgers_root)
 
     def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> str:
@@ -178,28 +178,28 @@ class Proven:
 
 
 def commit_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], canary: Canary
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, proven: Sequence[Proven], canary: ReadCheck
 ) -> list[Offloaded]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
     Once reading the canary has loaded its topic, the others follow whatever the policy says of loaded topics: it was
-    unloaded until then, and is unloaded again. Raises CanaryFailed when a broker could not read the canary: then it was
-    taken back, and nothing else was committed.
+    unloaded until then, and is unloaded again. Raises ReadCheckFailed when a broker could not read the canary: then it
+    was taken back, and nothing else was committed.
     """
     outcomes: list[Offloaded] = []
     rest = list(proven)
     policy = POLICY
-    unshown: list[tuple[Proven, Unheard]] = []
+    unshown: list[tuple[Proven, InconclusiveRead]] = []
     for one in proven:
         if canary.due(topic, one.attempt):
             rest.remove(one)
-            if lack := permit.unloads.lacks(CANARY_UNLOADS) or permit.unloads.doubt(topic):
+            if lack := permit.unloads.lacks(READ_CHECK_UNLOADS) or permit.unloads.doubt(topic):
                 outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
                 record(run, tools, outcomes[-1:])
                 continue
             try:
                 entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
-            except Unheard as unheard:
+            except InconclusiveRead as unheard:
                 unshown.append((one, unheard))
                 continue
             committed = _commit(run, tools, permit, topic, [one], policy)
@@ -210,7 +210,7 @@ def commit_topic(
                         f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         "the run stopped there, and nothing else was committed after it"
                     )
-                    raise CanaryFailed(why, [*outcomes[:-1], *unread])
+                    raise ReadCheckFailed(why, [*outcomes[:-1], *unread])
                 policy = ""
                 _forget(tools, [one], committed)
     for one, unheard in unshown:
@@ -227,7 +227,7 @@ def commit_topic(
 
 
 def _commit(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, proven: Sequence[Proven], policy: str
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, proven: Sequence[Proven], policy: str
 ) -> list[Offloaded]:
     by_id = {one.attempt.ledger_id: one for one in proven}
     permit.check(tools.store)
@@ -242,7 +242,7 @@ def _commit(
     return outcomes
 
 
-def _completing(run: TopicRun, tools: Tools, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
+def _completing(run: TopicRun, tools: Ports, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
     """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
     obstacle = _obstacles(run, tools, topic, ours)
 
@@ -278,7 +278,7 @@ def _complete(attempt: Attempt, now: int) -> OffloadContext:
     return OffloadContext(attempt.uuid, True, False, now, attempt.driver, dict(attempt.metadata))
 
 
-def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloaded]) -> None:
+def _forget(tools: Ports, proven: Sequence[Proven], committed: Sequence[Offloaded]) -> None:
     done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
     for one in proven:
         if one.attempt.ledger_id in done:
@@ -287,11 +287,11 @@ def _forget(tools: Tools, proven: Sequence[Proven], committed: Sequence[Offloade
 
 def unread_by_broker(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     committed: Sequence[Proven],
-    canary: Canary,
+    canary: ReadCheck,
     *,
     proves: bool = True,
 ) -> list[Offloaded]:
@@ -303,7 +303,7 @@ def unread_by_broker(
     try:
         before = location_before(tools, copy)
         unread = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
-    except Unheard as unheard:
+    except InconclusiveRead as unheard:
         return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
     if not unread:
         record_seen(run, tools, topic, copy, canary, before, proves=proves)

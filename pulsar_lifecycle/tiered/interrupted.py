@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import Places, Spare, why_unlike, why_unproven
+from pulsar_lifecycle.copies.last_copy import OtherCopy, Places, why_unlike, why_unproven
 from pulsar_lifecycle.copies.location import Copy, place_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Place
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.outcomes import ABANDONED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
@@ -31,10 +31,10 @@ from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.asked_entries import Unshown, entries_to_ask
 from pulsar_lifecycle.tiered.commit import COMMITTED, Proven, Wanted, is_ours, of_context, unread_by_broker
 from pulsar_lifecycle.tiered.outcome import Offloaded, record, said_of
-from pulsar_lifecycle.tiered.read_check import READ_FIRST, Canary
+from pulsar_lifecycle.tiered.read_check import READ_FIRST, ReadCheck
 from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, without_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
-from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun, why_loaded
 
 
@@ -48,10 +48,10 @@ class Ownership:
 
 def settle_attempts(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     wanted: Mapping[int, Wanted],
-    canary: Canary,
+    canary: ReadCheck,
     ownership: Ownership,
     progress: Callable[[str], None],
 ) -> tuple[list[Attempt], list[Offloaded]]:
@@ -102,7 +102,7 @@ def settle_attempts(
     return resumed, outcomes
 
 
-def _may_be_wanted_yet(run: TopicRun, tools: Tools, attempt: Attempt, wanted: Mapping[int, Wanted]) -> bool:
+def _may_be_wanted_yet(run: TopicRun, tools: Ports, attempt: Attempt, wanted: Mapping[int, Wanted]) -> bool:
     """Whether a plan may still come that names an attempt which this one does not."""
     named = attempt.condemned or attempt.ledger_id in wanted
     return not named and tools.clock.now_ms() - attempt.since < run.context.grace
@@ -121,7 +121,7 @@ def _why_unwanted(attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
 
 
 def _settle_committed(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, committed: Sequence[Proven], canary: Canary
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, committed: Sequence[Proven], canary: ReadCheck
 ) -> list[Offloaded]:
     """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the canary.
 
@@ -148,13 +148,13 @@ def _settle_committed(
     return _done(run, tools, committed)
 
 
-def _can_be_asked_for(run: TopicRun, tools: Tools, one: Proven) -> bool:
+def _can_be_asked_for(run: TopicRun, tools: Ports, one: Proven) -> bool:
     with contextlib.suppress(Unshown):
         return bool(entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries)))
     return False
 
 
-def _done(run: TopicRun, tools: Tools, committed: Sequence[Proven]) -> list[Offloaded]:
+def _done(run: TopicRun, tools: Ports, committed: Sequence[Proven]) -> list[Offloaded]:
     done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
     record(run, tools, done)
     for one in committed:
@@ -162,7 +162,7 @@ def _done(run: TopicRun, tools: Tools, committed: Sequence[Proven]) -> list[Offl
     return done
 
 
-def _standing_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+def _standing_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
     """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
 
     Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
@@ -191,8 +191,8 @@ def _standing_of(run: TopicRun, tools: Tools, topic: Topic, attempt: Attempt) ->
 
 def _abandon(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     attempt: Attempt,
     item: LedgerInfo | None,
@@ -243,7 +243,7 @@ def _abandon(
 
 
 def _without_another_copy(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, attempt: Attempt, item: LedgerInfo
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
 ) -> str:
     """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
 
@@ -252,7 +252,7 @@ def _without_another_copy(
     offload = item.offload
     data, _ = _heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)
     if offload and offload.complete:
-        spare = Spare(item.ledger_id, topic, item)
+        spare = OtherCopy(item.ledger_id, topic, item)
         (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
         if not unproven and data:
             unproven = _unlike(run, tools, permit, spare, attempt)
@@ -267,7 +267,7 @@ def _without_another_copy(
     return without_bookkeeper(run, tools, topic, item.ledger_id)
 
 
-def _unlike(run: TopicRun, tools: Tools, permit: Permit, spare: Spare, attempt: Attempt) -> str | LifecycleError:
+def _unlike(run: TopicRun, tools: Ports, permit: RunGuard, spare: OtherCopy, attempt: Attempt) -> str | LifecycleError:
     """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
     looked = tools.clock.now_ms()
 
@@ -338,6 +338,6 @@ def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:
             objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
 
 
-def _objects(tools: Tools) -> ObjectStore:
+def _objects(tools: Ports) -> ObjectStore:
     assert tools.objects is not None
     return tools.objects

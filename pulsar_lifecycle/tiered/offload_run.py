@@ -31,7 +31,7 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.journal.read_checks import seen_places, unseen_sites
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import offload_plan, plans
 from pulsar_lifecycle.records.copies import Site
 from pulsar_lifecycle.records.epoch import Epoch
@@ -55,14 +55,14 @@ from pulsar_lifecycle.tiered.choice import (
     site_of,
     waves,
 )
-from pulsar_lifecycle.tiered.commit import CanaryFailed, Proven, Wanted
+from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed, Wanted
 from pulsar_lifecycle.tiered.interrupted import Ownership, settle_attempts
 from pulsar_lifecycle.tiered.offload_planning import policies_now
 from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, Task, as_attempt, bundled, reported, wanted_of
 from pulsar_lifecycle.tiered.outcome import Offloaded, record, record_topics, said_of
-from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, Canary, Unheld
+from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
-from pulsar_lifecycle.topics.unloads import Permit, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
 from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
                 work.release(wave, progress)
             for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
                 work.offload(wave, progress)
-        except CanaryFailed as failed:
+        except ReadCheckFailed as failed:
             work.outcomes[:0] = [Offloaded(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
         except Unheld as unheld:
             work.outcomes[:0] = [Offloaded("", -1, FAILED, str(unheld))]
@@ -142,7 +142,7 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = cluster.lake.named_uuids(epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
-            canary = Canary(
+            canary = ReadCheck(
                 settings.offload.waive_canary,
                 {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
                 seen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
@@ -166,7 +166,7 @@ def releases(settings: Settings) -> bool:
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Tools) -> Iterator[tuple[TopicRun, Permit, Lease]]:
+def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Ports) -> Iterator[tuple[TopicRun, RunGuard, Lease]]:
     """The offload lease, for as long as the work lasts. Raises Refused.
 
     ``tools`` must be what all leases of the run were taken with: a session that expires takes its leases along, and
@@ -179,7 +179,7 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Tools) -> Iterat
         now = min(lease.taken_at, tools.clock.now_ms())
         operator_words.note_words(cluster, run_id)
         run = topic_run(cluster, run_id, tools, owners_rules(cluster, epoch, now), now, settings.offload.loaded_topics)
-        yield run, Permit(lease.guard, unloads_of(settings)), lease
+        yield run, RunGuard(lease.guard, unloads_of(settings)), lease
 
 
 def take_back(
@@ -223,10 +223,10 @@ class _Work:
         self,
         cluster: Cluster,
         run: TopicRun,
-        tools: Tools,
-        permit: Permit,
+        tools: Ports,
+        permit: RunGuard,
         lease: Lease,
-        canary: Canary,
+        canary: ReadCheck,
         ownership: Ownership,
         competing: Collection[str],
         unread: Collection[Site],
@@ -427,7 +427,7 @@ class _Work:
         """
         try:
             self.outcomes += work()
-        except (*STOPPING, CanaryFailed, Unheld):
+        except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except Refused as refusal:
             self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))

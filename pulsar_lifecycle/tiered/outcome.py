@@ -14,7 +14,7 @@ from typing import Any
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import OFFLOAD
 from pulsar_lifecycle.topics.write import TopicRun
 
@@ -44,7 +44,7 @@ def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
 
 def record(
     run: TopicRun,
-    tools: Tools,
+    tools: Ports,
     outcomes: Sequence[Offloaded],
     details: Mapping[int, Mapping[str, Any]] | None = None,
     *,
@@ -61,7 +61,7 @@ def record(
     )
 
 
-def record_topics(run: TopicRun, tools: Tools, outcomes: Sequence[Offloaded], action: str) -> None:
+def record_topics(run: TopicRun, tools: Ports, outcomes: Sequence[Offloaded], action: str) -> None:
     """One journal row per topic, of so many of its ledgers together."""
     now, phase = tools.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
     rows = [

@@ -30,20 +30,20 @@ from pulsar_lifecycle.journal.read_checks import AFTER, HELD
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Place, Site
 from pulsar_lifecycle.records.outcomes import READ_THROUGH_BROKER, SEEN, UNANSWERED, UNSEEN
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OwedUnload
-from pulsar_lifecycle.tiered.asked_entries import Unheard, entries_to_ask
+from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
 from pulsar_lifecycle.topics.ownership import Owners
-from pulsar_lifecycle.topics.unloads import Permit, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, Said, TopicRun, why_loaded
 
-CANARY_UNLOADS = 3
+READ_CHECK_UNLOADS = 3
 """Unloads that having a ledger read may take: before it or after its commit, after it, and after it is taken back."""
 
 READ_FIRST = "its broker must read it first"
@@ -53,7 +53,7 @@ ASKED = 3
 
 
 @dataclass(slots=True)
-class Canary:
+class ReadCheck:
     """What brokers have read. ``waived``: only the sandbox may. ``store``: the metadata store's fingerprint.
 
     ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
@@ -117,24 +117,24 @@ class Unheld(Refused):
 
 
 def read_by_broker(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, entries: Iterable[int]
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
 ) -> Said | None:
     """Why its broker does not read these entries of an offloaded ledger, ``unseen`` or ``unanswered``; None if it does.
 
     The read loads the topic, which is unloaded right after it, or stays owed that. One that fails holds its location
     first of all, whatever stops the run meanwhile. Only what the topic's metadata says by now discards it: that it
-    names another offload, or none, or that there is no topic. Raises Unheard where the read was not made or shows
-    nothing; Paused, LeaseLost, Overloaded.
+    names another offload, or none, or that there is no topic. Raises InconclusiveRead where the read was not made or
+    shows nothing; Paused, LeaseLost, Overloaded.
     """
     owed = OwedUnload(topic, True, tools.clock.now_ms(), permit.guard[0])
     try:
         if why := _owed_unload(tools, topic):
-            raise Unheard(f"whether its broker can read it is not known: {why}")
+            raise InconclusiveRead(f"whether its broker can read it is not known: {why}")
         control.owe_unload(tools.store, owed)
-    except (*STOPPING, Unheard):
+    except (*STOPPING, InconclusiveRead):
         raise
     except LifecycleError as error:
-        raise Unheard(f"whether its broker can read it is not known: {error}") from error
+        raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
     unread: Said | None = None
     try:
         with _unloaded_after(tools, permit, owed):
@@ -159,12 +159,12 @@ def read_by_broker(
             return unread
         if isinstance(error, STOPPING):
             raise
-        raise Unheard(f"where its broker looked for it is not known: {error}") from error
+        raise InconclusiveRead(f"where its broker looked for it is not known: {error}") from error
     if why:
         if isinstance(unread, HeldRead):
             with contextlib.suppress(LifecycleError):  # then the next read there that works lets it go
                 unread_locations.withdraw(tools.store, site_of(copy), unread.hold)
-        raise Unheard(f"where its broker looked for it is not known: its topic's metadata {why}")
+        raise InconclusiveRead(f"where its broker looked for it is not known: its topic's metadata {why}")
     return unread
 
 
@@ -175,7 +175,7 @@ class HeldRead(Said):
     hold: unread_locations.Hold = field(kw_only=True)
 
 
-def _held(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, unread: Said) -> Said:
+def _held(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, unread: Said) -> Said:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
     if unread.outcome != UNSEEN or isinstance(unread, HeldRead):
         return unread
@@ -184,7 +184,7 @@ def _held(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, unread: Said) -
 
 
 @contextlib.contextmanager
-def _unloaded_after(tools: Tools, permit: Permit, owed: OwedUnload) -> Iterator[None]:
+def _unloaded_after(tools: Ports, permit: RunGuard, owed: OwedUnload) -> Iterator[None]:
     """Whatever loads a topic within, and whatever comes of it: the topic is unloaded, or stays ``owed`` that.
 
     A request that was given up may load it later: then it is looked at again at the end of the run.
@@ -202,27 +202,27 @@ def _unloaded_after(tools: Tools, permit: Permit, owed: OwedUnload) -> Iterator[
             control.settle_unload(tools.store, owed)
 
 
-def _unloaded(tools: Tools, permit: Permit, owed: OwedUnload) -> bool:
+def _unloaded(tools: Ports, permit: RunGuard, owed: OwedUnload) -> bool:
     gone = partial(is_gone, tools.store, tools.admin, tools.clock, owed)
     return not permit.unloads.unload(tools.admin, owed.topic, gone, written=False)
 
 
-def location_before(tools: Tools, copy: Copy) -> Node | None:
-    """``unread_locations.look`` before an offload is read: what that read may let go. Raises Unheard."""
+def location_before(tools: Ports, copy: Copy) -> Node | None:
+    """``unread_locations.look`` before an offload is read: what that read may let go. Raises InconclusiveRead."""
     try:
         return unread_locations.look(tools.store, site_of(copy))
     except STOPPING:
         raise
     except LifecycleError as error:
-        raise Unheard(f"whether its broker can read it is not known: {error}") from error
+        raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
 
 
 def record_seen(
     run: TopicRun,
-    tools: Tools,
+    tools: Ports,
     topic: Topic,
     copy: Copy,
-    canary: Canary,
+    canary: ReadCheck,
     before: Node | None,
     *,
     proves: bool = True,
@@ -242,7 +242,7 @@ def record_seen(
     canary.passed(topic, copy, proves=proves, broker=broker)
 
 
-def record_unseen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary: Canary, unread: Said) -> None:
+def record_unseen(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, canary: ReadCheck, unread: Said) -> None:
     """Its broker did not read this ledger. Raises Unheld where deletion runs that are under way could not be told."""
     canary.failed(topic, copy, unread)
     try:
@@ -263,7 +263,7 @@ def record_unseen(run: TopicRun, tools: Tools, topic: Topic, copy: Copy, canary:
         raise Unheld(canary.unheld)
 
 
-def _broker_of(run: TopicRun, tools: Tools, topic: Topic, canary: Canary) -> str:
+def _broker_of(run: TopicRun, tools: Ports, topic: Topic, canary: ReadCheck) -> str:
     """The broker that was asked for a topic just now, if that is known."""
     with contextlib.suppress(LifecycleError):
         tools.store.sync("/")
@@ -271,13 +271,15 @@ def _broker_of(run: TopicRun, tools: Tools, topic: Topic, canary: Canary) -> str
     return ""
 
 
-def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: Copy, canary: Canary) -> Said | None:
+def why_unseen(
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, copy: Copy, canary: ReadCheck
+) -> Said | None:
     """Why no broker has shown in this run that it can read the location of an offload; None once its own has.
 
     If it has not, it reads this ledger, and its topic is loaded for that. Of a few topics at most: a broker may not
     answer. Once one could not read, none is asked there any more in this run. The caller has looked at its topic:
-    whatever else speaks against a release comes first. Raises Paused, LeaseLost, Unheld, and Unheard where another
-    ledger of its topic may be asked for.
+    whatever else speaks against a release comes first. Raises Paused, LeaseLost, Unheld, and InconclusiveRead where
+    another ledger of its topic may be asked for.
     """
     where = site_of(copy)
     if canary.waived:
@@ -296,7 +298,7 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     if not canary.proves(topic):
         return Said(FAILED, BOOKKEEPER_FIRST)
     permit.check(tools.store)
-    if lack := permit.unloads.lacks(CANARY_UNLOADS) or permit.unloads.doubt(topic):
+    if lack := permit.unloads.lacks(READ_CHECK_UNLOADS) or permit.unloads.doubt(topic):
         return Said(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
     entries = entries_to_ask(run, tools, copy)
     try:
@@ -324,7 +326,7 @@ def why_unseen(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, copy: 
     return asked.get(topic)
 
 
-def _not_fresh(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, canary: Canary) -> str:
+def _not_fresh(run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, canary: ReadCheck) -> str:
     """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
 
     A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
@@ -346,14 +348,14 @@ def _not_fresh(run: TopicRun, tools: Tools, permit: Permit, topic: Topic, canary
     return ""
 
 
-def _owed_unload(tools: Tools, topic: Topic) -> str:
+def _owed_unload(tools: Ports, topic: Topic) -> str:
     """Why some broker may have a topic as it was before it was written; empty if none does."""
     owing = [one for one in control.owed_unloads(tools.store) if one.topic == topic]
     watched = all(isinstance(one, OwedUnload) and not one.loaded for one in owing)
     return "" if watched else "its topic is owed an unload"
 
 
-def _named_otherwise(tools: Tools, topic: Topic, copy: Copy) -> str:
+def _named_otherwise(tools: Ports, topic: Topic, copy: Copy) -> str:
     """What a topic's metadata says, if not this very offload, once its broker was asked for the ledger; else empty.
 
     Raises what the store raises.
@@ -388,10 +390,10 @@ def _unread(error: LifecycleError, copy: Copy) -> Said:
 
 def _tell(
     run: TopicRun,
-    tools: Tools,
+    tools: Ports,
     topic: Topic,
     copy: Copy,
-    canary: Canary,
+    canary: ReadCheck,
     said: Said,
     broker: str,
     mark: Mapping[str, int],

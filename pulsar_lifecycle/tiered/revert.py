@@ -14,12 +14,12 @@ from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, ROLLED_BACK, TAKING_BACK
 from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.marks import GOES
-from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     FAILED,
     STOPPING,
@@ -39,8 +39,8 @@ def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
 
 def take_back_topic(
     run: TopicRun,
-    tools: Tools,
-    permit: Permit,
+    tools: Ports,
+    permit: RunGuard,
     topic: Topic,
     ledger_ids: Collection[int],
     *,
@@ -78,7 +78,7 @@ def take_back_topic(
 
 
 def plan_take_back(
-    run: TopicRun, tools: Tools, topic: Topic, ledger_ids: Collection[int], permit: Permit | None = None
+    run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int], permit: RunGuard | None = None
 ) -> list[Offloaded]:
     """What :func:`take_back_topic` would do; writes nothing. Reads whole in BookKeeper what may be taken back."""
     tools.store.sync("/")
@@ -111,7 +111,7 @@ LOOK_EVERY = 2_000
 
 
 def not_whole_in_bookkeeper(
-    run: TopicRun, tools: Tools, topic: Topic, item: LedgerInfo, permit: Permit | None = None
+    run: TopicRun, tools: Ports, topic: Topic, item: LedgerInfo, permit: RunGuard | None = None
 ) -> str:
     """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
 
@@ -160,7 +160,7 @@ def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
 
 
 def taking_back(
-    run: TopicRun, tools: Tools, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool, beside: bool = True
+    run: TopicRun, tools: Ports, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool, beside: bool = True
 ) -> Change:
     """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up.
 
@@ -193,7 +193,7 @@ def taking_back(
     return change
 
 
-def without_bookkeeper(run: TopicRun, tools: Tools, topic: Topic, ledger_id: int) -> str:
+def without_bookkeeper(run: TopicRun, tools: Ports, topic: Topic, ledger_id: int) -> str:
     """Why the copy in BookKeeper cannot be relied on; empty if it can."""
     row = snapshot.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
     return listed_ledgers.copy_of(ledger_id, row, topic).problem

@@ -9,7 +9,7 @@ from typing import Any
 
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import JournalRow, Sent
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.topics.write import (
@@ -46,7 +46,7 @@ Report = Callable[[Sequence[Marked]], None]
 
 def send_messages(
     run: TopicRun,
-    tools: Tools,
+    tools: Ports,
     messages: Sequence[PendingDeleteLedgerInfo],
     lengths: Mapping[int, int],
     reason: str = "its topic is written next",

@@ -23,7 +23,7 @@ from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.owners import full_names
 from pulsar_lifecycle.scan import stored_references
@@ -149,7 +149,7 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     return found
 
 
-def positions(tools: Tools, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
+def positions(tools: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
     """The persisted mark-delete position of each cursor, by its shown name: its cursor ledger's last entry, if any.
 
     A cursor ledger without any entry was just opened: the z-node's copy is then the truth, as the broker has it.
@@ -193,7 +193,7 @@ def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int
     return found
 
 
-def named_by_cursors(tools: Tools, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> set[int]:
+def named_by_cursors(tools: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> set[int]:
     """Cursor ledgers, delayed-index snapshots and compacted ledgers that the cursors of the topic at ``path`` name.
 
     Raises Refused or CorruptFormat for what cannot be read.

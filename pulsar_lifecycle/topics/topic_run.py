@@ -1,6 +1,6 @@
 """What every run that writes topics' z-nodes is composed of: its ports, the owners' rules, what its brokers say.
 
-Belongs here: from settings and a scan to ``TopicRun`` and ``Tools``. Not here: leases, plans and what is done
+Belongs here: from settings and a scan to ``TopicRun`` and ``Ports``. Not here: leases, plans and what is done
 (``phase_one.py``, ``offload.py``).
 """
 # pyright: reportAttributeAccessIssue=false
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
@@ -65,7 +65,7 @@ def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
 
 
 def topic_run(
-    cluster: Cluster, run_id: str, tools: Tools, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
+    cluster: Cluster, run_id: str, tools: Ports, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
 ) -> TopicRun:
     """``now`` (ms) must be from before the brokers are asked, which is done here."""
     settings = cluster.settings
@@ -83,10 +83,10 @@ def topic_run(
 
 
 @contextmanager
-def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Tools]:
+def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
     """The ports of one run on the driver; with ``buckets`` the object store, too."""
     settings, clock = cluster.settings, cluster.clock
     pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
     with Connections(settings, read_only=read_only, pace=pace) as ports:
         objects = ports.objects if buckets else None
-        yield Tools(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)
+        yield Ports(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)

@@ -162,7 +162,7 @@ def _weighed(failure: LifecycleError) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Permit:
+class RunGuard:
     """What lets a run act: the lease's fencing z-node, and its unloads."""
 
     guard: tuple[str, int]
@@ -175,7 +175,7 @@ class Permit:
 
 
 def settle_unloads(
-    store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: Permit, *, wait: bool
+    store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: RunGuard, *, wait: bool
 ) -> dict[str, str]:
     """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
 
@@ -222,7 +222,7 @@ def _unload(
     store: MetadataStore,
     admin: BrokerAdmin,
     clock: Clock,
-    permit: Permit,
+    permit: RunGuard,
     owed: OwedUnload,
     owing: dict[str, str],
     failed: Counter[str],

@@ -30,14 +30,14 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owners
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OwedUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.snapshot import Shadows
-from pulsar_lifecycle.topics.unloads import Permit, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
 
 FAILED = "failed"
 """Something did not do its part, and the reason says what: run again."""
@@ -94,7 +94,7 @@ def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
 class TopicWrite:
     """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
 
-    def __init__(self, tools: Tools, permit: Permit, topic: Topic) -> None:
+    def __init__(self, tools: Ports, permit: RunGuard, topic: Topic) -> None:
         self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
         self._permit, self._topic = permit, topic
         self._owed: OwedUnload | None = None
@@ -204,7 +204,7 @@ def why_loaded(
     return why if found == "loaded" else ""
 
 
-def why_not_unloaded(tools: Tools, permit: Permit, topic: Topic, *, anyway: bool = False) -> str | None:
+def why_not_unloaded(tools: Ports, permit: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
     """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
 
     ``anyway``: not writing it would be worse than leaving it owed an unload that fails.
@@ -234,7 +234,7 @@ It is called anew for every try, so it must see an earlier write of its own as d
 
 
 def edit_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, change: Change, policy: str
 ) -> dict[int, Said]:
     """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
 
@@ -254,7 +254,7 @@ def edit_topic(
 
 
 def _edit(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, change: Change, policy: str, write: TopicWrite
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
 ) -> dict[int, Said]:
     for _ in range(ATTEMPTS):
         permit.check(tools.store)

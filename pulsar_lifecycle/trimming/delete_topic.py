@@ -19,11 +19,11 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.marks import GOES, NOT_COUNTED, REMOVED, Marked, journal_row, mark_of, send_messages
-from pulsar_lifecycle.topics.unloads import Permit
+from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import FAILED, TopicRun
 from pulsar_lifecycle.trimming import rules
 from pulsar_lifecycle.trimming.trim import guarded
@@ -41,7 +41,7 @@ _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
 
 
-def plan_topic_deletion(run: TopicRun, tools: Tools, topic: Topic) -> list[Marked]:
+def plan_topic_deletion(run: TopicRun, tools: Ports, topic: Topic) -> list[Marked]:
     """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
 
     def look() -> list[Marked]:
@@ -58,7 +58,7 @@ def plan_topic_deletion(run: TopicRun, tools: Tools, topic: Topic) -> list[Marke
 
 
 def delete_topic(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None = None
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
 ) -> list[Marked]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
@@ -69,7 +69,7 @@ def delete_topic(
 
 
 def _delete(
-    run: TopicRun, tools: Tools, permit: Permit, topic: Topic, force: bool, counted: Collection[int] | None
+    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
 ) -> list[Marked]:
     permit.check(tools.store)
     node, named = _named(run, tools, topic)
@@ -112,7 +112,7 @@ def _ids(info: ManagedLedgerInfo) -> list[int]:
     return [item.ledger_id for item in info.ledgers]
 
 
-def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+def _refuse(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
 
     The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
@@ -126,7 +126,7 @@ def _refuse(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, ManagedLed
     return node, info
 
 
-def _named(run: TopicRun, tools: Tools, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+def _named(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, dict[int, _Named]]:
     """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
     node, info = _refuse(run, tools, topic)
     cursors = snapshot.cursors(tools.store, node.path)
@@ -156,7 +156,7 @@ def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
 
 def _journalled(
     run: TopicRun,
-    tools: Tools,
+    tools: Ports,
     topic: Topic,
     named: Mapping[int, _Named],
     outcome: str,

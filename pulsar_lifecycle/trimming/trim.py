@@ -26,7 +26,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerTyp
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node, Sent
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenOwed, OwedUnload
@@ -43,7 +43,7 @@ from pulsar_lifecycle.topics.marks import (
     mark_of,
     send_messages,
 )
-from pulsar_lifecycle.topics.unloads import Permit, bundles, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, bundles, settle_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
     FAILED,
@@ -83,7 +83,7 @@ def unheard(marked: Sequence[Marked]) -> None:
 
 
 def trim_topics(
-    run: TopicRun, tools: Tools, permit: Permit, orders: Sequence[TrimOrder], report: Report = unheard
+    run: TopicRun, tools: Ports, permit: RunGuard, orders: Sequence[TrimOrder], report: Report = unheard
 ) -> list[Marked]:
     """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
 
@@ -103,7 +103,7 @@ def trim_topics(
     return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in still.items()]
 
 
-def plan_trim(run: TopicRun, tools: Tools, order: TrimOrder) -> list[Marked]:
+def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[Marked]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
     def look() -> list[Marked]:
@@ -193,7 +193,7 @@ class _View:
         return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
 
 
-def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
+def _look(run: TopicRun, tools: Ports, order: TrimOrder) -> _View:
     """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
     topic = order.topic
     tools.store.sync("/")
@@ -210,7 +210,7 @@ def _look(run: TopicRun, tools: Tools, order: TrimOrder) -> _View:
     return _View(topic, node, info, copies, verdicts, beside)
 
 
-def _loaded(run: TopicRun, tools: Tools, view: _View) -> str:
+def _loaded(run: TopicRun, tools: Ports, view: _View) -> str:
     """Why the topic counts as loaded; empty if it is unloaded."""
     return why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
@@ -222,7 +222,7 @@ def _left_to_broker(why: str) -> str:
 class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
-    def __init__(self, run: TopicRun, tools: Tools, permit: Permit, order: TrimOrder) -> None:
+    def __init__(self, run: TopicRun, tools: Ports, permit: RunGuard, order: TrimOrder) -> None:
         self._run, self._tools, self._permit, self._order = run, tools, permit, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, Marked] = {}

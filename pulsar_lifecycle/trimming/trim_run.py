@@ -15,7 +15,7 @@ import pyarrow as pa
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import effective_caps
@@ -24,7 +24,7 @@ from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.topics.marks import GOES, Marked, Report
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
-from pulsar_lifecycle.topics.unloads import Permit, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic
 from pulsar_lifecycle.trimming.trim import TrimOrder, merged, plan_trim, trim_topics, unheard
@@ -39,7 +39,7 @@ def trim(
     allow; Paused, LeaseLost, Overloaded.
     """
 
-    def planned(run: TopicRun, tools: Tools) -> list[Marked]:
+    def planned(run: TopicRun, tools: Ports) -> list[Marked]:
         return [one for order in merged(orders).values() for one in plan_trim(run, tools, order)]
 
     if dry_run:
@@ -56,7 +56,7 @@ def delete_topics(
 ) -> list[Marked]:
     """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
 
-    def planned(run: TopicRun, tools: Tools, report: Report) -> list[Marked]:
+    def planned(run: TopicRun, tools: Ports, report: Report) -> list[Marked]:
         return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, tools, topic), report)
 
     if dry_run:
@@ -103,7 +103,7 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report
 
 
 @contextmanager
-def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools]]:
+def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
     with topic_tools(cluster, read_only=True) as tools:
         context = _context(cluster, evidence.check_store(cluster, tools.store))
@@ -114,7 +114,7 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools]]:
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Permit]]:
+def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
     with published(settings), topic_tools(cluster) as tools:
@@ -124,7 +124,7 @@ def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Tools, Pe
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))  # by the store's clock where ours is ahead
             run = topic_run(cluster, run_id, tools, context, now, settings.trimming.loaded_topics)
-            yield run, tools, Permit(lease.guard, unloads_of(settings))
+            yield run, tools, RunGuard(lease.guard, unloads_of(settings))
 
 
 def _context(cluster: Cluster, fingerprint: str) -> Context:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.copies.last_copy import Places, Spare, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import OtherCopy, Places, why_last, why_unlike
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata, managed_ledger
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -76,7 +76,7 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
             copy_ledger(altered, objects, source, Target(location, CLUSTER, topic.managed_ledger, 5 << 20))
             return location
 
-        def why(spare: Spare, location: Location) -> object:
+        def why(spare: OtherCopy, location: Location) -> object:
             """By what is there at a glance it may go; then by every entry."""
             assert why_last([spare], places, store=store, reader=reader, objects=objects) == [""]
             read: list[int] = []
@@ -93,11 +93,11 @@ def test_every_entry_of_a_large_ledger_counts(sandbox: Cluster, tmp_path: Path) 
             return told
 
         same, differs = stored(-1), stored(21)
-        in_bookkeeper = Spare(ledger_id, topic, item)
+        in_bookkeeper = OtherCopy(ledger_id, topic, item)
         assert why(in_bookkeeper, same) == ""
         assert "entry 21 has CRC32C" in str(why(in_bookkeeper, differs))
         context = OffloadContext(same.uuid, True, True, 1, "aws-s3", {"bucket": BUCKET})
-        named = Spare(ledger_id, topic, managed_ledger.LedgerInfo(ledger_id, item.entries, item.size, 1, context))
+        named = OtherCopy(ledger_id, topic, managed_ledger.LedgerInfo(ledger_id, item.entries, item.size, 1, context))
         assert "entry 21 has CRC32C" in str(why(named, differs))
         third = stored(-1)
         assert why(named, third) == ""

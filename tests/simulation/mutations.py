@@ -23,7 +23,7 @@ from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.metastore import walk
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import RETRYING
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import caps
@@ -52,7 +52,7 @@ def acknowledge_first() -> Iterator[None]:
     """Acknowledge what was decided, then delete and journal it."""
     real = batch.delete_batch
 
-    def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+    def eager(run: Run, tools: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
         tools.queue.acknowledge(messages)
         return real(run, tools, messages, budgets)
 
@@ -65,7 +65,7 @@ def acknowledge_before_journal() -> Iterator[None]:
     """Acknowledge after deleting, and journal last."""
     real = batch.delete_batch
 
-    def eager(run: Run, tools: Tools, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+    def eager(run: Run, tools: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
         journal = tools.journal
 
         class Late:
@@ -165,7 +165,7 @@ def lost_means_not_deleted() -> Iterator[None]:
             return [DeletionResult(d.path, "lost") for d in deletions]
         return real(self, deletions, guard)
 
-    def confirm(tools: Tools, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+    def confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
         for path, d in doomed.items():
             if outcomes.get(path) == "lost":
                 d.settle(RETRYING, "the connection was lost: it was not deleted")
@@ -219,7 +219,7 @@ def no_archive() -> Iterator[None]:
 def retry_uncopied() -> Iterator[None]:
     """What failed is acknowledged without a copy in the retry topic."""
 
-    def forgetful(run: Run, tools: Tools, failed: Sequence[Decision]) -> None:
+    def forgetful(run: Run, tools: Ports, failed: Sequence[Decision]) -> None:
         return None
 
     with patch.object(batch, "_reconsume", forgetful):
@@ -230,7 +230,7 @@ def retry_uncopied() -> Iterator[None]:
 def waiting_is_done() -> Iterator[None]:
     """What must wait is acknowledged, and waits nowhere."""
 
-    def hasty(run: Run, tools: Tools, waits: Sequence[Decision]) -> None:
+    def hasty(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
         for d in waits:
             d.sent_back = True
             d.extra["waiting_since"] = 0
@@ -248,7 +248,7 @@ def wait_at_the_head() -> AbstractContextManager[Any]:
 def waiting_is_counted() -> Iterator[None]:
     """What must wait is retried like what failed."""
 
-    def counting(run: Run, tools: Tools, waits: Sequence[Decision]) -> None:
+    def counting(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
         for d, sent in zip(
             waits,
             tools.queue.reconsume_later([d.message for d in waits], run.retry_delay_ms, run.max_retries),
@@ -483,7 +483,7 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
         free = snapshot_inquiry._held_perhaps(row) and trimmed(row["bucket_key"], row["first_ledger_id"])
         return Memory.NOTHING if free else at_scan(row, inquiry)
 
-    def settle(run: Run, tools: Tools, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
+    def settle(run: Run, tools: Ports, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
         first = min((item.ledger_id for item in info.ledgers), default=None)
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
         at_deletion(run, tools, topic, node, info, internals, left)

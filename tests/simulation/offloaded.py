@@ -30,7 +30,7 @@ from pulsar_lifecycle.formats.offload_data import DEFAULT_BLOCK_SIZE, DataObject
 from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Asked, Released, Site
 from pulsar_lifecycle.runs import control
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
@@ -200,7 +200,7 @@ class Offloading:
         """The newest scan."""
         self.now = scan(self.cluster, self.policy)
 
-    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "") -> list[Decision]:
+    def delete(self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "") -> list[Decision]:
         """One deletion run with everything known."""
         assert self.now is not None
         assert self.before is not None

@@ -29,7 +29,7 @@ from pulsar_lifecycle.metastore.ledgers import ledger_units, read_ledgers, under
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.schemas import read_schemas, schema_units
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import deletion_plan, tables
 from pulsar_lifecycle.records import owners as records_owners
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
@@ -348,9 +348,9 @@ def begin(
     return run, lease
 
 
-def tools_of(cluster: SimulatedCluster, store: MetadataStore, queue: DeletionQueue) -> Tools:
+def tools_of(cluster: SimulatedCluster, store: MetadataStore, queue: DeletionQueue) -> Ports:
     """The ports of one worker."""
-    return Tools(store, cluster.reader, cluster.admin, queue, cluster.journal, cluster.clock)
+    return Ports(store, cluster.reader, cluster.admin, queue, cluster.journal, cluster.clock)
 
 
 def delete(
@@ -358,7 +358,7 @@ def delete(
     now: Scan,
     before: Scan,
     policy: Policy | None = None,
-    wrap: Callable[[Tools], Tools] = lambda tools: tools,
+    wrap: Callable[[Ports], Ports] = lambda tools: tools,
     limit: int = 1_000_000,
     marked: Mapping[int, tuple[int, int]] | None = None,
     run_id: str = "delete-run",

@@ -32,8 +32,8 @@ from pulsar_lifecycle.deletion.undo.undone import (
     UNCONFIRMED,
     UNKNOWN,
     Undone,
+    UndoPorts,
     UndoRun,
-    UndoTools,
     counted,
     described,
     in_batches,
@@ -61,7 +61,7 @@ REPORT = 60.0
 """Seconds between two progress reports meanwhile."""
 
 
-def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+def preview(run: UndoRun, tools: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """What :func:`undo` would do now; changes nothing, journals nothing."""
     ledgers = candidates(archived, run.cluster, run.ledgers_root)
     _look(tools, ledgers, pending)
@@ -73,7 +73,7 @@ def preview(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pendin
     return ledgers
 
 
-def undo(run: UndoRun, tools: UndoTools, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+def undo(run: UndoRun, tools: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """Bring archived ledgers back: check, re-create, wait one collection interval, check again.
 
     ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
@@ -159,7 +159,7 @@ def _name(ledgers: Sequence[Undone], root: str) -> None:
         one.topic = owners.owner_in(row)[1]
 
 
-def _look(tools: UndoTools, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
+def _look(tools: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
     """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
     ledgers = [one for one in ledgers if not one.outcome]
     if not ledgers:
@@ -197,7 +197,7 @@ def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
     return replace(found, segments=archived.segments) == archived
 
 
-def _look_at_topics(tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+def _look_at_topics(tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Which of them their topics list as offloaded, with the copy in BookKeeper given up."""
     by_topic: dict[str, dict[int, Undone]] = {}
     for one in ledgers:
@@ -212,7 +212,7 @@ def _look_at_topics(tools: UndoTools, ledgers: Sequence[Undone]) -> None:
                     group[item.ledger_id].given_up = item.offload.complete and item.offload.bookkeeper_deleted
 
 
-def _first_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+def _first_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Ask every replica; settles what is past saving, and what is not known unless the operator allows that."""
     for one in _checked(tools, ledgers):
         assert one.check is not None
@@ -222,7 +222,7 @@ def _first_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> N
             one.settle(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
 
 
-def _checked(tools: UndoTools, ledgers: Sequence[Undone]) -> Sequence[Undone]:
+def _checked(tools: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
     """The same ledgers with what their bookies say now."""
     checks = tools.check([(one.ledger_id, one.metadata) for one in ledgers if one.metadata]) if ledgers else []
     for one, check in zip(ledgers, checks, strict=True):
@@ -230,12 +230,12 @@ def _checked(tools: UndoTools, ledgers: Sequence[Undone]) -> Sequence[Undone]:
     return ledgers
 
 
-def _may_act(run: UndoRun, tools: UndoTools) -> None:
+def _may_act(run: UndoRun, tools: UndoPorts) -> None:
     control.check_not_paused(tools.store)
     mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
 
 
-def _recreate(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone], budget: RateBudget) -> None:
+def _recreate(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone], budget: RateBudget) -> None:
     """Create the z-nodes; what is there afterwards is journalled whatever stopped this."""
     if not ledgers:
         return
@@ -253,7 +253,7 @@ def _recreate(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone], budget:
         record_undone(run, tools, [one for one in tried if one.outcome != RECREATING])
 
 
-def _create(tools: UndoTools, one: Undone) -> None:
+def _create(tools: UndoPorts, one: Undone) -> None:
     """Create one z-node; after an outcome that is not known, what is there decides."""
     row = one.archived
     try:
@@ -271,7 +271,7 @@ def _create(tools: UndoTools, one: Undone) -> None:
     one.settle(RECREATED, one.reason)
 
 
-def _wait(run: UndoRun, tools: UndoTools, back: Sequence[Undone]) -> None:
+def _wait(run: UndoRun, tools: UndoPorts, back: Sequence[Undone]) -> None:
     """Until one collection interval has passed since the last of them came back, by the metadata store's clock."""
     if not back:
         return
@@ -285,7 +285,7 @@ def _wait(run: UndoRun, tools: UndoTools, back: Sequence[Undone]) -> None:
         tools.clock.sleep(min(left, STEP))
 
 
-def _second_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Ask every replica again; takes away again what nobody holds any more."""
     tools.store.sync("/")
     left: list[Undone] = []
@@ -316,7 +316,7 @@ def _second_check(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> 
         record_undone(run, tools, ledgers)
 
 
-def _take_away(run: UndoRun, tools: UndoTools, lost: Sequence[Undone]) -> None:
+def _take_away(run: UndoRun, tools: UndoPorts, lost: Sequence[Undone]) -> None:
     """Remove z-nodes whose entries are gone, if they are still as we made them."""
     ours: list[Undone] = []
     for one in lost:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.deletion.undo.undo import begun, preview, undo
-from pulsar_lifecycle.deletion.undo.undone import PHASE, Check, Undone, UndoRun, UndoTools
+from pulsar_lifecycle.deletion.undo.undone import PHASE, Check, Undone, UndoPorts, UndoRun
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
@@ -71,7 +71,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
     with Connections(settings, read_only=request.dry_run) as ports:
         store, clock = ports.store, ports.clock
-        tools = UndoTools(store, _spread(cluster, ports.reader), ports.journal, clock, say)
+        tools = UndoPorts(store, _spread(cluster, ports.reader), ports.journal, clock, say)
         if request.dry_run:
             run = _run(settings, run_id, request, ("", 0), 0)
             return Result(preview(run, tools, rows, _pending(settings)), missing, lost)

@@ -69,7 +69,7 @@ class UndoRun:
 
 
 @dataclass(slots=True)
-class UndoTools:
+class UndoPorts:
     """The ports of an undo; ``say`` tells an operator how far it is."""
 
     store: MetadataStore
@@ -131,7 +131,7 @@ def described(one: Undone) -> str:
     return ", ".join(said) if len(said) > 1 else f"{said[0]}, all there"
 
 
-def record_undone(run: UndoRun, tools: UndoTools, ledgers: Sequence[Undone]) -> None:
+def record_undone(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Journal what became of some ledgers."""
     now = tools.clock.now_ms()
     tools.journal.record([_row(run, one, now) for one in ledgers])

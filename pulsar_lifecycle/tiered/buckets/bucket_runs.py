@@ -89,7 +89,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     topics = [
         (root, part) for root in cluster.roots() for part in cluster.parts(epoch.epoch_id, "managed_ledgers", root)
     ]
-    cluster.store(epoch.epoch_id, NAMED, NAMINGS, _Naming(lake).rows, topics)
+    cluster.store(epoch.epoch_id, NAMED, NAMINGS, _References(lake).rows, topics)
     few = cluster.tasks.at_once <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
     prefixes = rules.prefixes(1 if few else 2)
     parts = [_Part(prefix=prefix) for prefix in prefixes]
@@ -164,7 +164,7 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: lis
 
 
 @dataclass(frozen=True)
-class _Naming:
+class _References:
     """What the topics in one file name, sorted by UUID."""
 
     lake: Lake
@@ -222,7 +222,7 @@ class _Looking:
                 began = _began(self.settings)
                 yield from looking.look_at_uploads(self.inventory, ports.objects, part.bucket, began)
 
-    def _named(self, prefix: str) -> dict[UUID, list[copies_objects.Naming]]:
+    def _named(self, prefix: str) -> dict[UUID, list[copies_objects.OffloadReference]]:
         uuid = pc.field("uuid")
         share = (uuid >= prefix) & (uuid < rules.following(prefix))
         batches = self.lake.batches(self.namings, NAMINGS.names, share)

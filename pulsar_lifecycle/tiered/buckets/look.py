@@ -14,8 +14,16 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pulsar_lifecycle.copies.last_copy import Places, Spare, heads_of, why_last
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Half, Kind, Naming, Stranger, paired
+from pulsar_lifecycle.copies.last_copy import OtherCopy, Places, heads_of, why_last
+from pulsar_lifecycle.copies.objects import (
+    CLOCK_SKEW_MS,
+    Copy,
+    Kind,
+    OffloadReference,
+    StoredObject,
+    UnknownObject,
+    paired,
+)
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, StoreError
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo, OffloadContext
@@ -73,19 +81,19 @@ def look_below(
     reader: LedgerReader,
     objects: ObjectStore,
     prefix: str,
-    named: Mapping[UUID, Sequence[Naming]],
+    named: Mapping[UUID, Sequence[OffloadReference]],
 ) -> Iterator[Row]:
     """Every object whose key begins with ``prefix``, and every copy that a topic reads and that is not whole there.
 
     ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
     """
-    whole: set[Naming] = set()
+    whole: set[OffloadReference] = set()
     damaged: dict[Place, Copy] = {}
     for bucket in inventory.buckets:
         for some in batched(paired(bucket, _listed(objects, bucket, prefix))):
             unnamed: list[Copy] = []
             for one in some:
-                if isinstance(one, Stranger):
+                if isinstance(one, UnknownObject):
                     yield one.row()
                     continue
                 said = buckets_rules.in_use(one, named.get(one.uuid, ()), inventory.rules)
@@ -118,7 +126,7 @@ def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
             if gap.before and one.key >= gap.before:
                 return
             if one.key in gap:
-                yield Stranger(bucket, one.key, Half(one.size, one.last_modified)).row()
+                yield UnknownObject(bucket, one.key, StoredObject(one.size, one.last_modified)).row()
 
 
 def look_at_uploads(inventory: Inventory, objects: ObjectStore, bucket: str, began: Began) -> Iterator[Row]:
@@ -142,10 +150,10 @@ def look_at_uploads(inventory: Inventory, objects: ObjectStore, bucket: str, beg
             )
 
 
-def _listed(objects: ObjectStore, bucket: str, prefix: str) -> Iterator[tuple[str, Half]]:
+def _listed(objects: ObjectStore, bucket: str, prefix: str) -> Iterator[tuple[str, StoredObject]]:
     for page in objects.list_objects(bucket, prefix):
         for one in page:
-            yield one.key, Half(one.size, one.last_modified)
+            yield one.key, StoredObject(one.size, one.last_modified)
 
 
 def batched(items: Iterator[T]) -> Iterator[list[T]]:
@@ -200,7 +208,7 @@ def _heads(objects: ObjectStore, copies: Sequence[Copy]) -> list[list[ObjectHead
 
 
 def _as_headed(copy: Copy, found: Sequence[ObjectHead]) -> Copy:
-    halves = {head.key: Half(head.size, head.last_modified) for head in found}
+    halves = {head.key: StoredObject(head.size, head.last_modified) for head in found}
     keys = copy.keys
     return replace(
         copy,
@@ -218,7 +226,7 @@ def _owned(
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    unneeded: list[tuple[Copy, buckets_rules.Origin, Spare]] = []
+    unneeded: list[tuple[Copy, buckets_rules.Origin, OtherCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
         if isinstance(info, str):
@@ -228,7 +236,7 @@ def _owned(
             yield one.row(Kind.IN_FLIGHT, why, whose.topic, whose.namespace)
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
-            unneeded.append((one, whose, Spare(one.ledger_id, Topic.parse(whose.topic), item)))
+            unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
     places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
     last = why_last([spare for *_, spare in unneeded], places, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
@@ -252,12 +260,12 @@ def _missing(
     inventory: Inventory,
     store: MetadataStore,
     objects: ObjectStore,
-    named: Mapping[Place, Naming],
+    named: Mapping[Place, OffloadReference],
     damaged: dict[Place, Copy],
 ) -> Iterator[Row]:
     """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
     nodes = store.read([one.path for one in named.values()])
-    asked: dict[str, list[tuple[Copy, Naming]]] = {}
+    asked: dict[str, list[tuple[Copy, OffloadReference]]] = {}
     for ((bucket, uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
         info = _decoded(node)
         if isinstance(info, str):
@@ -281,7 +289,7 @@ def _missing(
             yield copy.row(kind, why, naming.topic)
 
 
-def _context(info: ManagedLedgerInfo, naming: Naming) -> OffloadContext | None:
+def _context(info: ManagedLedgerInfo, naming: OffloadReference) -> OffloadContext | None:
     """The complete offload that a scan found; None where its topic does not have it, or there, any more."""
     item = next((item for item in info.ledgers if item.ledger_id == naming.ledger_id), None)
     offload = item.offload if item else None

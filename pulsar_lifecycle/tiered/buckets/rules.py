@@ -18,7 +18,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Kind, Naming, damage, foreign, object_row
+from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Kind, OffloadReference, damage, foreign, object_row
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, OffloadContext
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as Intent
@@ -53,7 +53,7 @@ class Rules:
     open_attempts: frozenset[UUID]
     unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
 
-    def wrong(self, copy: Copy, naming: Naming) -> str:
+    def wrong(self, copy: Copy, naming: OffloadReference) -> str:
         """What is wrong with a copy that a topic reads: by a listing, or by its last proof; empty if nothing is."""
         return damage(copy, naming) or self.unproven.get((copy.uuid, copy.ledger_id), "")
 
@@ -62,7 +62,7 @@ class Rules:
         return self.context.now - written < self.context.grace + CLOCK_SKEW_MS
 
 
-def in_use(copy: Copy, named: Sequence[Naming], rules: Rules) -> tuple[Kind, str, str] | None:
+def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[Kind, str, str] | None:
     """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
     readers = [one for one in named if one.reads(copy)]
     for reader in readers:

@@ -37,7 +37,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, TopicInternals
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
     DELETED,
@@ -117,7 +117,7 @@ class Scene:
         self.publish(*(self.intent(i) for i in sorted(self.orphans)))
 
     def delete(
-        self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "delete-run"
+        self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "delete-run"
     ) -> list[Decision]:
         return delete(self.cluster, self.now, self.before, wrap=wrap, run_id=run_id)
 
@@ -315,7 +315,7 @@ def test_the_twin_of_a_message_that_waits_waits_too(scene: Scene) -> None:
     info = scene.intent(scene.data)
     scene.publish(info, info)
 
-    def touch(tools: Tools) -> Tools:
+    def touch(tools: Ports) -> Ports:
         def change(operation: Operation) -> None:
             if operation.name == "delete_many":
                 tools.store.before = lambda operation: None
@@ -463,7 +463,7 @@ def test_a_topic_written_just_now_may_be_loading(scene: Scene) -> None:
 def test_a_topic_loaded_after_the_brokers_were_asked_keeps_its_ledgers(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data), scene.intent(scene.compacted), scene.intent(scene.bucket))
 
-    def hours_later(tools: Tools) -> Tools:
+    def hours_later(tools: Ports) -> Ports:
         load(scene, scene.data, compaction="RUNNING")
         scene.cluster.wait(5)
         return tools
@@ -487,7 +487,7 @@ def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError
     load(scene)
     scene.publish(*(scene.intent(i) for i in sorted(scene.orphans - {scene.schema})))
 
-    def silence(tools: Tools) -> Tools:
+    def silence(tools: Ports) -> Ports:
         scene.cluster.admin.failure = error
         return tools
 
@@ -505,7 +505,7 @@ def test_a_broker_that_never_says_what_it_holds_of_a_topic_keeps_all_of_it(scene
     scene.cluster.cursor(TOPIC, "__compaction")
     silent = {TOPIC: Failed("GET internalStats: 500")}
 
-    def silence(tools: Tools) -> Tools:
+    def silence(tools: Ports) -> Ports:
         scene.cluster.admin.silent = silent
         return tools
 
@@ -561,7 +561,7 @@ def test_an_owner_whose_entry_was_damaged_after_the_scan_is_kept_and_not_tried_a
     cluster.schema(TOPIC.schema_id, [version])
     scene.send_all()
 
-    def damage(tools: Tools) -> Tools:
+    def damage(tools: Ports) -> Ports:
         cluster.reader.failures = dict.fromkeys((held, version), CorruptFormat("entry", 0, "its digest"))
         return tools
 
@@ -594,7 +594,7 @@ def test_paused_before_a_batch_takes_nothing_and_within_one_deletes_nothing(scen
         scene.delete()
     control.resume(scene.cluster.open_store())
 
-    def later(tools: Tools) -> Tools:
+    def later(tools: Ports) -> Ports:
         def pause(operation: Operation) -> None:
             if operation.name == "sync":
                 tools.store.before = lambda operation: None
@@ -614,8 +614,8 @@ def test_paused_before_a_batch_takes_nothing_and_within_one_deletes_nothing(scen
 def test_a_slow_metadata_store_slows_and_then_stops(scene: Scene) -> None:
     scene.send_all()
 
-    def slow(latency: float) -> Callable[[Tools], Tools]:
-        def wrap(tools: Tools) -> Tools:
+    def slow(latency: float) -> Callable[[Ports], Ports]:
+        def wrap(tools: Ports) -> Ports:
             tools.store.latency = latency
             return tools
 
@@ -632,7 +632,7 @@ def test_a_slow_metadata_store_slows_and_then_stops(scene: Scene) -> None:
 def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> None:
     scene.send_all()
 
-    def take_over(tools: Tools) -> Tools:
+    def take_over(tools: Ports) -> Ports:
         def second(operation: Operation) -> None:
             if operation.name == "delete_many" and len(scene.cluster.journal.nodes) > 4:
                 tools.store.before = lambda operation: None
@@ -654,7 +654,7 @@ def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> Non
 def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -> None:
     scene.publish(scene.intent(scene.data))
 
-    def cut(tools: Tools) -> Tools:
+    def cut(tools: Ports) -> Ports:
         def fail(operation: Operation) -> None:
             if operation.name == "delete_many":
                 raise OutcomeUnknown("the connection was lost")
@@ -678,7 +678,7 @@ def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -
 def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data))
 
-    def cut(tools: Tools) -> Tools:
+    def cut(tools: Ports) -> Ports:
         def fail(operation: Operation) -> None:
             if operation.name == "delete_many":
                 tools.store.before = tools.store.after = lost
@@ -703,7 +703,7 @@ def delete_with_a_full_journal(scene: Scene) -> None:
     """Run ``failed`` deletes a batch, and cannot say so."""
     journal = scene.cluster.journal
 
-    def full(tools: Tools) -> Tools:
+    def full(tools: Ports) -> Ports:
         def fail(operation: Operation) -> None:
             if operation.name == "delete_many":
                 journal.failure = StoreError("the disk is full")
@@ -781,10 +781,10 @@ class Recorder:
         return wrapped
 
 
-def recorded(calls: list[str], die_at: int | None = None, after: bool = False) -> Callable[[Tools], Tools]:
-    def wrap(tools: Tools) -> Tools:
+def recorded(calls: list[str], die_at: int | None = None, after: bool = False) -> Callable[[Ports], Ports]:
+    def wrap(tools: Ports) -> Ports:
         ports = {n: getattr(tools, n) for n in ("store", "reader", "admin", "queue", "journal")}
-        return Tools(**{n: Recorder(p, n, calls, die_at, after) for n, p in ports.items()}, clock=tools.clock)
+        return Ports(**{n: Recorder(p, n, calls, die_at, after) for n, p in ports.items()}, clock=tools.clock)
 
     return wrap
 
@@ -833,7 +833,7 @@ def test_a_journal_that_cannot_be_written_stops_before_the_deletion(scene: Scene
 def test_an_acknowledgement_that_was_lost_is_made_up_for(scene: Scene) -> None:
     scene.send_all()
 
-    def lose(tools: Tools) -> Tools:
+    def lose(tools: Ports) -> Ports:
         tools.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
         return tools
 
@@ -890,7 +890,7 @@ def test_what_a_broker_never_says_of_a_topic_is_retried_and_then_dead_lettered(s
 def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data))
 
-    def refuse(tools: Tools) -> Tools:
+    def refuse(tools: Ports) -> Ports:
         tools.queue.refused.add(scene.data)
         return tools
 
@@ -932,7 +932,7 @@ def test_what_a_run_sent_back_is_not_taken_by_it_again_though_brokers_ignore_del
     scene.publish(*(copy_intent(scene, i) for i in FLOOD), scene.intent(scene.data))
     topics = scene.cluster.deletion_topics
 
-    def at_once(tools: Tools) -> Tools:
+    def at_once(tools: Ports) -> Ports:
         real = topics.publish
         topics.publish = lambda raw, properties=None, after=0, topic=DELETION_TOPIC: real(raw, properties, 0, topic)
         return tools
@@ -952,7 +952,7 @@ def test_a_kill_after_the_copy_loses_nothing_and_a_duplicate_does_no_harm(scene:
     def die(*_: object) -> None:
         raise Killed
 
-    def killed(tools: Tools) -> Tools:
+    def killed(tools: Ports) -> Ports:
         port: Any = tools.journal if call == "record" else tools.queue
         setattr(port, call, die)
         return tools
@@ -971,7 +971,7 @@ def test_a_kill_after_the_copy_loses_nothing_and_a_duplicate_does_no_harm(scene:
 def test_lost_acknowledgements_do_not_make_ever_more_of_what_waits(scene: Scene) -> None:
     scene.publish(*(copy_intent(scene, i) for i in FLOOD[:3]))
 
-    def forgetful(tools: Tools) -> Tools:
+    def forgetful(tools: Ports) -> Ports:
         tools.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
         return tools
 
@@ -985,7 +985,7 @@ def test_lost_acknowledgements_do_not_make_ever_more_of_what_waits(scene: Scene)
 def test_what_waits_when_its_run_is_stopped_stays_where_it_is(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data), copy_intent(scene, FLOOD[0]))
 
-    def stopped(tools: Tools) -> Tools:
+    def stopped(tools: Ports) -> Ports:
         def lose(operation: Operation) -> None:
             if operation.name == "delete_many":
                 raise Overloaded("ZooKeeper is too slow")
@@ -1003,7 +1003,7 @@ def test_what_waits_when_its_run_is_stopped_stays_where_it_is(scene: Scene) -> N
 def test_what_cannot_be_sent_back_stays_where_it_is_and_says_so(scene: Scene) -> None:
     scene.publish(copy_intent(scene, FLOOD[0]), copy_intent(scene, FLOOD[1]))
 
-    def refuse(tools: Tools) -> Tools:
+    def refuse(tools: Ports) -> Ports:
         tools.queue.refused.add(FLOOD[0])
         return tools
 
@@ -1148,7 +1148,7 @@ def test_of_a_plan_that_is_worked_off_without_messages_nothing_waits(scene: Scen
     cluster.wait(2)
     scene.now = scan(cluster, previous=[scene.now])
 
-    def trouble(tools: Tools) -> Tools:
+    def trouble(tools: Ports) -> Ports:
         def change(operation: Operation) -> None:
             if operation.name == "delete_many":
                 tools.store.before = lambda operation: None

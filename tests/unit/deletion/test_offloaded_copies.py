@@ -30,7 +30,7 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Asked
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import (
@@ -85,7 +85,7 @@ class Scene(Offloading):
     def keys(self) -> set[str]:
         return self.buckets.keys(BUCKET)
 
-    def one(self, outcome: str, reason: str, wrap: Callable[[Tools], Tools] = lambda tools: tools) -> None:
+    def one(self, outcome: str, reason: str, wrap: Callable[[Ports], Ports] = lambda tools: tools) -> None:
         """The one message on the queue ends like this, and nothing was deleted."""
         keys = self.keys
         (decision,) = self.delete(wrap)
@@ -702,7 +702,7 @@ def test_a_pause_ends_the_reading_and_the_budget_counts_it(scene: Scene) -> None
         if len(told) == 5:
             scene.cluster.put(control.PAUSE, b"")
 
-    def paced(tools: Tools) -> Tools:
+    def paced(tools: Ports) -> Ports:
         tools.pace = pace
         return tools
 
@@ -740,7 +740,7 @@ def test_what_changes_while_copies_are_read_is_seen(
     copies(scene, MANY, MANY, offloaded=False)
     left = [change]
 
-    def changing(tools: Tools) -> Tools:
+    def changing(tools: Ports) -> Ports:
         tools.pace = lambda size: left.pop()(scene) if left else None
         return tools
 
@@ -851,7 +851,7 @@ def test_an_attempt_that_is_committed_and_ended_while_it_is_asked_for_is_seen_on
     open_attempt, path = begin(scene, scene.gone_uuid, scene.gone), scene.cluster.topic_path(TOPIC)
     scene.send(scene.intent)
 
-    def wrap(tools: Tools) -> Tools:
+    def wrap(tools: Ports) -> Ports:
         def commit(operation: Operation) -> None:
             if operation.name == "read" and {open_attempt.path, path} & set(operation.paths):
                 tools.store.after = lambda operation: None  # type: ignore[attr-defined]
@@ -994,10 +994,10 @@ def test_a_versioned_bucket_is_said_to_keep_the_bytes(scene: Scene) -> None:
 # ------------------------------------------------------------------------------------------------- what stops a run
 
 
-def stopped_at(scene: Scene, act: Callable[[Tools], None]) -> Callable[[Tools], Tools]:
+def stopped_at(scene: Scene, act: Callable[[Ports], None]) -> Callable[[Ports], Ports]:
     """Let something happen once the objects have been looked at."""
 
-    def wrap(tools: Tools) -> Tools:
+    def wrap(tools: Ports) -> Ports:
         scene.store.before = lambda name, bucket, keys: act(tools)
         return tools
 
@@ -1007,7 +1007,7 @@ def stopped_at(scene: Scene, act: Callable[[Tools], None]) -> Callable[[Tools], 
 def test_a_lost_lease_deletes_nothing(scene: Scene) -> None:
     scene.send(scene.intent)
 
-    def steal(tools: Tools) -> None:
+    def steal(tools: Ports) -> None:
         scene.store.before = lambda name, bucket, keys: None
         scene.cluster.put(control.LEASE, b"{}")
 

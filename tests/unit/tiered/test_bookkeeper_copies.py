@@ -38,7 +38,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import (
@@ -58,9 +58,9 @@ from pulsar_lifecycle.runs.control import OwedUnload
 from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.tiered.outcome import Offloaded
-from pulsar_lifecycle.tiered.read_check import ASKED, Canary
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import Permit, Unloads, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, cursor_tags, data_tags
@@ -131,8 +131,8 @@ class Scene:
         self.refused: set[int] = set()
         self.limit = 500
         self.tick: Callable[[str], None] = lambda name: None
-        self.permit: Permit | None = None
-        self.canary = Canary(waived=True)
+        self.permit: RunGuard | None = None
+        self.canary = ReadCheck(waived=True)
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -206,7 +206,7 @@ class Scene:
 
     # ---------------------------------------------------------------------------------------------------------- running
 
-    def watched(self, tools: Tools) -> Tools:
+    def watched(self, tools: Ports) -> Ports:
         def tick(name: str) -> None:
             self.law()
             self.tick(name)
@@ -222,7 +222,7 @@ class Scene:
         verified = Verified(*data, *index, 1, ENTRY_BYTES, "sum")
         return Due(ledger_id, Location(bucket, uuid, ledger_id), verified, "http://s3", "r")
 
-    def begin(self) -> tuple[TopicRun, Tools, Permit]:
+    def begin(self) -> tuple[TopicRun, Ports, RunGuard]:
         """A run of its own, with its lease."""
         self.store.close()
         self.store = self.cluster.open_store()
@@ -230,13 +230,13 @@ class Scene:
         queue.refused = self.refused
         cluster, clock = self.cluster, self.cluster.clock
         tools = self.watched(
-            Tools(self.store, cluster.reader, cluster.admin, queue, cluster.journal, clock, self.off.store)
+            Ports(self.store, cluster.reader, cluster.admin, queue, cluster.journal, clock, self.off.store)
         )
         lease = control.take_lease(tools.store, "run", clock, 0, control.OFFLOAD_LEASE)
         heard = Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), clock)
         run = TopicRun("run", "simulated", "/ledgers", clock.now_ms(), heard, CONTEXT, 0, self.loaded_topics, shadows)
-        return run, tools, Permit(lease.guard, Unloads(5, self.limit, clock))
+        return run, tools, RunGuard(lease.guard, Unloads(5, self.limit, clock))
 
     def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, Offloaded]:
         """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
@@ -259,7 +259,7 @@ class Scene:
         self.cluster.wait(0.5)
         self.off.rescan()
 
-    def delete(self, wrap: Callable[[Tools], Tools] = lambda tools: tools, run_id: str = "") -> list[Decision]:
+    def delete(self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "") -> list[Decision]:
         """A deletion run over everything that waits, with the newest scan."""
         self.off.released = self.cluster.journal.released("simulated")
         return self.off.delete(lambda tools: wrap(self.watched(tools)), run_id)
@@ -315,7 +315,7 @@ def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
         raise Failed("500 UnsupportedOperationException: no offloader")
 
     scene.cluster.admin.on_read = read
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     said = scene.release()
     assert {one.reason.partition(" (")[0] for one in said.values()} == {
         f"its copy in BookKeeper stays: its broker cannot read it from bucket {BUCKET}: "
@@ -329,7 +329,7 @@ def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None
     """The next one may come when what its broker has shown does not count any more."""
     scene = Scene()
     scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
 
@@ -370,14 +370,14 @@ def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_fir
             scene.broker.load()
 
     scene.cluster.admin.on_read = read
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert asked == scene.due[1:]
 
 
 def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     for ledger_id in scene.due:
         scene.cluster.reader.payloads[ledger_id] = [CHUNK]
     said = scene.release()
@@ -393,13 +393,13 @@ def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
         scene.cluster.reader.payloads[ledger_id] = [CHUNK]
     begin = scene.cluster.clock.now_ms() % len(scene.due)
     scene.cluster.clock.sleep((len(scene.due) - begin) / 1000)  # the next run begins with the first of them
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
     assert f"of ledger {scene.due[ASKED - 1]}: none of its first 20 entries" in said[scene.due[-1]].reason
 
     scene.cluster.clock.sleep(0.001)
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release()).values()) == {RELEASED}
 
 
@@ -423,7 +423,7 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
     scene.cluster.wait(1)
     asked: list[int] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release(*proven)).values()) == {REFUSED}
     assert (asked, scene.canary.reads(SITE, ""), scene.given_up) == ([], False, [])
 

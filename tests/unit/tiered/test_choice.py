@@ -16,7 +16,7 @@ from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, ROLLED_BACK
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.choice import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
-from pulsar_lifecycle.tiered.commit import CanaryFailed
+from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import Offloaded
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
@@ -278,7 +278,7 @@ def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch:
         def read_first(self, rows: Sequence[Row], _: object) -> None: ...
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
-            raise CanaryFailed("the run stopped there", [taken_back])
+            raise ReadCheckFailed("the run stopped there", [taken_back])
 
         def finish(self) -> None:
             finished.append(True)

@@ -45,7 +45,7 @@ from pulsar_lifecycle.formats.offload_object import (
 from pulsar_lifecycle.journal.read_checks import places_read, sites_not_read
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Place, Site
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
@@ -63,13 +63,13 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import OwedUnload
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
-from pulsar_lifecycle.tiered.asked_entries import Unheard, entries_to_ask
-from pulsar_lifecycle.tiered.commit import CanaryFailed, Proven, Wanted
+from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
+from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed, Wanted
 from pulsar_lifecycle.tiered.interrupted import Ownership, remove_objects, settle_attempts
 from pulsar_lifecycle.tiered.outcome import Offloaded
-from pulsar_lifecycle.tiered.read_check import ASKED, Canary, Unheld, why_unseen
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unseen
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import Permit, Unloads, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, TopicRun
 from tests.fakes.metadata_store import Operation
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
@@ -249,7 +249,7 @@ class Scene:
 
     # -------------------------------------------------------------------------------------------------------- running
 
-    def tools(self) -> Tools:
+    def tools(self) -> Ports:
         def tick(name: str) -> None:
             self.law()
             self.tick(name)
@@ -258,9 +258,9 @@ class Scene:
         store_, admin, journal, objects = (
             Watched(port, tick) for port in (self.store, cluster.admin, cluster.journal, self.objects)
         )
-        return Tools(store_, cluster.reader, admin, cluster.open_queue(), journal, cluster.clock, objects)  # type: ignore[arg-type]
+        return Ports(store_, cluster.reader, admin, cluster.open_queue(), journal, cluster.clock, objects)  # type: ignore[arg-type]
 
-    def topic_run(self, tools: Tools, run_id: str = "run") -> TopicRun:
+    def topic_run(self, tools: Ports, run_id: str = "run") -> TopicRun:
         cluster = self.cluster
         heard = Brokers({}, 60_000, self.silence) if self.silence else Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), cluster.clock)
@@ -268,15 +268,15 @@ class Scene:
         context = replace(CONTEXT, grace=self.grace)
         return TopicRun(run_id, "simulated", "/ledgers", now, heard, context, 600_000, self.loaded_topics, shadows)
 
-    def canary(self) -> Canary:
+    def canary(self) -> ReadCheck:
         """``seen`` as the journal has it."""
-        return Canary(self.waived, self.tiered_first, dict(self.seen))
+        return ReadCheck(self.waived, self.tiered_first, dict(self.seen))
 
     def session(self) -> Session:
         """A run of its own, with its lease."""
         tools = self.tools()
         lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-        permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+        permit = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
         return Session(self, tools, permit, self.topic_run(tools), self.canary())
 
     def release(self) -> None:
@@ -302,7 +302,7 @@ class Scene:
         tools = self.tools()
         try:
             lease = control.take_lease(tools.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-            permit = Permit(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+            permit = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
             session = Session(self, tools, permit, self.topic_run(tools), self.canary())
             try:
                 outcomes = session.proceed(wanted)
@@ -318,10 +318,10 @@ class Scene:
 @dataclass
 class Session:
     scene: Scene
-    tools: Tools
-    permit: Permit
+    tools: Ports
+    permit: RunGuard
     run: TopicRun
-    canary: Canary
+    canary: ReadCheck
     uuids: list[UUID] = field(default_factory=list)
 
     def proceed(self, wanted: Sequence[int]) -> list[Offloaded]:
@@ -587,7 +587,7 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     if asked:
         assert entries_to_ask(session.run, session.tools, copy) == asked
         return
-    with pytest.raises(Unheard, match="none of its first 20 entries can be asked for by REST"):
+    with pytest.raises(InconclusiveRead, match="none of its first 20 entries can be asked for by REST"):
         entries_to_ask(session.run, session.tools, copy)
 
 
@@ -595,7 +595,7 @@ def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
     session = scene.session()
     copy = Copy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
     scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
-    with pytest.raises(Unheard, match="no bookie answers"):
+    with pytest.raises(InconclusiveRead, match="no bookie answers"):
         entries_to_ask(session.run, session.tools, copy)
     gone = replace(copy, ledger_id=9_999)
     assert entries_to_ask(session.run, session.tools, gone) == [0, 4]
@@ -644,7 +644,7 @@ def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: S
     """It ends what was seen before; what is given up already may go all the same."""
     session, proven = begun(scene, scene.ids[:1])
     scene.cluster.admin.on_read = raising(error)
-    with pytest.raises(CanaryFailed):
+    with pytest.raises(ReadCheckFailed):
         session.commit(proven)
     now = scene.cluster.clock.now_ms()
     (row,) = words(scene)
@@ -661,7 +661,7 @@ def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: S
 
 
 def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
-    canary = Canary(False)
+    canary = ReadCheck(False)
     ((attempt,), _) = scene.session().begin(scene.ids[:1])
     assert canary.due(TOPIC, attempt)
     canary.passed(TOPIC, Copy.of_attempt(attempt, 1), proves=False)
@@ -983,7 +983,9 @@ def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
     scene = Scene(loaded=True)
     session, proven = begun(scene)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
-    with pytest.raises(CanaryFailed, match="whether its broker can read it is not known: its topic is owed an unload"):
+    with pytest.raises(
+        ReadCheckFailed, match="whether its broker can read it is not known: its topic is owed an unload"
+    ):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
     assert scene.owed == [True]
@@ -1074,7 +1076,7 @@ def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None
         raise AccessDenied("403")
 
     scene.cluster.admin.on_unload = fails
-    with pytest.raises(CanaryFailed, match="its topic reads it from BookKeeper again"):
+    with pytest.raises(ReadCheckFailed, match="its topic reads it from BookKeeper again"):
         scene.proceed()
     assert scene.complete == []
     assert all(item.offload is None for item in scene.info.ledgers)
@@ -1084,7 +1086,7 @@ def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None
 @pytest.mark.parametrize("loaded", [False, True])
 def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     scene = Scene(loaded=loaded, reads=False)
-    with pytest.raises(CanaryFailed) as raised:
+    with pytest.raises(ReadCheckFailed) as raised:
         scene.proceed()
     why = str(raised.value)
     assert f"ledger {scene.ids[0]} was offloaded, and its broker cannot read it from bucket {BUCKET}: 500" in why
@@ -1139,7 +1141,7 @@ def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[
         raise Failed("500")
 
     scene.cluster.admin.on_read = read
-    with pytest.raises(CanaryFailed, match=why):
+    with pytest.raises(ReadCheckFailed, match=why):
         session.commit(proven)
     assert scene.complete == scene.open_attempts == scene.ids[:1]
     assert scene.rows[-2:] == [(scene.ids[0], "unseen"), (scene.ids[0], FAILED)]
@@ -1164,7 +1166,7 @@ def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_agai
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
     on_write(scene, lambda: on_write(scene, scene.broker.load, times=99), "after")
-    with pytest.raises(CanaryFailed, match="whether it was taken back is not known"):
+    with pytest.raises(ReadCheckFailed, match="whether it was taken back is not known"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
     assert outcomes(scene.settle_later())[scene.ids[0]] == ROLLED_BACK
@@ -1178,7 +1180,7 @@ def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
     for key in (data_key(theirs.uuid, scene.ids[0]), index_key(theirs.uuid, scene.ids[0])):
         scene.buckets.put(BUCKET, key, b"")
     scene.offload(scene.ids[0], theirs)
-    with pytest.raises(CanaryFailed, match=f"ledger {scene.ids[1]} was offloaded"):
+    with pytest.raises(ReadCheckFailed, match=f"ledger {scene.ids[1]} was offloaded"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
 
@@ -1890,7 +1892,7 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
     wanted = session.asked(ids[:1])
     begun_there, _ = tiered_commit.begin_topic(session.run, session.tools, session.permit, OTHER, wanted, uuid4)
     proven = [session.copy(one) for one in begun_there]
-    with pytest.raises(CanaryFailed, match="cannot read it"):
+    with pytest.raises(ReadCheckFailed, match="cannot read it"):
         tiered_commit.commit_topic(session.run, session.tools, session.permit, OTHER, proven, session.canary)
 
 
@@ -2079,7 +2081,7 @@ def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
         read(topic, position)
 
     scene.cluster.admin.on_read = full
-    with pytest.raises(CanaryFailed, match="the journal does not say so: no space left"):
+    with pytest.raises(ReadCheckFailed, match="the journal does not say so: no space left"):
         session.commit(proven)
     assert (scene.complete, list(session.canary.blocked)) == ([], [SITE])
 
@@ -2099,7 +2101,7 @@ def test_a_canary_is_taken_back_though_its_location_cannot_be_held() -> None:
     scene = Scene(reads=False)
     session, proven = begun(scene)
     refuse_to_hold(scene)
-    with pytest.raises(CanaryFailed, match="deletion runs that are under way could not be told"):
+    with pytest.raises(ReadCheckFailed, match="deletion runs that are under way could not be told"):
         session.commit(proven)
     assert (scene.complete, [row["outcome"] for row in words(scene)]) == ([], ["unseen"])
 
@@ -2117,7 +2119,7 @@ def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene
 
 def test_a_canary_holds_its_location_until_one_is_read() -> None:
     scene = Scene(reads=False)
-    with pytest.raises(CanaryFailed):
+    with pytest.raises(ReadCheckFailed):
         scene.proceed()
     assert unread_locations.held(scene.store, [SITE]) == {SITE}
     scene.broker.reads = True

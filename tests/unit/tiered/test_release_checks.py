@@ -29,7 +29,7 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.journal.read_checks import sites_not_read
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import (
     DELETED,
     FOREIGN_ATTEMPT,
@@ -48,7 +48,7 @@ from pulsar_lifecycle.records.outcomes import (
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies, revert
 from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved
-from pulsar_lifecycle.tiered.read_check import Canary, Unheld, location_before, record_seen, record_unseen
+from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_seen, record_unseen
 from pulsar_lifecycle.topics.ownership import Owners
 from pulsar_lifecycle.topics.unloads import settle_unloads
 from pulsar_lifecycle.topics.write import Said, TopicRun
@@ -74,7 +74,7 @@ def reading(scene: Scene, fail: Exception | None = None) -> list[Position]:
             raise fail
 
     scene.cluster.admin.on_read = read
-    scene.canary = Canary(False, [str(TOPIC)])
+    scene.canary = ReadCheck(False, [str(TOPIC)])
     return asked
 
 
@@ -123,7 +123,7 @@ def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
 # ------------------------------------------------------------------------------ beside a deletion run that is under way
 
 
-def beside(scene: Scene) -> tuple[TopicRun, Tools]:
+def beside(scene: Scene) -> tuple[TopicRun, Ports]:
     """An offload run in another process, and so with a session and a journal of its own."""
     run, tools, _ = scene.begin()
     return run, replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
@@ -133,11 +133,11 @@ def held(scene: Scene) -> bool:
     return unread_locations.held(scene.cluster.open_store(), [SITE]) == {SITE}
 
 
-def read_once(scene: Scene, *, works: bool, run_id: str = "another", canary: Canary | None = None) -> None:
+def read_once(scene: Scene, *, works: bool, run_id: str = "another", canary: ReadCheck | None = None) -> None:
     """What an offload run makes of one read at the location, of another namespace."""
     run, tools = beside(scene)
     run, copy = replace(run, run_id=run_id), copy_of(scene, scene.due[0])
-    canary = canary or Canary(False, [str(FAR)])
+    canary = canary or ReadCheck(False, [str(FAR)])
     if works:
         record_seen(run, tools, FAR, copy, canary, location_before(tools, copy))
     else:
@@ -321,7 +321,7 @@ def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that
 
     wrong = replace(run, run_id="wrong clock")
     ahead = replace(tools, clock=Ahead())
-    record_unseen(wrong, ahead, FAR, copy_of(scene, scene.due[0]), Canary(False, [str(FAR)]), NO)
+    record_unseen(wrong, ahead, FAR, copy_of(scene, scene.due[0]), ReadCheck(False, [str(FAR)]), NO)
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == {SITE}
     read_once(scene, works=True, run_id="mended")
@@ -365,7 +365,7 @@ def test_killed_while_a_read_lets_a_location_go(at: str) -> None:
     copy = copy_of(scene, scene.due[0])
     with pytest.raises(Crash):
         record_seen(
-            replace(run, run_id="later"), watched, FAR, copy, Canary(False, [str(FAR)]), location_before(tools, copy)
+            replace(run, run_id="later"), watched, FAR, copy, ReadCheck(False, [str(FAR)]), location_before(tools, copy)
         )
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     if not held(scene):
@@ -375,11 +375,11 @@ def test_killed_while_a_read_lets_a_location_go(at: str) -> None:
 def test_a_read_lets_a_location_go_in_a_later_run_alone() -> None:
     """Of the run in which one broker could not read, another broker's read says nothing of that."""
     scene = Scene()
-    canary = Canary(False, [str(FAR)])
+    canary = ReadCheck(False, [str(FAR)])
     read_once(scene, works=False, canary=canary)
     read_once(scene, works=True, canary=canary)
     assert held(scene)
-    bookkeeper_first = Canary(False)
+    bookkeeper_first = ReadCheck(False)
     read_once(scene, works=True, run_id="later", canary=bookkeeper_first)
     assert held(scene)
     read_once(scene, works=True, run_id="later")

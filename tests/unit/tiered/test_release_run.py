@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.offload_plan import RELEASE
 from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
@@ -35,7 +35,7 @@ from pulsar_lifecycle.tiered import offload_run as spark_offload
 from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved, Due
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
 from pulsar_lifecycle.tiered.outcome import Offloaded, record_topics
-from pulsar_lifecycle.tiered.read_check import Canary, Unheld
+from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.fakes.connections import connect_to
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, attempt
@@ -87,7 +87,7 @@ def two_topics(scene: Scene) -> dict[Topic, list[Due]]:
     for topic, broker in ((TOPIC, "broker-1:8080"), (SECOND, "broker-2:8080")):
         own(scene.cluster, topic, broker)
     scene.cluster.wait(1)
-    scene.canary = Canary(False, [str(TOPIC), str(SECOND)])
+    scene.canary = ReadCheck(False, [str(TOPIC), str(SECOND)])
     first = [scene.proven(i, scene.uuids[i]) for i in scene.due]
     return {TOPIC: first, SECOND: [scene.proven(ids[0], uuids[ids[0]])]}
 
@@ -177,7 +177,7 @@ def test_no_broker_has_to_take_a_bundle_where_another_has_read_the_location() ->
 def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
     scene = Scene()
     due = two_topics(scene)
-    scene.canary = Canary(True)
+    scene.canary = ReadCheck(True)
     assert set(Driver(scene, due).release_all().values()) == {RELEASED}
     assert scene.cluster.admin.touched == []
 
@@ -233,7 +233,7 @@ def test_it_is_not_taken_back_beside_an_attempt_of_its_broker() -> None:
 def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
     scene = Scene()
     due = two_topics(scene)
-    scene.canary = Canary(True)
+    scene.canary = ReadCheck(True)
     driver = Driver(scene, due)
     driver._competing = {str(TOPIC)}
     found = driver.release_all()
@@ -307,7 +307,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
     monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
     monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
 
-    def take_back(run: Any, tools: Tools, *_: object) -> list[Offloaded]:
+    def take_back(run: Any, tools: Ports, *_: object) -> list[Offloaded]:
         for lease in (control.LEASE, control.OFFLOAD_LEASE):
             (node,) = tools.store.read([control.holder_of(lease)])
             assert isinstance(node, Node)

@@ -30,14 +30,14 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import LEASE as OTHER_LEASE
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import OwedUnload
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import Permit, Unloads, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Said, TopicRun, TopicWrite, edit_topic
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags
@@ -70,7 +70,7 @@ class Scene:
         self.cluster.admin.on_unload = lambda topic: self.steps.append("unload")
         self.loaded_topics = loaded if policy is None else policy
         self.lease = control.take_lease(self.store, "run", self.cluster.clock, 0, LEASE)
-        self.permit = Permit(self.lease.guard, Unloads(5, limit, self.cluster.clock))
+        self.permit = RunGuard(self.lease.guard, Unloads(5, limit, self.cluster.clock))
         self.steps.clear()
 
     def look(self, operation: Operation) -> None:
@@ -119,7 +119,7 @@ class Scene:
 
     def edit(self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Said]]] | None = None) -> dict[int, Said]:
         cluster = self.cluster
-        tools = Tools(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+        tools = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
         brokers = Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
         now = cluster.clock.now_ms()
@@ -194,7 +194,7 @@ def test_who_says_that_a_loaded_topic_may_be_written(policy: bool | frozenset[st
 def test_an_edit_that_no_policy_stops() -> None:
     scene = Scene(loaded=True, policy=False)
     cluster = scene.cluster
-    tools = Tools(scene.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+    tools = Ports(scene.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
     shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
     brokers, now = Brokers(dict(cluster.admin.loaded), 60_000), cluster.clock.now_ms()
     run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, False, shadows)
@@ -387,7 +387,7 @@ class Other:
         self.scene = scene
         self.store = scene.cluster.open_store()
         self.lease = control.take_lease(self.store, "other", scene.cluster.clock, 0, OTHER_LEASE)
-        self.permit = Permit(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
+        self.permit = RunGuard(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
 
     def settle(self) -> None:
         cluster = self.scene.cluster
@@ -460,7 +460,7 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     scene = Scene(loaded=False)
     other = Other(scene)
     cluster = scene.cluster
-    tools = Tools(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+    tools = Ports(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
     late = TopicWrite(tools, other.permit, TOPIC)
     node = other.store.read([scene.path])[0]
     assert isinstance(node, Node)

@@ -31,7 +31,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.ports.bundle import Tools
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import DELETED, LEFT, MARKED, REFUSED
@@ -39,7 +39,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import marks as topics_marks
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.marks import GOES, NOTHING, REMOVED, Marked
-from pulsar_lifecycle.topics.unloads import Permit, Unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import ATTEMPTS, FAILED, TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
@@ -111,9 +111,9 @@ class Scene:
     def owed(self) -> list[control.OwedUnload]:
         return [o for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, control.OwedUnload)]
 
-    def tools(self) -> Tools:
+    def tools(self) -> Ports:
         cluster = self.cluster
-        return Tools(self.store, cluster.reader, cluster.admin, self.queue, cluster.journal, cluster.clock)
+        return Ports(self.store, cluster.reader, cluster.admin, self.queue, cluster.journal, cluster.clock)
 
     def run(self, loaded_topics: bool | frozenset[str] = False) -> TopicRun:
         cluster = self.cluster
@@ -123,13 +123,13 @@ class Scene:
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(self.store, configuration), cluster.clock)
         return TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
 
-    def act(self, work: Callable[[TopicRun, Tools, Permit], list[Marked]], **policy: Any) -> dict[int, Marked]:
+    def act(self, work: Callable[[TopicRun, Ports, RunGuard], list[Marked]], **policy: Any) -> dict[int, Marked]:
         """One run with its lease and a session of its own; what became of each ledger."""
         limit = policy.pop("limit", 500)
         tools = policy.pop("tools", None) or self.tools()
         lease = control.take_lease(self.store, "run", self.cluster.clock, 0)
         try:
-            permit = Permit(lease.guard, Unloads(5, limit, self.cluster.clock))
+            permit = RunGuard(lease.guard, Unloads(5, limit, self.cluster.clock))
             outcomes = work(self.run(**policy), tools, permit)
         finally:
             control.release_lease(self.store, lease)
@@ -359,10 +359,10 @@ def test_nothing_is_sent_for_a_topic_with_a_leaked_open_ledger(scene: Scene) -> 
     context = replace(CONTEXT, open_topics=scan(scene.cluster).context.open_topics)
     order = TrimOrder(TOPIC, up_to=scene.ids[1])
 
-    def trim(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
+    def trim(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
         return trimming_trim.trim_topics(replace(run, context=context), tools, permit, [order])
 
-    def whole(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
+    def whole(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
         return trimming_delete_topic.delete_topic(replace(run, context=context), tools, permit, TOPIC, True)
 
     for work, ids in ((trim, scene.ids[:2]), (whole, [-1])):
@@ -655,7 +655,7 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
     work = trimming_trim.trim_topics
     silent = Brokers({}, MINUTE, "no answer")
 
-    def trim(run: TopicRun, tools: Tools, permit: Permit) -> list[Marked]:
+    def trim(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
         run = replace(run, brokers=silent) if why == "silent" else run
         return work(run, tools, permit, [TrimOrder(TOPIC, up_to=scene.ids[2])])
 
@@ -1486,7 +1486,7 @@ class Recorded:
         return act
 
 
-def recording(scene: Scene, step: Callable[[str], None], both: bool = False) -> Tools:
+def recording(scene: Scene, step: Callable[[str], None], both: bool = False) -> Ports:
     """The scene's ports with their effects as steps."""
     tools = scene.tools()
     store = Recorded(
@@ -1506,7 +1506,7 @@ def recording(scene: Scene, step: Callable[[str], None], both: bool = False) -> 
     )
 
 
-def killed_at_every_step(make: Callable[[], Scene], work: Callable[[Scene, Tools], Any]) -> Iterator[tuple[Scene, str]]:
+def killed_at_every_step(make: Callable[[], Scene], work: Callable[[Scene, Ports], Any]) -> Iterator[tuple[Scene, str]]:
     """The scene after a run that was killed at one of its steps, for each of them."""
     whole = Steps()
     scene = make()

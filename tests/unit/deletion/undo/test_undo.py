@@ -21,8 +21,8 @@ from pulsar_lifecycle.deletion.undo.undone import (
     UNCONFIRMED,
     UNKNOWN,
     Undone,
+    UndoPorts,
     UndoRun,
-    UndoTools,
 )
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
@@ -119,8 +119,8 @@ class Scene:
         )
 
     @property
-    def tools(self) -> UndoTools:
-        return UndoTools(self.store, self._check, _Journal(self), self.cluster.clock, self.said.append)
+    def tools(self) -> UndoPorts:
+        return UndoPorts(self.store, self._check, _Journal(self), self.cluster.clock, self.said.append)
 
     def _check(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         self.hook("check")
@@ -600,7 +600,7 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
     lease = control.take_lease(store, "undo", cluster.clock, 60)
     (row,) = cluster.journal.nodes
     run = replace(Scene().run(), guard=lease.guard, cluster=row.cluster)
-    tools = UndoTools(store, cluster.reader.check_replicas, cluster.journal, cluster.clock, lambda text: None)
+    tools = UndoPorts(store, cluster.reader.check_replicas, cluster.journal, cluster.clock, lambda text: None)
     assert [one.outcome for one in undo(run, tools, [row], {})] == [RESTORED]
     control.release_lease(store, lease)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.copies import objects
-from pulsar_lifecycle.copies.objects import Copy, Half, Kind, Stranger
+from pulsar_lifecycle.copies.objects import Copy, Kind, StoredObject, UnknownObject
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.offload_object import data_key, index_key, uuid_of
 from pulsar_lifecycle.records import tables
@@ -27,13 +27,13 @@ ONE, TWO, THREE = UUID(int=1), UUID(int=2 << 64), UUID(int=3)
 def test_both_objects_of_a_copy_meet_in_a_sorted_listing(drawn: list[tuple[UUID, int, bool]]) -> None:
     keys = sorted((data_key if data else index_key)(uuid, ledger) for uuid, ledger, data in drawn)
     strangers = sorted(f"{key}-z" for key in keys)
-    listed = [(key, Half(len(key), 5)) for key in sorted([*keys, *strangers])]
+    listed = [(key, StoredObject(len(key), 5)) for key in sorted([*keys, *strangers])]
     found = list(objects.paired("b", listed))
     copies = [one for one in found if isinstance(one, Copy)]
     assert {(one.uuid, one.ledger_id) for one in copies} == {(uuid, ledger) for uuid, ledger, _ in drawn}
     assert len(copies) == len({(one.uuid, one.ledger_id) for one in copies})
     assert sorted(key for one in copies for key in one.keys.values()) == keys
-    assert sorted(one.key for one in found if isinstance(one, Stranger)) == strangers
+    assert sorted(one.key for one in found if isinstance(one, UnknownObject)) == strangers
 
 
 def test_the_prefixes_of_a_uuid_and_the_gaps_between_them() -> None:
@@ -90,7 +90,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
 
 
 def planned(uuid: UUID) -> dict[str, Any]:
-    copy = Copy("tiered", uuid, 7, Half(100, 1), Half(60, 2))
+    copy = Copy("tiered", uuid, 7, StoredObject(100, 1), StoredObject(60, 2))
     return copy.row(Kind.ORPHAN_PAIR, "", "persistent://a/b/c", "a/b", "delete")
 
 
