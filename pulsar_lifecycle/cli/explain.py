@@ -5,7 +5,7 @@ Belongs here: gathering what the lake knows of the ledger, and the page. Not her
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,12 +14,14 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connections, system_clock
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pulsar_lifecycle.inspect.explain import Explanation, History
+    from pulsar_lifecycle.io.lake.artefacts import Lake
+    from pulsar_lifecycle.ports import Clock
     from pulsar_lifecycle.settings import Settings
 
 _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
@@ -53,6 +55,15 @@ def explain(
         raise typer.Exit(1)
 
 
+@dataclass(frozen=True)
+class _Remembered:
+    """The cluster as far as its lake remembers it."""
+
+    settings: Settings
+    lake: Lake
+    clock: Clock
+
+
 def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> History:
     """What the lake knows. A scan whose findings are not stored yet has none."""
     from pulsar_lifecycle.errors import NotFound
@@ -62,6 +73,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.journal.offloads import released_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
     from pulsar_lifecycle.scan.confirmation import standing_marks
+    from pulsar_lifecycle.scan.evidence import rules_of_deletion
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
@@ -88,13 +100,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     return replace(
         history,
         epoch=epoch,
-        context=replace(
-            lake.context(epoch.epoch_id),
-            grace=int(settings.orphans.grace_period * 1000),
-            holds=settings.orphans.holds(now),
-            gone_namespaces=settings.bookkeeper.gone(now),
-            system_topics=settings.orphans.system_topics,
-        ),
+        context=rules_of_deletion(_Remembered(settings, lake, system_clock()), epoch, now),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding=findings[0] if findings else None,
         plans=tuple(

@@ -46,12 +46,12 @@ from pulsar_lifecycle.scan.confirmation import confirmed_by_all, in_use_at_any
 from pulsar_lifecycle.scan.evidence import (
     below_floor,
     check_may_act,
-    context_of,
     earlier_epochs,
     gaps_of,
     newest_epoch,
     refuse_old_evidence,
     refuse_scans_from_the_future,
+    rules_of_deletion,
     shadow_sources_at_any,
     since,
     unconfirmed,
@@ -176,12 +176,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
     earlier = older[-1]
     asked = since(cluster, earlier, epoch)
-    context = replace(
-        context_of(cluster, epoch),
-        grace=int(settings.orphans.grace_period * 1000),
-        gone_namespaces=settings.bookkeeper.gone(clock.now_ms()),
-        system_topics=settings.orphans.system_topics,
-    )
+    context = rules_of_deletion(cluster, epoch, clock.now_ms())
     with held_lease(settings, store, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())

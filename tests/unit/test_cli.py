@@ -538,6 +538,28 @@ def test_explain_judges_by_the_settings_of_today(
         assert (sent in " ".join(capsys.readouterr().out.split())) == waits
 
 
+@pytest.mark.parametrize(("shadowed", "verdict"), [(False, "may_go"), (True, "kept")])
+def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does(
+    settings_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    shadowed: bool,
+    verdict: str,
+) -> None:
+    cluster, topic = SimulatedCluster(), Topic.parse("persistent://shop/orders/x")
+    ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
+    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    at, fingerprint = cluster.clock.now_ms() + 1000, cluster_fingerprint(store, "/ledgers")
+    lake = Lake(load_settings(settings_file).lake.path)
+    for hours, sources in ((30, {str(topic)} if shadowed else set[str]()), (48, set[str]())):
+        began, name = at + hours * 3_600_000, f"e{hours}"
+        context = Context(began, 1, frozenset({"shop/orders"}), shadow_sources=frozenset(sources))
+        lake.store_epoch(Epoch(name, "test", fingerprint, began, began, (), 10**9, 10**9, ()), Referenced(), context)
+        lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
+    assert run("explain", str(ledger), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+
+
 @pytest.mark.parametrize("restored", [False, True])
 def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, restored: bool

@@ -116,14 +116,7 @@ def _rules(
     settings = cluster.settings
     declared = _declared(settings)
     return Rules(
-        context=replace(
-            evidence.context_of(cluster, epoch),
-            now=now,
-            grace=int(settings.orphans.grace_period * 1000),
-            holds=settings.orphans.holds(now),
-            gone_namespaces=frozenset(),
-            system_topics=settings.orphans.system_topics,
-        ),
+        context=replace(evidence.rules_of_deletion(cluster, epoch, now), now=now, gone_namespaces=frozenset()),
         cluster=declared.pulsar_cluster or settings.cluster,
         exclusive=declared.exclusive,
         scanned_from=epoch.started_at,
