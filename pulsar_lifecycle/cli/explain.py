@@ -73,7 +73,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.journal.offloads import released_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
     from pulsar_lifecycle.scan.confirmation import standing_marks
-    from pulsar_lifecycle.scan.evidence import rules_of_deletion
+    from pulsar_lifecycle.scan.evidence import new_gaps, rules_of_deletion
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
@@ -92,6 +92,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     if not epochs:
         return history
     epoch = epochs[-1]
+    remembered = _Remembered(settings, lake, system_clock())
     valid_ms = settings.orphans.plan_valid_for * 1000
     try:
         findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
@@ -100,7 +101,8 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     return replace(
         history,
         epoch=epoch,
-        context=rules_of_deletion(_Remembered(settings, lake, system_clock()), epoch, now),
+        context=rules_of_deletion(remembered, epoch, now),
+        gaps=tuple(new_gaps(remembered, epoch)),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding=findings[0] if findings else None,
         plans=tuple(

@@ -73,7 +73,8 @@ class History:
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
     ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's standing mark; ``released`` what a release of ours gave up and no deletion run settled.
+    phase's standing mark; ``released`` what a release of ours gave up and no deletion run settled. ``gaps``: why the
+    epoch does not count any more, as the settings are now.
     """
 
     epoch: Epoch | None = None
@@ -85,6 +86,13 @@ class History:
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
     released: Released | None = None
+    gaps: tuple[str, ...] = ()
+
+    def uncovered(self) -> str:
+        """Why no run acts on the newest epoch; empty if one may."""
+        if self.epoch is None or not self.epoch.covered:
+            return "the last scan could not read everything that may refer to it"
+        return f"the last scan does not count any more: {self.gaps[0]}" if self.gaps else ""
 
     def deletions(self) -> list[Row]:
         """What the journal says of its deletion in BookKeeper."""
@@ -329,8 +337,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
         return Verdict.KEPT, f"{name}{judged['reason']}"
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
         return Verdict.KEPT, "made after the last scan began: the next scan tells"
-    if not epoch.covered:
-        return Verdict.KEPT, "the last scan could not read everything that may refer to it"
+    if why := history.uncovered():
+        return Verdict.KEPT, why
     return Verdict.MAY_GO, judged["reason"]
 
 
@@ -366,8 +374,8 @@ def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Ve
             return Verdict.KEPT, f"{TAKEN_OFF}, but {judged['reason']}"
     if epoch is None or not after:
         return Verdict.KEPT, f"{TAKEN_OFF}: the next deletion run after a new scan deletes it"
-    if not epoch.covered:
-        return Verdict.KEPT, f"{TAKEN_OFF}, but the last scan could not read everything that may refer to it"
+    if why := history.uncovered():
+        return Verdict.KEPT, f"{TAKEN_OFF}, but {why}"
     return Verdict.MAY_GO, f"{TAKEN_OFF}: the next deletion run deletes it"
 
 

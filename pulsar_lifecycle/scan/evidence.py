@@ -51,16 +51,24 @@ class Remembered(Protocol):
 def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
     """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
     settings = cluster.settings
-    gaps = list(epoch.gaps)
-    if epoch.covered and not epoch.covers(declared_roots(cluster)):
-        gaps.append("bookkeeper.shared_with names a root now that this scan did not read: scan again")
-    gaps += [why for why in [on_withdrawn_words(cluster, epoch)] if why]
+    gaps = [*epoch.gaps, *new_gaps(cluster, epoch)]
     root = settings.bookkeeper.ledgers_root
     with Connections(settings, read_only=True) as ports:
         gaps += below_floor(settings, control.is_sandbox(ports.store))
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history_check.broken_since(ports.store, scans, cluster_fingerprint(ports.store, root), root)
     return gaps + ([broken] if broken and broken not in gaps else [])
+
+
+def new_gaps(cluster: Remembered, epoch: Epoch) -> list[str]:
+    """Why an epoch that was covered is not, as the settings are now."""
+    gaps = [why for why in [on_withdrawn_words(cluster, epoch)] if why]
+    declared = declared_roots(cluster)
+    if epoch.covered and declared is None:
+        gaps.insert(0, "bookkeeper.shared_with is not set now: name the clusters that share BookKeeper, [] for none")
+    elif epoch.covered and not epoch.covers(declared):
+        gaps.insert(0, "bookkeeper.shared_with names a root now that this scan did not read: scan again")
+    return gaps
 
 
 def unconfirmed(settings: Settings) -> str:

@@ -507,7 +507,7 @@ def test_status_gives_no_age_to_what_cannot_be_read(
     [
         (
             "persistent://shop/gone/x",
-            'bookkeeper = { gone_namespaces = [{ name = "shop/gone", by = "mary", why = "removed" }] }',
+            'bookkeeper.gone_namespaces = [{ name = "shop/gone", by = "mary", why = "removed" }]',
         ),
         ("persistent://shop/orders/__change_events", "orphans = { system_topics = true }"),
     ],
@@ -525,7 +525,8 @@ def test_explain_judges_by_the_settings_of_today(
     lake.store_epoch(epoch, Referenced(), context)
     lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
     verdicts: list[str] = []
-    for text in (settings_file.read_text(), settings_file.read_text() + setting + "\n"):
+    declared = settings_file.read_text() + "bookkeeper.shared_with = []\n"
+    for text in (declared, declared + setting + "\n"):
         settings_file.write_text(text)
         assert run("explain", str(ledger), "--json") == 0
         verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
@@ -551,6 +552,7 @@ def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does
     monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
     at, fingerprint = cluster.clock.now_ms() + 1000, cluster_fingerprint(store, "/ledgers")
     lake = Lake(load_settings(settings_file).lake.path)
+    settings_file.write_text(settings_file.read_text() + "bookkeeper.shared_with = []\n")
     for hours, sources in ((30, {str(topic)} if shadowed else set[str]()), (48, set[str]())):
         began, name = at + hours * 3_600_000, f"e{hours}"
         context = Context(began, 1, frozenset({"shop/orders"}), shadow_sources=frozenset(sources))
@@ -558,6 +560,27 @@ def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does
         lake.publish(name, "references", [lake.write_part(name, "references", REFERENCES, [])])
     assert run("explain", str(ledger), "--json") == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+
+
+def test_explain_says_why_a_covered_scan_counts_no_more(
+    settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = SimulatedCluster()
+    ledger, store = cluster.ledger(data_tags(Topic.parse("persistent://shop/orders/x"))), cluster.open_store()
+    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    at = cluster.clock.now_ms() + 1000
+    lake = Lake(load_settings(settings_file).lake.path)
+    epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
+    lake.store_epoch(epoch, Referenced(), Context(at, 1, frozenset({"shop/orders"})))
+    lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
+    text = settings_file.read_text()
+    west = '[{ name = "west", hosts = "127.0.0.1:2" }]'
+    for setting, why in (("", "is not set now"), (f"bookkeeper.shared_with = {west}", "names a root now"), ("", "")):
+        declared = setting if why else "bookkeeper.shared_with = []"
+        settings_file.write_text(f"{text}{declared}\n")
+        run("explain", str(ledger), "--json")
+        found = json.loads(capsys.readouterr().out)
+        assert (found["verdict"], why in found["answer"]) == ("kept" if why else "may_go", True)
 
 
 @pytest.mark.parametrize("restored", [False, True])
