@@ -44,7 +44,7 @@ from resources.lifecycle import LifecycleResource
 from sandbox import servers
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
-from sandbox.toolchain import Ports, find_tools
+from sandbox.toolchain import Tools, find_tools
 
 SHELL_DELETIONS = 5
 OUTSTANDING = 5_000
@@ -107,7 +107,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
 
 
 def _measure(
-    cluster: Cluster, where: runs_cluster.Cluster, tools: Ports, ledgers: _Ledgers, size: int
+    cluster: Cluster, where: runs_cluster.Cluster, tools: Tools, ledgers: _Ledgers, size: int
 ) -> dict[str, Any]:
     client = _delete_with_client(cluster, tools, ledgers.make(size))
     tell(f"{size} ledgers: BookKeeper client {client:.0f}/s")
@@ -144,7 +144,7 @@ def _measure(
 
 
 def _measure_alone(
-    cluster: Cluster, where: runs_cluster.Cluster, tools: Ports, ledgers: _Ledgers, size: int
+    cluster: Cluster, where: runs_cluster.Cluster, tools: Tools, ledgers: _Ledgers, size: int
 ) -> dict[str, float]:
     client = _delete_with_client(cluster, tools, ledgers.make(size))
     step = _delete_step(where, ledgers.make(size))
@@ -274,7 +274,7 @@ def _plan(where: runs_cluster.Cluster, size: int) -> Order:
 # ------------------------------------------------------------------------------------------------------------- others
 
 
-def _delete_with_client(cluster: Cluster, tools: Ports, ids: list[int]) -> float:
+def _delete_with_client(cluster: Cluster, tools: Tools, ids: list[int]) -> float:
     """Ledgers per second, without the JVM's start and the client's connecting."""
     listing = cluster.data / "ids.txt"
     listing.write_text("".join(f"{ledger}\n" for ledger in ids))
@@ -290,7 +290,7 @@ def _delete_with_client(cluster: Cluster, tools: Ports, ids: list[int]) -> float
     return len(ids) / float(found["seconds"])
 
 
-def _delete_with_shell(cluster: Cluster, tools: Ports, ids: list[int]) -> float:
+def _delete_with_shell(cluster: Cluster, tools: Tools, ids: list[int]) -> float:
     """Ledgers per second of ``bookkeeper shell deleteledger``, which takes one ledger a command."""
     conf = cluster.data / "conf" / "bookie-1.conf"
     drivers = [option for option in servers.PULSAR_JVM if option.startswith("-Dbookkeeper.metadata.")]
