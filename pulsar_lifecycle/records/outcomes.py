@@ -130,10 +130,10 @@ UNPROVEN = "unproven"
 stands until the same ledger and UUID are ``verified`` or ``rolled-back``."""
 
 FOREIGN_ATTEMPT = "foreign-attempt"
-"""Offload and release: its topic has an open offload attempt of its broker's, so nothing of it is written."""
+"""Its topic has an open offload attempt of its broker's, so nothing of it is written."""
 
 LEFT_TO_BROKER = "left-to-broker"
-"""Its topic is loaded, and the policy does not let us write its z-node."""
+"""Its topic is loaded, and our settings (``loaded_topics``) or a pending unload do not let us write its z-node."""
 
 OPERATOR_WORD = "operator-word"
 """Action, and phase: a run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
