@@ -1,7 +1,4 @@
 """What is known of offloaded copies: where brokers read them, which are asked for, given up, begun and proven."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 
 from __future__ import annotations
 

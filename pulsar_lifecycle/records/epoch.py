@@ -1,7 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 """An epoch: what one scan counted, what it covers, and the gaps that it has.
 
 Belongs here: the values. Not here: the proof (``scan/coverage.py``).

@@ -1,15 +1,11 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
 # pyarrow and pyroaring have no types.
 """What a scan found of a ledger, and the context in which that is judged.
 
 Belongs here: the values. Not here: the rule (``deletion/orphans.py``).
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 
 from __future__ import annotations
 

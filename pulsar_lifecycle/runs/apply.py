@@ -1,13 +1,11 @@
-# pyright: reportAttributeAccessIssue=false
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
 # pyarrow.compute makes its functions at import.
 """Applying a plan: its intents go to the deletion topic, each journalled.
 
 Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion.py``).
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What a run may rely on of the scans there are: which are fresh, covered, and of this cluster."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 
 from __future__ import annotations
 

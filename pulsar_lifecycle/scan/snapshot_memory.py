@@ -1,3 +1,7 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownLambdaType=false, reportUnknownMemberType=false, reportUnknownParameterType=false
+# pyright: reportUnknownVariableType=false
+# pyarrow and pyroaring have no types.
 """What a broker can know of a delayed-index snapshot that no cursor's z-node names.
 
 Belongs here: the rule that frees such a snapshot, over what was read and answered. Not here: asking
@@ -6,10 +10,6 @@ the broker's memory only, for as long as the topic stays loaded: neither a missi
 says that nobody needs the snapshot. Source: ManagedCursorImpl.computeCursorProperties, Bucket, ManagedLedgerImpl
 (4.0.7).
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false, reportAttributeAccessIssue=false
-# pyright: reportMissingTypeStubs=false
-# pyarrow and pyroaring have no types.
 
 from __future__ import annotations
 

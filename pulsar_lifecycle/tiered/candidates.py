@@ -1,6 +1,3 @@
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 """Which ledgers go to tiered storage, and which copies in BookKeeper are due to go after it.
 
 Belongs here: the rule for the ledgers of one topic, in the words of an operator, and the plan as a value. Pure: the

@@ -1,5 +1,3 @@
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 """What one task of an offload run does: it copies or proves a share of the ledgers."""
 
 from __future__ import annotations

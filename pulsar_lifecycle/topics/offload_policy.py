@@ -5,9 +5,6 @@ Belongs here: how topic, namespace and broker settings become one policy, as bro
 Upstream: ``OffloadPoliciesImpl.mergeConfiguration`` and ``TieredStorageConfiguration.getKeys``, Pulsar 4.0.7; the rule
 about retention is PIP-17's.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
-# pyarrow has no types.
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Belongs here: from settings and a scan to ``TopicRun`` and ``Ports``. Not here: leases, plans and what is done
 (``phase_one.py``, ``offload.py``).
 """
-# pyright: reportAttributeAccessIssue=false
-# pyarrow.compute makes its functions at import.
 
 from __future__ import annotations
 

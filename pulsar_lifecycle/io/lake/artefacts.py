@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -31,8 +30,6 @@ from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
-
-T = TypeVar("T")
 
 DAY_MS = 86_400_000
 KEPT_WHOLE_MS = 2 * DAY_MS
