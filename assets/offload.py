@@ -21,6 +21,7 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
+from pulsar_lifecycle.journal.offloads import unproven_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
@@ -32,7 +33,6 @@ from pulsar_lifecycle.tiered.choice import chosen
 from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import Offloaded
-from pulsar_lifecycle.tiered.unproven import unproven_now
 from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 

@@ -1,9 +1,10 @@
 """Whether a listed ledger has another copy than an offloaded one that nothing names: the last copy of it stays.
 
-Belongs here: the rule that a sweep's plan (``objects.py``) and the deletion run (``offloaded.py``) share. Not here:
-what names a copy. Metadata proves no copy: an object may be gone though its topic names it, and a ledger's z-node that
-came back from a backup brings no entries back. ``why_last`` looks, and is cheap: it plans. Before anything is deleted
-``why_unlike`` reads both copies whole and compares every entry.
+Belongs here: the rule that a sweep's plan (``tiered/buckets/rules.py``) and the deletion run
+(``deletion/offloaded_copies.py``) share. Not here: what names a copy. Metadata proves no copy: an object may be gone
+though its topic names it, and a ledger's z-node that came back from a backup brings no entries back. ``why_last``
+looks, and is cheap: it plans. Before anything is deleted ``why_unlike`` reads both copies whole and compares every
+entry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Offload-Ledger`` messages: which offloaded copies may go, and their deletion.
 
 Belongs here: the rule for the data and index object of one offload attempt, and deleting the pair. Not here: the order
-of a batch, its journal and its acknowledgements (``deletion.py``). docs/reference/offloaded-copies.md has the rule in
-words.
+of a batch, its journal and its acknowledgements (``deletion/batch.py``). docs/reference/offloaded-copies.md has the
+rule in words.
 
 Nothing brings an object back, so everything must agree: no LedgerInfo names the attempt's UUID, in a covered scan and
 in the owner's z-node as it is now; it is no open attempt of our own; the object itself says that it is of this cluster

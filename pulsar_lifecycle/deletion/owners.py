@@ -1,7 +1,7 @@
 """The owner's own word: whether the topic, cursor or schema that a ledger belongs to knows it now.
 
 Belongs here: reading the owner's z-nodes afresh and asking the broker that holds it in memory. Not here: the orphan
-rule itself (``deletion/orphans.py``), and what is done with the answer (``deletion.py``).
+rule itself (``deletion/orphans.py``), and what is done with the answer (``deletion/batch.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Messages that must wait go back behind the others, so that they hide nothing.
 
 Belongs here: sending their copies to the retry topic, uncounted. Not here: which messages wait and for what (the
-rules), and the journal and acknowledgements around it (``deletion.py``).
+rules), and the journal and acknowledgements around it (``deletion/batch.py``).
 """
 
 from __future__ import annotations

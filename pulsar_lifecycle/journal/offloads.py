@@ -32,6 +32,7 @@ from pulsar_lifecycle.records.outcomes import (
     UNPROVEN,
     VERIFIED,
 )
+from pulsar_lifecycle.runs.cluster import Cluster
 
 
 def released_of(topic: str, detail: str) -> Released | None:
@@ -149,6 +150,13 @@ def unproven_copies(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRo
         if uuid_of and known and not before and known.at < row["at"]:
             del found[row["ledger_id"], uuid_of]
     return found
+
+
+def unproven_now(cluster: Cluster, epoch_id: str) -> list[JournalRow]:
+    """Rows of :func:`unproven_copies` whose copies an epoch names, by ledger id. Raises as the lake does."""
+    rows = unproven_copies(cluster.lake.location, cluster.settings.cluster)
+    named = cluster.lake.offload_uuids(epoch_id).named(uuid for _, uuid in rows) if rows else set()
+    return [row for (_, uuid), row in sorted(rows.items()) if uuid in named]
 
 
 def _uuid_in(detail: str) -> UUID | None:

@@ -1,6 +1,7 @@
 """Gaps of the coverage proof that say what they are: a code to count by, a place to look at, a sentence to read.
 
-Belongs here: the codes and their value. Not here: finding gaps (``coverage.py``, ``shrinkage.py``, ``other_roots.py``).
+Belongs here: the codes and their value. Not here: finding gaps (``scan/coverage.py``, ``scan/shrinkage.py``,
+``scan/neighbours.py``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Did the metadata store go back in time? Counters that only ever grow tell a restored backup from the store we knew.
 
 Belongs here: the counters and their comparison. Not here: reading them (``scan/history_check.py``), what else makes a
-plan report-only (``coverage.py``). After a restore ledger ids are issued again, deleted ledgers are back, and
+plan report-only (``scan/coverage.py``). After a restore ledger ids are issued again, deleted ledgers are back, and
 references written since the backup are gone: nothing that was learnt before may be combined with what is read now.
 """
 

@@ -4,7 +4,7 @@
 # pyarrow.compute makes its functions at import.
 """Applying a plan: its intents go to the deletion topic, each journalled.
 
-Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion.py``).
+Belongs here: refusing what must not be applied, sending, resuming. Not here: deleting (``deletion/batch.py``).
 """
 
 from __future__ import annotations

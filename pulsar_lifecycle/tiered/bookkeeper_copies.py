@@ -1,9 +1,9 @@
 """Giving up the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
 
-Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set
-of ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic
-still lists (``deletion.py`` has the order, ``owners.py`` calls). Not here: the proof (``tiered/proof.py``), copies
-that were offloaded just now (``tiered/commit.py``).
+Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set of
+``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic still
+lists (``deletion/batch.py`` has the order, ``deletion/owners.py`` calls). Not here: the proof (``tiered/proof.py``),
+copies that were offloaded just now (``tiered/commit.py``).
 
 Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``released``. Killed
 anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the ledger is

@@ -1,7 +1,7 @@
 """What every run that writes topics' z-nodes is composed of: its ports, the owners' rules, what its brokers say.
 
 Belongs here: from settings and a scan to ``TopicRun`` and ``Ports``. Not here: leases, plans and what is done
-(``phase_one.py``, ``offload.py``).
+(``trimming/trim_run.py``, ``tiered/offload_run.py``).
 """
 
 from __future__ import annotations

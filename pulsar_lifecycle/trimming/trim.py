@@ -1,7 +1,7 @@
 """Phase one for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
 
 Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; phase two
-(``deletion.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
+(``deletion/batch.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
 (``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
 
 Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.journal.offloads import unproven_now
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
-from pulsar_lifecycle.tiered.unproven import unproven_now
 from pulsar_lifecycle.topics.write import FAILED
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client

@@ -1,9 +1,9 @@
 """Looking at the buckets of tiered storage, and dropping uploads that our own offload runs left behind.
 
 Belongs here: listing a part of the keys, asking what the listing does not say, aborting. Not here: the rules
-(``tiered/buckets/rules.py``), deleting copies (``offloaded.py``, by messages). What is not named anywhere is looked at
-twice: its own user metadata, and its topic's z-node as it is now; so is a copy that a topic names and that seems
-incomplete.
+(``tiered/buckets/rules.py``), deleting copies (``deletion/offloaded_copies.py``, by messages). What is not named
+anywhere is looked at twice: its own user metadata, and its topic's z-node as it is now; so is a copy that a topic names
+and that seems incomplete.
 """
 
 from __future__ import annotations
