@@ -433,7 +433,7 @@ def shadows_are_forgotten() -> Iterator[None]:
     def newest(cluster: Any, epoch: Any) -> Any:
         return cluster.lake.context(epoch.epoch_id)
 
-    with patch.object(deletion_run, "context_of", newest), patch.object(evidence, "context_of", newest):
+    with patch.object(evidence, "context_of", newest):
         yield
 
 

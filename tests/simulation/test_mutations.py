@@ -89,6 +89,12 @@ nothing any more; then every seed from 0 is tried, and what the test prints belo
 """
 
 
+@pytest.mark.parametrize("name", [*MUTATIONS, *TIERED])
+def test_a_mutation_finds_what_it_replaces(name: str) -> None:
+    with {**MUTATIONS, **TIERED}[name]():
+        pass
+
+
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [*MUTATIONS, *TIERED])
 def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> None:
