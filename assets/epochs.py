@@ -28,7 +28,7 @@ def epoch_to_write(context: dg.AssetExecutionContext, where: Cluster) -> tuple[s
         raise Refused(f"scan {epoch_id} is still being made by run {owner}: wait until it has ended")
     if where.lake.finished(epoch_id):
         raise Refused(f"scan {epoch_id} is finished: launch job scan or materialize bookkeeper_ledgers for another")
-    _refuse_stranger(where, epoch_id)
+    _refuse_foreign(where, epoch_id)
     return epoch_id, started_at
 
 
@@ -38,11 +38,11 @@ def epoch_to_read(context: dg.AssetExecutionContext, where: Cluster) -> str:
     if not where.lake.finished(epoch_id):
         raise Refused(f"scan {epoch_id} is not finished: wait until it has ended, or launch job scan again")
     if where.lake.begun_by(epoch_id) != context.run.run_id:
-        _refuse_stranger(where, epoch_id)
+        _refuse_foreign(where, epoch_id)
     return epoch_id
 
 
-def _refuse_stranger(where: Cluster, epoch_id: str) -> None:
+def _refuse_foreign(where: Cluster, epoch_id: str) -> None:
     if where.lake.fingerprint(epoch_id) != fingerprint_of(where):
         raise Refused(f"scan {epoch_id} is of another cluster, which shares the lake: launch job scan")
 

@@ -21,22 +21,22 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key, namespace_partitions
-from pulsar_lifecycle.journal.offloads import unproven_now
+from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.spark import reporting
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.choice import chosen
 from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
-from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 
-CHECK = "no_unproven_copies"
+CHECK = "no_failed_proofs"
 COLUMNS = {
     "ledger_id": "int",
     "action": "string",
@@ -47,7 +47,7 @@ COLUMNS = {
     "reason": "string",
 }
 
-Outcomes = Sequence[Offloaded]
+Outcomes = Sequence[OffloadOutcome]
 
 
 class OffloadPlanConfig(dg.Config):
@@ -93,7 +93,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
                 asset=key(cluster, "offload_candidates"),
                 description="Fails while a topic reads an offloaded copy that failed its last proof: it is damaged, "
                 "missing or another one, and BookKeeper may have the only good one. Put the object back, or launch "
-                "`take_back_offloads`.",
+                "`revert_offloads`.",
             )
         ],
     )
@@ -106,22 +106,22 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             plan, rows = make_offload_plan(
                 where, where.lake.epoch(epoch_id), config.namespaces, everything=config.everything
             )
-        unproven = unproven_now(where, epoch_id)
+        unproven = failed_proofs_now(where, epoch_id)
         yield dg.MaterializeResult(
             asset_key=key(cluster, "offload_candidates"),
             metadata={
                 EPOCH: epoch_id,
                 "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
                 **_candidates_shown(where.table(epoch_id, TABLE)),
-                **unproven_shown(unproven),
+                **failed_proofs_shown(unproven),
             },
             check_results=[
                 dg.AssetCheckResult(
                     check_name=CHECK,
                     passed=not unproven,
                     severity=dg.AssetCheckSeverity.ERROR,
-                    description=unproven_said(unproven),
-                    metadata=unproven_shown(unproven),
+                    description=failed_proofs_text(unproven),
+                    metadata=failed_proofs_shown(unproven),
                 )
             ],
         )
@@ -167,24 +167,24 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
 
 
 def proofs_evaluated(where: Cluster, epoch_id: str) -> dg.AssetCheckEvaluation:
-    """Check ``no_unproven_copies`` as the journal has it now; for a run that has just proven copies."""
-    unproven = unproven_now(where, epoch_id)
+    """Check ``no_failed_proofs`` as the journal has it now; for a run that has just proven copies."""
+    unproven = failed_proofs_now(where, epoch_id)
     return dg.AssetCheckEvaluation(
         asset_key=key(where.settings.cluster, "offload_candidates"),
         check_name=CHECK,
         passed=not unproven,
         severity=dg.AssetCheckSeverity.ERROR,
-        description=unproven_said(unproven),
-        metadata=unproven_shown(unproven),
+        description=failed_proofs_text(unproven),
+        metadata=failed_proofs_shown(unproven),
     )
 
 
-def unproven_said(unproven: Sequence[JournalRow]) -> str:
-    """What check ``no_unproven_copies`` says."""
-    return f"{len(unproven)} offloaded copies that topics read failed their last proof: see take_back_offloads"
+def failed_proofs_text(unproven: Sequence[JournalRow]) -> str:
+    """What check ``no_failed_proofs`` says."""
+    return f"{len(unproven)} offloaded copies that topics read failed their last proof: see revert_offloads"
 
 
-def unproven_shown(unproven: Sequence[JournalRow]) -> dict[str, Any]:
+def failed_proofs_shown(unproven: Sequence[JournalRow]) -> dict[str, Any]:
     """How many, and a sample."""
     columns = {"ledger": "int", "topic": "string", "bytes": "int", "reason": "string"}
     sample = [{"ledger": r.ledger_id, "topic": r.topic, "bytes": r.bytes, "reason": r.reason} for r in unproven]
@@ -240,7 +240,7 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "actionable": plan.actionable,
         "ledgers to offload": plan.ledgers,
         "bytes to offload": plan.bytes,
-        "copies in BookKeeper to give up": plan.released,
+        "copies in BookKeeper to release": plan.released,
         "bytes to give up": plan.released_bytes,
         "of these left to brokers": plan.left_to_broker,
         "bytes left to brokers": plan.left_to_broker_bytes,
@@ -271,7 +271,7 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     columns = {"ledger": "int", "outcome": "string", "topic": "string", "bytes": "int", "reason": "string"}
     return {
         "offloaded": counts[OFFLOADED],
-        "given up in BookKeeper": counts[RELEASED],
+        "released in BookKeeper": counts[RELEASED],
         "left to brokers": counts[LEFT_TO_BROKER],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
         "ledgers": show.table(sample, columns),
@@ -289,17 +289,17 @@ def counted(outcomes: Outcomes) -> Counter[str]:
 def said(outcomes: Outcomes) -> str:
     """A run's result in one line: what was done, and what was not."""
     counts = counted(outcomes)
-    done = f"{counts.pop(OFFLOADED, 0)} ledgers offloaded, {counts.pop(RELEASED, 0)} given up in BookKeeper"
+    done = f"{counts.pop(OFFLOADED, 0)} ledgers offloaded, {counts.pop(RELEASED, 0)} released in BookKeeper"
     rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     return f"{done}; not done: {rest}" if rest else done
 
 
 def check_done(outcomes: Outcomes) -> None:
     """Fail where something did not do its part: what was done stays done, and each reason says what to do."""
-    wrong = [one for one in outcomes if one.outcome in (FAILED, ROLLED_BACK, UNPROVEN)]
-    wrong.sort(key=lambda one: one.outcome != UNPROVEN)
+    wrong = [one for one in outcomes if one.outcome in (FAILED, REVERTED, PROOF_FAILED)]
+    wrong.sort(key=lambda one: one.outcome != PROOF_FAILED)
     if wrong:
-        alarm = sum(one.outcome == UNPROVEN for one in wrong)
+        alarm = sum(one.outcome == PROOF_FAILED for one in wrong)
         unproven = f" ({alarm} offloaded copies are not what they should be)" if alarm else ""
         raise dg.Failure(
             f"{len(wrong)} ledgers or topics failed{unproven}, the first: {named(wrong[0])}; what was done stays done",
@@ -307,7 +307,7 @@ def check_done(outcomes: Outcomes) -> None:
         )
 
 
-def named(one: Offloaded) -> str:
+def named(one: OffloadOutcome) -> str:
     """An outcome as a sentence: which topic and ledger it is about, each once, and what was said of it."""
     if one.ledger_id >= 0:
         return f"{one.topic}, ledger {one.ledger_id}: {one.reason}"

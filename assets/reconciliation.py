@@ -13,7 +13,7 @@ from assets import show
 from assets.findings import COLUMNS
 from assets.names import key, namespace_partitions
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
-from pulsar_lifecycle.journal.intents import DEAD, Standing
+from pulsar_lifecycle.journal.intents import DEAD, NamespaceIntents
 from resources.lifecycle import LifecycleResource
 
 RECONCILIATION = "namespace_reconciliation"
@@ -51,7 +51,7 @@ def reconciliation_asset(cluster: str) -> dg.AssetsDefinition:
             resend=config.resend_in_flight,
             progress=context.log.info,
         )
-        for name, metadata in standings_shown(found).items():
+        for name, metadata in intents_shown(found).items():
             context.add_asset_metadata(metadata, context.asset_key, name)
         check_sent(found)
 
@@ -64,30 +64,30 @@ def check_sent(found: Reconciled) -> None:
         raise dg.Failure(f"{found.applied.problem}; launch it again to send the rest")
 
 
-def standings_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
+def intents_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
     """What each namespace's page shows."""
-    return {standing.namespace: _shown(standing, found) for standing in found.standings}
+    return {intents.namespace: _shown(intents, found) for intents in found.namespace_intents}
 
 
-def _shown(standing: Standing, found: Reconciled) -> dict[str, Any]:
+def _shown(intents: NamespaceIntents, found: Reconciled) -> dict[str, Any]:
     return {
-        "dagster/row_count": standing.orphans,
-        "confirmed orphans": standing.orphans,
-        "physical bytes": standing.physical_bytes,
-        "in flight by the journal": standing.in_flight,
-        "settled": standing.settled,
-        "dead letters": standing.states.get(DEAD, 0),
-        "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(standing.states.items()))),
-        "queue": _queue(standing, found),
+        "dagster/row_count": intents.orphans,
+        "confirmed orphans": intents.orphans,
+        "physical bytes": intents.physical_bytes,
+        "in flight by the journal": intents.in_flight,
+        "settled": intents.settled,
+        "dead letters": intents.states.get(DEAD, 0),
+        "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(intents.states.items()))),
+        "queue": _queue(intents, found),
         **_unsubscribed(found),
         "plan id": found.summary.plan_id,
-        "how to send": dg.MetadataValue.md(_how(standing, found)),
+        "how to send": dg.MetadataValue.md(_how(intents, found)),
     }
 
 
-def _queue(standing: Standing, found: Reconciled) -> str:
-    if standing.in_flight and not found.backlog:
-        return f"empty: {standing.in_flight} intents that the journal says are in flight are lost"
+def _queue(intents: NamespaceIntents, found: Reconciled) -> str:
+    if intents.in_flight and not found.backlog:
+        return f"empty: {intents.in_flight} intents that the journal says are in flight are lost"
     return f"{found.backlog} intents of all namespaces"
 
 
@@ -97,12 +97,12 @@ def _unsubscribed(found: Reconciled) -> dict[str, str]:
     return {"without subscription": f"{', '.join(found.unsubscribed)}: {text}"} if found.unsubscribed else {}
 
 
-def _how(standing: Standing, found: Reconciled) -> str:
+def _how(intents: NamespaceIntents, found: Reconciled) -> str:
     if not found.summary.actionable:
         return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
-    if not standing.orphans:
+    if not intents.orphans:
         return "Nothing to send."
-    config = json.dumps(run_config([standing.namespace], dry_run=False), indent=2)
+    config = json.dumps(run_config([intents.namespace], dry_run=False), indent=2)
     return (
         "Launch a backfill of this asset with `dry_run: false`, or job `reconcile_namespaces` with this run "
         f"configuration:\n\n```json\n{config}\n```"
@@ -118,7 +118,7 @@ def reconciled_shown(found: Reconciled) -> Mapping[str, Any]:
     """What the job's op shows."""
     lines = [
         (s.namespace, s.orphans, show.size(s.physical_bytes), s.in_flight, s.settled, s.states.get(DEAD, 0))
-        for s in sorted(found.standings, key=lambda s: (-s.orphans, s.namespace))[: show.SAMPLE]
+        for s in sorted(found.namespace_intents, key=lambda s: (-s.orphans, s.namespace))[: show.SAMPLE]
     ]
     headers = ["namespace", "confirmed orphans", "bytes", "in flight", "settled", "dead letters"]
     sent = {"sent": found.applied.sent, "failed": found.applied.failed} if found.applied else {}

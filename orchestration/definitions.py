@@ -19,7 +19,7 @@ from assets.reconciliation import reconciliation_asset
 from assets.references import references_asset
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
 from orchestration.objects import inventory_objects_job, sweep_objects_job
-from orchestration.offload import offload_job, plan_offload_job, take_back_job
+from orchestration.offload import offload_job, plan_offload_job, revert_job
 from orchestration.phase_one import delete_topics_job, trim_topics_job
 from orchestration.reconcile import reconcile_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
@@ -60,7 +60,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             reconcile_job(cluster),
             plan_offload_job(cluster),
             offload_job,
-            take_back_job,
+            revert_job,
             inventory_objects_job(cluster),
             sweep_objects_job,
         ],

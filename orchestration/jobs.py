@@ -18,7 +18,7 @@ from assets.names import FINDINGS, METASTORE, key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.redrive import Wanted, at_most, chosen, redrive_now
+from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
 from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.records.outcomes import DELETED, GONE
 from pulsar_lifecycle.runs.caps import Lowered, Order
@@ -133,9 +133,9 @@ class RedriveConfig(dg.Config):
     max_messages: int | None = None
     dry_run: bool = True
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> LetterFilter:
         """The library's form of it. Raises UsageError."""
-        return Wanted(
+        return LetterFilter(
             ledgers_of("ledger_ids", self.ledger_ids),
             frozenset(str(topic_of("topics", name)) for name in self.topics),
             frozenset(str(namespace_of("namespaces", name)) for name in self.namespaces),

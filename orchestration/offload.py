@@ -8,8 +8,8 @@ from assets.names import key
 from assets.offload import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
-from pulsar_lifecycle.records.outcomes import ROLLED_BACK
-from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, take_back
+from pulsar_lifecycle.records.outcomes import REVERTED
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
 from pulsar_lifecycle.topics.marks import GOES
 from resources.lifecycle import LifecycleResource
 
@@ -55,8 +55,8 @@ def offload_ledgers_op(
     return dict(counted(outcomes))
 
 
-class TakeBackConfig(dg.Config):
-    """Which offloaded ledgers of a topic; without ``dry_run = false``, it only says what would be taken back."""
+class RevertConfig(dg.Config):
+    """Which offloaded ledgers of a topic; without ``dry_run = false``, it only says what would be reverted."""
 
     topic: str
     ledger_ids: list[int] = Field(min_length=1)
@@ -64,34 +64,34 @@ class TakeBackConfig(dg.Config):
 
 
 @dg.op(
-    name="take_back",
+    name="revert",
     description="Let a topic read offloaded ledgers from BookKeeper again, where its bookies have them whole: for "
     "objects that are damaged or gone. The objects stay, named by nothing.",
     pool="offload",
 )
 @wrong_configuration_fails()
-def take_back_op(context: dg.OpExecutionContext, config: TakeBackConfig, lifecycle: LifecycleResource) -> None:
+def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
     """Refused for what BookKeeper does not have whole, or was given up there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
-    outcomes = take_back(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
+    outcomes = revert_offloads(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
     metadata = outcomes_shown(outcomes)
-    wrong = [one for one in outcomes if one.outcome not in (GOES, ROLLED_BACK)]
+    wrong = [one for one in outcomes if one.outcome not in (GOES, REVERTED)]
     if wrong:
         raise dg.Failure(
-            f"{len(wrong)} ledgers were not taken back, the first: {wrong[0].ledger_id}: {wrong[0].reason}",
+            f"{len(wrong)} ledgers were not reverted, the first: {wrong[0].ledger_id}: {wrong[0].reason}",
             metadata=metadata,
         )
     context.add_output_metadata(metadata)
 
 
 @dg.job(
-    name="take_back_offloads",
+    name="revert_offloads",
     executor_def=dg.in_process_executor,
     description="Undo the offload of some ledgers while BookKeeper has them whole. Dry run by default.",
 )
-def take_back_job() -> None:
+def revert_job() -> None:
     """One op."""
-    take_back_op()
+    revert_op()
 
 
 @dg.job(

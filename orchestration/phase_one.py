@@ -12,7 +12,7 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.topics.marks import NOTHING, Marked, Report
+from pulsar_lifecycle.topics.marks import NOTHING, LedgerOutcome, Report
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
@@ -59,7 +59,7 @@ class DeleteTopicsConfig(dg.Config):
     dry_run: bool = True
 
 
-def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
+def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
     """What became of each topic's ledgers, as metadata: totals, by topic, and a sample that shows refusals first."""
     ledgers = [one for one in marked if one.ledger_id >= 0]
     first = {FAILED: 0, LEFT: 1, REFUSED: 2}
@@ -91,12 +91,12 @@ def shown(marked: Sequence[Marked], dry_run: bool) -> dict[str, Any]:
     }
 
 
-def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, Any]:
+def finish(dry_run: bool, work: Callable[[Report], list[LedgerOutcome]]) -> dict[str, Any]:
     """Metadata of what ``work`` did.
 
     A failed topic, a run that was refused everything, or a stop with some topics done, is a Failure that carries it.
     """
-    done: list[Marked] = []
+    done: list[LedgerOutcome] = []
     try:
         marked = work(done.extend)
     except LifecycleError as error:
@@ -115,7 +115,7 @@ def finish(dry_run: bool, work: Callable[[Report], list[Marked]]) -> dict[str, A
     return metadata
 
 
-def _topics(marked: Sequence[Marked]) -> str:
+def _topics(marked: Sequence[LedgerOutcome]) -> str:
     count = len({one.topic for one in marked})
     return f"{count} topic{'s' if count > 1 else ''}"
 

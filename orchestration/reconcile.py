@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.names import key
-from assets.reconciliation import RECONCILIATION, SendConfig, check_sent, reconciled_shown, standings_shown
+from assets.reconciliation import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource
@@ -35,7 +35,7 @@ def reconcile_job(cluster: str) -> dg.JobDefinition:
             resend=config.resend_in_flight,
             progress=context.log.info,
         )
-        for name, metadata in standings_shown(found).items():
+        for name, metadata in intents_shown(found).items():
             context.log_event(dg.AssetMaterialization(key(cluster, RECONCILIATION), partition=name, metadata=metadata))
         context.add_output_metadata(reconciled_shown(found))
         if found.unknown:

@@ -38,9 +38,9 @@ be held by name: list it again where it belongs.
 
 """
 
-GIVEN_UP = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper given up: they are
+WAS_RELEASED = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper given up: they are
 read from the object store, and no grace period spares the copies that came back. With `offload.release = "ours"` the
-next offload plan gives them up again. To keep them, launch `take_back_offloads` with topic and ledgers before that, or
+next offload plan gives them up again. To keep them, launch `revert_offloads` with topic and ledgers before that, or
 put the topics into `orphans.legal_holds`.
 
 """
@@ -130,13 +130,13 @@ def undone_shown(result: Result) -> dict[str, Any]:
         "ledgers": show.table([_row(one) for one in sorted(ledgers, key=lambda one: one.outcome)], COLUMNS),
     }
     back = [one for one in ledgers if one.outcome in (RESTORABLE, RECREATED, RESTORED, UNCONFIRMED)]
-    if unlisted := [one for one in back if not one.given_up]:
+    if unlisted := [one for one in back if not one.released]:
         topics = Counter(one.topic or "(no topic)" for one in unlisted)
         table = show.markdown(["topic", "ledgers"], topics.most_common(show.SAMPLE))
         shown["what a restored ledger needs"] = dg.MetadataValue.md(NEEDS + table)
-    if given_up := [(one.topic, one.ledger_id) for one in back if one.given_up]:
-        table = show.markdown(["topic", "ledger"], given_up[: show.SAMPLE])
-        shown["what a ledger given up by its topic needs"] = dg.MetadataValue.md(GIVEN_UP + table)
+    if released := [(one.topic, one.ledger_id) for one in back if one.released]:
+        table = show.markdown(["topic", "ledger"], released[: show.SAMPLE])
+        shown["what a ledger given up by its topic needs"] = dg.MetadataValue.md(WAS_RELEASED + table)
     return shown
 
 

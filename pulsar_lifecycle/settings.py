@@ -332,7 +332,7 @@ class DeletionSettings(Section):
 
     topicTwoPhaseDeletionEnabled: bool = True  # noqa: N815 - the PIP's name
     """PIP-186's switch. ``false`` refuses every deletion, and releases no copy in BookKeeper; what the queue holds
-    stays there. Offloading, undo and taking offloads back go on."""
+    stays there. Offloading, undo and reverting offloads go on."""
     twoPhaseDeletionLedgerDeletionParallelism: int = Field(default=4, gt=0)  # noqa: N815 - the PIP's name
     """Partitions the deletion topic is created with."""
     twoPhaseDeletionReconsumeLaterInSeconds: int = Field(default=600, gt=0)  # noqa: N815 - the PIP's name
@@ -403,7 +403,7 @@ class OffloadSettings(Section):
     """Ledgers that one run offloads; and again as many may be released."""
     max_bytes: int = Field(default=1 << 44, gt=0)
     """The same in bytes of entries."""
-    waive_canary: bool = False
+    waive_read_check: bool = False
     """Commit before any broker has read: only where the sandbox's marker is, whose brokers have no offloader."""
 
     @field_validator("loaded_topics")

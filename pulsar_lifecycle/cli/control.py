@@ -130,7 +130,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         refused = refusals(settings, store, scans)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
-        owed, unread = owed_unloads(store), unread_locations(store)
+        unloads, unread = pending_unloads(store), unread_locations(store)
         latency = store.latency_ms()
     epochs = [e for e in scans if e.fingerprint == fingerprint]
     plans = [plan for plan in lake.plans() if plan.fingerprint == fingerprint]
@@ -153,7 +153,7 @@ def _status(settings: Settings) -> dict[str, Any]:
         "lease": holder,
         "offload_lease": offloading,
         "offload_attempts": attempts,
-        "owed_unloads": owed,
+        "pending_unloads": unloads,
         "unread_locations": unread,
         "scan": newest
         and {
@@ -208,7 +208,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("effects", effects or ["not paused"]),
             ("acting", _holder(lease, "lease")),
             ("offloading", _offloading(document)),
-            ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
+            ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
             ("unread", [show_unread(one) for one in document["unread_locations"]]),
             ("your words", [show_word(word) for word in document["words"]]),
             ("last scan", lines),
@@ -319,7 +319,7 @@ def since(noted: dict[str, Any]) -> str:
     return f"since {show.moment(noted['since'])} ({show.span(now_ms() - noted['since'])} ago){told}"
 
 
-def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
+def pending_unloads(store: MetadataStore) -> list[dict[str, Any]]:
     """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them.
 
     ``at_work``: the run that owes it may be at it now, and no other settles it.
@@ -328,13 +328,13 @@ def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
     from pulsar_lifecycle.runs import control
 
     try:
-        found = control.owed_unloads(store)
+        found = control.pending_unloads(store)
     except LifecycleError as error:
         return [{"path": control.ROOT, "topic": None, "error": str(error)}]
-    held = {lease for lease in control.UNLOAD_OWED if control.is_held(store, lease)}
+    held = {lease for lease in control.PENDING_UNLOADS if control.is_held(store, lease)}
     return [
         {"path": one.path, "topic": one.topic and str(one.topic), "error": one.reason}
-        if isinstance(one, control.BrokenOwed)
+        if isinstance(one, control.BrokenPendingUnload)
         else {
             "path": one.path,
             "topic": str(one.topic),
@@ -347,8 +347,8 @@ def owed_unloads(store: MetadataStore) -> list[dict[str, Any]]:
     ]
 
 
-def show_owed(one: dict[str, Any]) -> str:
-    """One of :func:`owed_unloads` in words."""
+def show_pending_unloads(one: dict[str, Any]) -> str:
+    """One of :func:`pending_unloads` in words."""
     if "error" in one:
         return f"UNREADABLE: {one['error']}"
     what = "must be unloaded" if one["loaded"] else "must be unloaded if a broker has loaded it meanwhile"
@@ -373,13 +373,13 @@ def unread_locations(store: MetadataStore) -> list[dict[str, Any]]:
     except LifecycleError as error:
         return [{"path": UNREAD_LOCATIONS, "error": str(error)}]
     return [
-        {"path": one.path, "error": f"{one.path} {one.said}"}
+        {"path": one.path, "error": f"{one.path} {one.error}"}
         if one.where is None
         else {
             "path": one.path,
             **dict(zip(NAMES, one.where, strict=True)),
             "run_id": one.run_id,
-            "said": one.said,
+            "said": one.error,
             "since": one.since,
         }
         for one in found
@@ -396,5 +396,5 @@ def show_unread(one: dict[str, Any]) -> str:
     told = since({"since": one["since"], "text": " ".join(one["said"].split())})
     return (
         f"{where}: a broker could not read there {told}; {keeps}: mend the brokers, then plan and launch an offload; "
-        "if no read there can work any more, take_back_offloads (docs/howto/damaged-copies.md)"
+        "if no read there can work any more, revert_offloads (docs/howto/damaged-copies.md)"
     )

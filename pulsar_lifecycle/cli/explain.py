@@ -72,7 +72,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.journal.marks import marked_ledgers
     from pulsar_lifecycle.journal.offloads import released_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
-    from pulsar_lifecycle.scan.confirmation import standing_marks
+    from pulsar_lifecycle.scan.confirmation import valid_marks
     from pulsar_lifecycle.scan.evidence import new_gaps, rules_of_deletion
 
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
@@ -82,7 +82,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     lake = Connections(settings).lake
     epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
     marks = {i: m for i, m in marked_ledgers(settings.lake.path, settings.cluster).items() if i == ledger_id}
-    marks = standing_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
+    marks = valid_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
     history = History(
         journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
         archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),

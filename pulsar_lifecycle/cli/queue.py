@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.control import note, owed_unloads, refusals, show_owed, show_unread, since, unread_locations
+from pulsar_lifecycle.cli.control import (
+    note,
+    pending_unloads,
+    refusals,
+    show_pending_unloads,
+    show_unread,
+    since,
+    unread_locations,
+)
 from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
 from pulsar_lifecycle.io.connect import Connections
 
@@ -70,7 +78,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
     with Connections(settings, read_only=True) as ports:
         store = ports.store
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
-        owed, unread = owed_unloads(store), unread_locations(store)
+        unloads, unread = pending_unloads(store), unread_locations(store)
         refused = refusals(settings, store, ports.lake.epochs(cluster=settings.cluster))
         reader = ports.queue_reader
         waiting = look(ports.admin, reader, now)
@@ -86,7 +94,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
         "paused": paused,
         "refused": refused,
         "lease": holder,
-        "owed_unloads": owed,
+        "pending_unloads": unloads,
         "unread_locations": unread,
         "queue": waiting.to_json(),
         "metrics": counted.to_json(),
@@ -98,7 +106,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
             *_failing(settings.lake.path, runs[-2:]),
             *_stuck(waiting, now),
-            *(show_owed(one) for one in owed if "error" in one or not one["at_work"]),
+            *(show_pending_unloads(one) for one in unloads if "error" in one or not one["at_work"]),
             *(show_unread(one) for one in unread),
         ],
     }
@@ -220,7 +228,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("dead letters", str(queue["dead"])),
             ("effects", _effects(paused, document["enabled"])),
             ("acting", since(lease) if lease else "nobody"),
-            ("owed unloads", [show_owed(one) for one in document["owed_unloads"]]),
+            ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
             ("unread", [show_unread(one) for one in document["unread_locations"]]),
             ("last run", _last(last)),
         ]

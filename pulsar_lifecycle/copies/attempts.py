@@ -33,7 +33,7 @@ class Attempt:
     """An offload of one ledger that was begun and not settled. ``since`` ms, ``block_size`` bytes.
 
     ``metadata`` are the driver's properties for the topic's metadata: ``bucket``, ``region``, ``serviceEndpoint``,
-    ``managedLedgerOffloadDriver``. Once ``condemned`` its objects may be removed at any moment: it is never finished.
+    ``managedLedgerOffloadDriver``. Once ``aborting`` its objects may be removed at any moment: it is never finished.
     """
 
     ledger_id: int
@@ -44,7 +44,7 @@ class Attempt:
     block_size: int
     run_id: str
     since: int
-    condemned: bool = False
+    aborting: bool = False
 
     @property
     def path(self) -> str:
@@ -93,18 +93,18 @@ def touch(store: MetadataStore, attempt: Attempt) -> int:
     raise OutcomeUnknown(f"{attempt.path}: whether it is open is not known")
 
 
-def condemn(store: MetadataStore, attempt: Attempt) -> Attempt:
+def abort(store: MetadataStore, attempt: Attempt) -> Attempt:
     """Let no run finish an open attempt from here on. Raises Conflict if it ended."""
-    condemned = replace(attempt, condemned=True)
+    aborting = replace(attempt, aborting=True)
     for _ in range(3):
         node = store.read([attempt.path])[0]
-        if isinstance(node, Node) and node.data == _encoded(condemned):
-            return condemned
+        if isinstance(node, Node) and node.data == _encoded(aborting):
+            return aborting
         if not isinstance(node, Node) or node.data != _encoded(attempt):
             raise Conflict(f"{attempt.path}: the offload attempt {attempt.uuid} is not open any more")
         with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
-            store.write(attempt.path, _encoded(condemned), node.stat.version)
-            return condemned
+            store.write(attempt.path, _encoded(aborting), node.stat.version)
+            return aborting
     raise OutcomeUnknown(f"{attempt.path}: whether it is open is not known")
 
 

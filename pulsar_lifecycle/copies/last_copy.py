@@ -32,17 +32,17 @@ from pulsar_lifecycle.topics import listed_ledgers
 class OtherCopy:
     """An offloaded copy that nothing names: its ledger, its topic, and the ledger as that lists it now, if it does.
 
-    ``given_up``: our own first phase took the ledger off its topic's list.
+    ``delisted``: our own first phase took the ledger off its topic's list.
     """
 
     ledger_id: int
     topic: Topic
     item: LedgerInfo | None
-    given_up: bool = False
+    delisted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Copies:
     """Where other copies may be, and the ledgers that the newest scan found listed (``referenced``).
 
     ``earlier``: those that the scan which confirms it, or one in between, found listed.
@@ -55,7 +55,12 @@ class Places:
 
 
 def why_last(
-    spares: Sequence[OtherCopy], places: Places, *, store: MetadataStore, reader: LedgerReader, objects: ObjectStore
+    other_copies: Sequence[OtherCopy],
+    places: Copies,
+    *,
+    store: MetadataStore,
+    reader: LedgerReader,
+    objects: ObjectStore,
 ) -> list[str | LifecycleError]:
     """Of each copy why it may be the last one of a ledger that some topic lists; empty if it is not, by what is there.
 
@@ -65,31 +70,31 @@ def why_last(
     A ledger that a scan found listed and nothing lists now is not confirmed: metadata that is taken away and put back
     lists it again, and while it is away nobody can say which copy it reads.
     """
-    found: list[str | LifecycleError] = [""] * len(spares)
+    found: list[str | LifecycleError] = [""] * len(other_copies)
     read, rest = list[int](), list[int]()
-    for n, one in enumerate(spares):
+    for n, one in enumerate(other_copies):
         if _read_offload(one):
             read.append(n)
         elif is_listed(one, places):
             rest.append(n)
-        elif not one.given_up and one.ledger_id in places.earlier:
+        elif not one.delisted and one.ledger_id in places.earlier:
             found[n] = "not confirmed: an earlier scan still found its ledger listed"
-    for n, why in zip(read, why_unproven([spares[n] for n in read], places.buckets, objects), strict=True):
+    for n, why in zip(read, why_not_there([other_copies[n] for n in read], places.buckets, objects), strict=True):
         found[n] = why
-    for n, why in zip(rest, _not_in_bookkeeper([spares[n] for n in rest], places, store, reader), strict=True):
+    for n, why in zip(rest, _not_in_bookkeeper([other_copies[n] for n in rest], places, store, reader), strict=True):
         found[n] = f"some topic lists its ledger, and no other copy of it is known: {why}" if why else ""
     return found
 
 
-def is_listed(spare: OtherCopy, places: Places) -> bool:
+def is_listed(other_copy: OtherCopy, places: Copies) -> bool:
     """Whether some topic lists the ledger of a copy, so that another copy must be there."""
-    return bool(spare.item) or spare.ledger_id in places.referenced
+    return bool(other_copy.item) or other_copy.ledger_id in places.referenced
 
 
 def why_unlike(
-    spare: OtherCopy,
+    other_copy: OtherCopy,
     location: Location,
-    places: Places,
+    places: Copies,
     *,
     store: MetadataStore,
     reader: LedgerReader,
@@ -103,7 +108,7 @@ def why_unlike(
     compared, and the other copy is read all the same. Empty at once where no topic lists the ledger. A LifecycleError
     for what could not be read now; raises what ``pace`` raises. In memory: some pieces of each.
     """
-    if not is_listed(spare, places):
+    if not is_listed(other_copy, places):
         return ""
     try:
         heads = objects.head_many(location.bucket, [location.data_key, location.index_key])
@@ -111,16 +116,16 @@ def why_unlike(
             if isinstance(head, LifecycleError):
                 return head
         data, index = (head if isinstance(head, ObjectHead) else None for head in heads)
-        if offload := _read_offload(spare):
+        if offload := _read_offload(other_copy):
             assert offload.uuid
-            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, spare.ledger_id)
+            there = Location(offload.driver_metadata.get("bucket", ""), offload.uuid, other_copy.ledger_id)
             what, other = "the copy that its topic reads", whole_copies.in_bucket(objects, there, pace)
         else:
-            (node,) = store.read([ledger_path.ledger_path(spare.ledger_id, places.ledgers_root)])
+            (node,) = store.read([ledger_path.ledger_path(other_copy.ledger_id, places.ledgers_root)])
             if not isinstance(node, Node):
                 return "its z-node in BookKeeper is not there, or cannot be read"
             metadata = ledger_metadata.decode(node.data)
-            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, spare.ledger_id, metadata, pace)
+            what, other = "BookKeeper", whole_copies.in_bookkeeper(reader, other_copy.ledger_id, metadata, pace)
         if data is None:
             entries, unlike = whole_copies.read_whole(other), ""
         else:
@@ -135,7 +140,7 @@ def why_unlike(
         return f"every entry of it and of another copy is to be compared, and one of them cannot be read: {error}"
     except LifecycleError as error:
         return error
-    listed = spare.item.entries if spare.item else None
+    listed = other_copy.item.entries if other_copy.item else None
     if not unlike and listed and entries != listed:
         unlike = f"its topic lists {listed} entries, {what} has {entries}"
     return f"every entry of it and of another copy was to be the same: {unlike}" if unlike else ""
@@ -171,18 +176,18 @@ def _half(head: ObjectHead | LifecycleError | None) -> StoredObject | None:
     return StoredObject(head.size, head.last_modified) if isinstance(head, ObjectHead) else None
 
 
-def _read_offload(spare: OtherCopy) -> OffloadContext | None:
-    offload = spare.item.offload if spare.item else None
+def _read_offload(other_copy: OtherCopy) -> OffloadContext | None:
+    offload = other_copy.item.offload if other_copy.item else None
     return offload if offload and offload.complete else None
 
 
-def why_unproven(
-    spares: Sequence[OtherCopy], buckets: Collection[str], objects: ObjectStore
+def why_not_there(
+    other_copies: Sequence[OtherCopy], buckets: Collection[str], objects: ObjectStore
 ) -> list[str | LifecycleError]:
     """Of each copy whose topic reads another one why that is not known to be there whole; empty if it is."""
-    found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(spares)
+    found: list[str | LifecycleError] = ["it lies in none of object_store.buckets"] * len(other_copies)
     asked: dict[str, list[tuple[int, Copy, OffloadReference]]] = {}
-    for n, one in enumerate(spares):
+    for n, one in enumerate(other_copies):
         offload = _read_offload(one)
         assert one.item
         assert offload
@@ -191,28 +196,30 @@ def why_unproven(
         if s3 and bucket in buckets and offload.uuid:
             copy = Copy(bucket, offload.uuid, one.ledger_id)
             entries, size = one.item.entries, one.item.size
-            naming = OffloadReference(offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), "")
-            asked.setdefault(bucket, []).append((n, copy, naming))
+            reference = OffloadReference(
+                offload.uuid, one.ledger_id, True, entries, size, bucket, "", str(one.topic), ""
+            )
+            asked.setdefault(bucket, []).append((n, copy, reference))
     for bucket, some in asked.items():
         heads = heads_of(objects, bucket, [copy for _, copy, _ in some])
-        for (n, _, naming), there in zip(some, heads, strict=True):
-            found[n] = there if isinstance(there, LifecycleError) else plan_objects.damage(there, naming)
+        for (n, _, reference), there in zip(some, heads, strict=True):
+            found[n] = there if isinstance(there, LifecycleError) else plan_objects.damage(there, reference)
     return [
         f"the copy that its topic reads is not proven: {why}" if isinstance(why, str) and why else why for why in found
     ]
 
 
 def _not_in_bookkeeper(
-    spares: Sequence[OtherCopy], places: Places, store: MetadataStore, reader: LedgerReader
+    other_copies: Sequence[OtherCopy], places: Copies, store: MetadataStore, reader: LedgerReader
 ) -> list[str]:
     """Why BookKeeper's copy of each one's ledger cannot be relied on; empty if its bookies have it."""
-    nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in spares])
+    nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in other_copies])
     there = [node for node in nodes if isinstance(node, Node)]
     known = ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
     rows = {row["ledger_id"]: row for row in known}
     found: list[str] = []
     asked: dict[int, LedgerMetadata] = {}
-    for one, node in zip(spares, nodes, strict=True):
+    for one, node in zip(other_copies, nodes, strict=True):
         why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
         if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
             why = "its copy in BookKeeper was given up"
@@ -222,7 +229,7 @@ def _not_in_bookkeeper(
             asked[one.ledger_id] = ledger_metadata.decode(node.data)
         found.append(why)
     checks = dict(zip(asked, reader.check_replicas(list(asked.items())), strict=True)) if asked else {}
-    return [why or _not_held(checks[one.ledger_id]) for one, why in zip(spares, found, strict=True)]
+    return [why or _not_held(checks[one.ledger_id]) for one, why in zip(other_copies, found, strict=True)]
 
 
 def _not_held(check: ReplicaCheck) -> str:

@@ -8,7 +8,7 @@ from uuid import UUID
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.copies import Place, Site, site
+from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Copy:
         return cls(item.ledger_id, entries, offload.uuid, offload.driver_name, tuple(offload.driver_metadata.items()))
 
 
-def place_of(topic: Topic, one: Copy | Attempt) -> Place:
-    """Where an offload of a topic is, or an attempt goes; one canary stands for all of a place."""
+def namespace_location(topic: Topic, one: Copy | Attempt) -> NamespaceLocation:
+    """Where an offload of a topic is, or an attempt goes; one read check stands for all of a place."""
     return str(topic.namespace), one.driver.lower(), tuple(sorted(one.metadata))
 
 
-def site_of(one: Copy | Attempt) -> Site:
+def location_of(one: Copy | Attempt) -> OffloadLocation:
     """The location of an offload, or where an attempt goes; other namespaces may have theirs there, too."""
-    return site(one.driver, dict(one.metadata))
+    return offload_location(one.driver, dict(one.metadata))

@@ -48,7 +48,7 @@ class Kind(StrEnum):
     """Its key is not one of a standard offload."""
 
 
-NAMINGS = pa.schema(
+OFFLOAD_REFERENCES = pa.schema(
     [
         pa.field("uuid", pa.string()),
         pa.field("ledger_id", pa.int64()),
@@ -84,20 +84,20 @@ class Copy:
     index: StoredObject | None = None
 
     @property
-    def halves(self) -> list[StoredObject]:
+    def stored_objects(self) -> list[StoredObject]:
         """The objects that are there."""
-        return [half for half in (self.data, self.index) if half]
+        return [stored for stored in (self.data, self.index) if stored]
 
     @property
     def newest(self) -> int:
         """When (ms) the last of its objects was written; 0 if there is none."""
-        return max((half.modified for half in self.halves), default=0)
+        return max((stored.modified for stored in self.stored_objects), default=0)
 
     @property
     def keys(self) -> dict[Role, str]:
         """The keys of the objects that are there."""
         there = {Role.DATA: self.data, Role.INDEX: self.index}
-        return {role: str(ObjectKey(self.uuid, self.ledger_id, role)) for role, half in there.items() if half}
+        return {role: str(ObjectKey(self.uuid, self.ledger_id, role)) for role, stored in there.items() if stored}
 
     @property
     def unreferenced(self) -> Kind:
@@ -116,8 +116,8 @@ class Copy:
             uuid=str(self.uuid),
             topic=topic,
             namespace=namespace,
-            objects=len(self.halves),
-            bytes=sum(half.size for half in self.halves),
+            objects=len(self.stored_objects),
+            bytes=sum(stored.size for stored in self.stored_objects),
             modified=self.newest or None,
         )
 
@@ -128,12 +128,12 @@ class UnknownObject:
 
     bucket: str
     key: str
-    half: StoredObject
+    stored: StoredObject
 
     def row(self) -> dict[str, Any]:
         """Its row of :data:`OBJECTS`."""
         why = "its key is not that of an offloaded ledger, or is one of a streaming or filesystem offload"
-        size, modified = self.half.size, self.half.modified
+        size, modified = self.stored.size, self.stored.modified
         return object_row(self.bucket, self.key, Kind.UNKNOWN, why, objects=1, bytes=size, modified=modified)
 
 
@@ -147,23 +147,23 @@ def object_row(bucket: str, key: str, kind: Kind, reason: str, **others: Any) ->
 def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[Copy | UnknownObject]:
     """A listing (key, object) in its order as copies; both objects of one follow each other."""
     pending: Copy | None = None
-    for key, half in listed:
+    for key, stored in listed:
         parsed = parse_key(key)
         if parsed is None:
-            yield UnknownObject(bucket, key, half)
+            yield UnknownObject(bucket, key, stored)
             continue
         if pending is None or (pending.uuid, pending.ledger_id) != (parsed.uuid, parsed.ledger_id):
             if pending:
                 yield pending
             pending = Copy(bucket, parsed.uuid, parsed.ledger_id)
-        pending = replace(pending, data=half) if parsed.role is Role.DATA else replace(pending, index=half)
+        pending = replace(pending, data=stored) if parsed.role is Role.DATA else replace(pending, index=stored)
     if pending:
         yield pending
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadReference:
-    """A row of :data:`NAMINGS`; ``entries`` and ``size`` (bytes) are the ledger's, if its topic says them."""
+    """A row of :data:`OFFLOAD_REFERENCES`; ``entries`` and ``size`` (bytes) are the ledger's, if its topic says them."""
 
     uuid: UUID
     ledger_id: int | None
@@ -189,8 +189,8 @@ SMALLEST_INDEX = 32 + 20
 """Bytes of an index object with one block and without ledger metadata (OffloadIndexBlockImpl)."""
 
 
-def namings(topics: pa.RecordBatch, root: str) -> pa.Table:
-    """:data:`NAMINGS` of rows of ``tables.MANAGED_LEDGERS``."""
+def offload_references(topics: pa.RecordBatch, root: str) -> pa.Table:
+    """:data:`OFFLOAD_REFERENCES` of rows of ``tables.MANAGED_LEDGERS``."""
     nested, every = topics.column("ledgers"), topics.column("offload_uuids")
     ledgers = pc.list_flatten(nested)
     of_ledgers = pa.table(
@@ -218,26 +218,26 @@ def namings(topics: pa.RecordBatch, root: str) -> pa.Table:
     others = others.append_column("complete", pa.repeat(False, others.num_rows))
     found = pa.concat_tables([of_ledgers, others], promote_options="default")
     found = found.append_column("root", pa.repeat(root, found.num_rows))
-    return found.select(NAMINGS.names).cast(NAMINGS)
+    return found.select(OFFLOAD_REFERENCES.names).cast(OFFLOAD_REFERENCES)
 
 
 def by_uuid(rows: Iterable[Mapping[str, Any]]) -> dict[UUID, list[OffloadReference]]:
-    """Rows of :data:`NAMINGS` by UUID."""
+    """Rows of :data:`OFFLOAD_REFERENCES` by UUID."""
     found: dict[UUID, list[OffloadReference]] = {}
     for row in rows:
-        uuid, *others = (row[name] for name in NAMINGS.names)
+        uuid, *others = (row[name] for name in OFFLOAD_REFERENCES.names)
         found.setdefault(UUID(uuid), []).append(OffloadReference(UUID(uuid), *others))
     return found
 
 
-def damage(copy: Copy, naming: OffloadReference) -> str:
+def damage(copy: Copy, reference: OffloadReference) -> str:
     """What is wrong with the objects that a topic reads, as far as a listing tells; empty if nothing is."""
-    if not copy.halves:
+    if not copy.stored_objects:
         return "neither of its objects exists"
     if copy.data is None or copy.index is None:
         return f"its {'index' if copy.data else 'data'} object is missing"
-    if copy.data.size < naming.smallest_data:
-        return f"its data object has {copy.data.size} bytes, its ledger takes {naming.smallest_data} at least"
+    if copy.data.size < reference.smallest_data:
+        return f"its data object has {copy.data.size} bytes, its ledger takes {reference.smallest_data} at least"
     if copy.index.size < SMALLEST_INDEX:
         return f"its index object has {copy.index.size} bytes, the smallest has {SMALLEST_INDEX}"
     return ""

@@ -65,7 +65,7 @@ class Location:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def named_in_errors(what: str) -> Iterator[None]:
     """Let a CorruptFormat say which object it is about."""
     try:
         yield
@@ -86,13 +86,13 @@ def open_offloaded(objects: ObjectStore, location: Location) -> OffloadedLedger:
             raise head
         if head is None:
             raise NotFound(f"{url}: there is no such object")
-        with naming(url):
+        with named_in_errors(url):
             offload_object.check_version(head.metadata)
         heads.append(head)
     data, index = heads
     if index.size > MAX_INDEX_SIZE:
         raise CorruptFormat(location.index_url, MAX_INDEX_SIZE, f"the end of an index, found {index.size} bytes in all")
-    with naming(location.index_url):
+    with named_in_errors(location.index_url):
         decoded = offload_index.decode(objects.get(location.bucket, location.index_key, if_match=index.etag))
     if data.size != decoded.data_object_length:
         expected = f"{decoded.data_object_length} bytes in all, as its index says, found {data.size}"
@@ -209,7 +209,7 @@ class OffloadedLedger:
         with closing(self.fetch((piece for _, piece in pieces), ahead)) as fetched:
             for (reader, _), data in zip(pieces, fetched, strict=True):
                 entry_id = reader.next_entry_id
-                with naming(self.location.data_url):
+                with named_in_errors(self.location.data_url):
                     payloads = reader.feed(data)
                 self._remember(reader.next_entry_id, reader.at)
                 wanted = payloads[max(0, first - entry_id) : max(0, last + 1 - entry_id)]

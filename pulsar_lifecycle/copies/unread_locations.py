@@ -1,7 +1,7 @@
 """Locations where a broker could not read an offloaded ledger: z-nodes of ours that a running deletion run sees.
 
 Belongs here: writing, asking and emptying them. Not here: the read (``tiered/read_check.py``), what stands in the
-journal (``journal.read_checks.unseen_sites``): a deletion run reads that once, when it begins, and may go on for hours.
+journal (``journal.read_checks.failed_locations``): a deletion run reads that once, when it begins, and may go on for hours.
 
 A location is held while its z-node has content, or cannot be read. The z-node is emptied and never deleted, so its
 version only grows: a read that works empties it only if nothing was written since that read began.
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pulsar_lifecycle.errors import Conflict, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.copies import Site
+from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.runs.control import ROOT
 
 UNREAD_LOCATIONS = f"{ROOT}/unread-locations"
@@ -28,11 +28,11 @@ NAMES = ("driver", "bucket", "region", "endpoint")
 TRIES = 5
 """Writes of one z-node, where others write it too or connections break."""
 
-SAID = 1_000
+MAX_TEXT = 1_000
 """Characters of what was said that a z-node keeps: no answer of a broker may make it too large to be written."""
 
 
-def path_of(where: Site) -> str:
+def path_of(where: OffloadLocation) -> str:
     """The z-node of a location; its content says which one that is."""
     return f"{UNREAD_LOCATIONS}/{hashlib.sha256(json.dumps(where).encode()).hexdigest()}"
 
@@ -45,14 +45,14 @@ class Hold:
     over: bytes
 
 
-def hold(store: MetadataStore, where: Site, run_id: str, said: str) -> Hold:
+def hold(store: MetadataStore, where: OffloadLocation, run_id: str, error: str) -> Hold:
     """Note that a broker could not read there; returns only when that is known to be written.
 
     It gets a new version even where it is held already. Raises OutcomeUnknown, and what the store raises.
     """
     path = path_of(where)
     named = dict(zip(NAMES, where, strict=True))
-    data = json.dumps({**named, "run": run_id, "said": said[:SAID]}).encode()
+    data = json.dumps({**named, "run": run_id, "said": error[:MAX_TEXT]}).encode()
     over = b""
     for attempt in range(TRIES):
         with contextlib.suppress(OutcomeUnknown, Conflict, NotFound):
@@ -66,7 +66,7 @@ def hold(store: MetadataStore, where: Site, run_id: str, said: str) -> Hold:
     raise OutcomeUnknown(f"{path}: whether it was written is not known")
 
 
-def look(store: MetadataStore, where: Site) -> Node | None:
+def look(store: MetadataStore, where: OffloadLocation) -> Node | None:
     """The z-node of a location as it is now, for :func:`let_go` after a read. Raises StoreError if it is unreadable."""
     store.sync("/")
     found = store.read([path_of(where)])[0]
@@ -75,7 +75,7 @@ def look(store: MetadataStore, where: Site) -> Node | None:
     return found
 
 
-def let_go(store: MetadataStore, where: Site, before: Node | None) -> None:
+def let_go(store: MetadataStore, where: OffloadLocation, before: Node | None) -> None:
     """A broker has read there. ``before``: what :func:`look` found before that read began.
 
     Raises Conflict where a read has failed there since, OutcomeUnknown, and what the store raises.
@@ -95,7 +95,7 @@ def let_go(store: MetadataStore, where: Site, before: Node | None) -> None:
     raise OutcomeUnknown(f"{before.path}: whether it was emptied is not known")
 
 
-def withdraw(store: MetadataStore, where: Site, made: Hold) -> None:
+def withdraw(store: MetadataStore, where: OffloadLocation, made: Hold) -> None:
     """A failure that :func:`hold` noted says nothing after all; what was noted before or since stands.
 
     Raises what the store raises: then the location may still be held.
@@ -105,7 +105,7 @@ def withdraw(store: MetadataStore, where: Site, made: Hold) -> None:
         store.write(found.path, made.over, found.stat.version)
 
 
-def held(store: MetadataStore, places: Collection[Site]) -> set[Site]:
+def held(store: MetadataStore, places: Collection[OffloadLocation]) -> set[OffloadLocation]:
     """Those of the locations where a broker could not read, and those of which that cannot be known."""
     some = sorted(places)
     store.sync("/")
@@ -117,13 +117,13 @@ def held(store: MetadataStore, places: Collection[Site]) -> set[Site]:
 class HeldLocation:
     """A location that is held, as its z-node says. ``since`` (ms): its newest failed read, by the store's clock.
 
-    ``where`` is None, and ``since`` may be, where the z-node cannot be read, for ``said``.
+    ``where`` is None, and ``since`` may be, where the z-node cannot be read, for ``error``.
     """
 
     path: str
-    where: Site | None
+    where: OffloadLocation | None
     run_id: str
-    said: str
+    error: str
     since: int | None
 
 

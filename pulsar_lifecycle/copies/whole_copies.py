@@ -15,7 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import cast
 
-from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, cut, naming, open_offloaded
+from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, cut, named_in_errors, open_offloaded
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import crc32c, offload_block
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
@@ -88,18 +88,18 @@ def in_bucket(objects: ObjectStore, location: Location, pace: Pace) -> Checksums
     with contextlib.closing(ledger.fetch(pieces, AHEAD)) as fetched:
         for data in fetched:
             pace(len(data))
-            with naming(ledger.location.data_url):
+            with named_in_errors(ledger.location.data_url):
                 some = back.feed(data)
             if some.payloads:
                 yield back.checksums[some.first_entry_id :]
-    with naming(ledger.location.data_url):
+    with named_in_errors(ledger.location.data_url):
         back.finish()
 
 
 def in_data_object(objects: ObjectStore, location: Location, head: ObjectHead, pace: Pace) -> Checksums:
     """Every entry of a data object without an index: block after block, by what they say of themselves."""
     offset = entry_id = 0
-    with naming(location.data_url):
+    with named_in_errors(location.data_url):
         while offset < head.size:
             begin = objects.get(
                 location.bucket, location.data_key, offset, min(DATA_HEADER_LENGTH, head.size - offset), head.etag

@@ -104,7 +104,7 @@ class Budgets:
         self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
         self._bytes = RateBudget(run.bytes_per_second, tools.clock)
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until what was deleted before is paid for."""
         self._ledgers.take(0)
         self._bytes.take(0)
@@ -119,7 +119,7 @@ class Budgets:
 def delete_batch(run: Run, tools: Ports, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
     """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
     decisions = [Decision(m) for m in messages]
-    budgets.settle()  # wait here, not between a decision and its deletion
+    budgets.wait()  # wait here, not between a decision and its deletion
     decide(run, tools, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
     twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
@@ -132,7 +132,7 @@ def delete_batch(run: Run, tools: Ports, messages: Sequence[Received], budgets: 
     for twin in twins:
         first = doomed[twin.path]
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
-        twin.settle(outcome, TWIN)
+        twin.decide(outcome, TWIN)
         twin.waiting = first.waiting
     _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
     for d in decisions:
@@ -223,9 +223,9 @@ def decide(run: Run, tools: Ports, decisions: Sequence[Decision]) -> None:
     latest = max(tools.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
     for d in decisions:
         if d.message.info is None:
-            d.settle(REFUSED, d.message.problem)
+            d.decide(REFUSED, d.message.problem)
         elif d.message.publish_time > latest:
-            d.settle(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
+            d.decide(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
         elif d.message.publish_time >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it was sent")
     offloaded_copies.decide(
@@ -239,9 +239,9 @@ def decide(run: Run, tools: Ports, decisions: Sequence[Decision]) -> None:
         d.path = ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root)
     for d, node in zip(live, tools.store.read([d.path for d in live]), strict=True):
         if node is None:
-            d.settle(GONE, "the ledger does not exist any more")
+            d.decide(GONE, "the ledger does not exist any more")
         elif not isinstance(node, Node):
-            d.settle(RETRYING, f"its z-node could not be read: {node.reason}")
+            d.decide(RETRYING, f"its z-node could not be read: {node.reason}")
         else:
             d.node = node
             d.checksum = hashlib.sha256(node.data).hexdigest()
@@ -279,23 +279,23 @@ def _judge(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
         mismatch = _mismatch(d.info, row)
         marked_at = marked.get(d.info.ledger_id)
         if mismatch:
-            d.settle(REFUSED, mismatch)
+            d.decide(REFUSED, mismatch)
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
             in_use(run, tools, d, "something refers to it", marked_at or 0)
         elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
             if rule := orphans.released_rule(row, context):  # its owner has the next word
-                d.settle(*rule)
+                d.decide(*rule)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
-            d.settle(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
+            d.decide(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
         elif marked_at is not None:
             continue
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
-            d.settle(KEPT, "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking")
+            d.decide(KEPT, "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking")
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
-            d.settle(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
+            d.decide(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
 
 
 def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
@@ -376,11 +376,11 @@ def _confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str
         d, said = doomed[path], outcomes.get(path, "deleted")
         if node is None and said == "deleted":
             why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
-            d.settle(DELETED, why if "released" in d.extra else "nothing refers to it")
+            d.decide(DELETED, why if "released" in d.extra else "nothing refers to it")
         elif node is None:
-            d.settle(GONE, "someone else deleted it at the same moment")
+            d.decide(GONE, "someone else deleted it at the same moment")
         else:
-            d.settle(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
+            d.decide(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
             d.waiting = Waiting.STOPPED if failed == WAITING else None
 
 

@@ -69,7 +69,7 @@ class Decision:
         if self.message.info is not None:
             self.info = self.message.info
 
-    def settle(self, outcome: str, reason: str) -> None:
+    def decide(self, outcome: str, reason: str) -> None:
         """Decide, once: later calls change nothing."""
         if not self.outcome:
             self.outcome, self.reason = outcome, reason

@@ -23,13 +23,13 @@ from pulsar_lifecycle.deletion.workers import Outcome, delete_directly, delete_f
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
-from pulsar_lifecycle.journal.archive import unsettled_nodes
+from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import sent_ledgers
-from pulsar_lifecycle.journal.read_checks import unseen_sites
+from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records import deletion_plan
@@ -58,7 +58,7 @@ from pulsar_lifecycle.scan.evidence import (
 )
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.topic_run import deliver_after_ms_of, unloads_of
-from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 
 T = TypeVar("T")
 
@@ -183,10 +183,10 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         context = replace(context, holds=settings.orphans.holds(now))
         note_words(cluster, run_id)
         # What fails is tried by every run and reported by those that trim; no deletion depends on it.
-        settle_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings)), wait=False)
-        brokers = load_state.hear(store, ports.admin)
-        left = unsettled_nodes(settings.lake.path, settings.cluster, now - in_doubt.WITHIN_MS)
-        in_doubt.settle(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
+        finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings)), wait=False)
+        brokers = load_state.fetch_brokers(store, ports.admin)
+        left = nodes_in_doubt(settings.lake.path, settings.cluster, now - in_doubt.WITHIN_MS)
+        in_doubt.resolve(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,
             cluster=settings.cluster,
@@ -201,7 +201,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
                 earlier_started_at=earlier.started_at,
                 earlier_czxid=earlier.max_czxid,
                 context=context,
-                marked=standing_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
+                marked=valid_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
                 offloads=_offload_evidence(cluster, epoch, asked, now),
             ),
             batch=settings.deletion.batch,
@@ -220,10 +220,10 @@ Marks = Mapping[int, tuple[T, int]]
 """Ledger id -> what a mark of our first phase says of it, and when (ms)."""
 
 
-def standing_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
-    """``plan.confirmation.standing_marks``, by the scans of a cluster before ``epoch``."""
+def valid_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
+    """``plan.confirmation.valid_marks``, by the scans of a cluster before ``epoch``."""
     lake, until = cluster.lake, cluster.lake.set_aside_until(cluster.settings.cluster)
-    return confirmation.standing_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
+    return confirmation.valid_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
 
 
 def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], now: int) -> OffloadEvidence:
@@ -233,9 +233,9 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
         now=cluster.lake.named_uuids(epoch.epoch_id),
         earlier=NamedByAny(tuple(cluster.lake.named_uuids(e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
-        marked=standing_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
+        marked=valid_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
         released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
-        unseen=unseen_sites(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
+        failed_locations=failed_locations(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pulsar_lifecycle.records import findings
-from pulsar_lifecycle.records.copies import Asked, Released, Site
+from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
 from pulsar_lifecycle.records.offload_uuids import NamedUuids, OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
 
@@ -18,7 +18,7 @@ class OffloadEvidence:
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
     id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
-    are not settled. ``unseen``: locations that, when the run began, a broker could not read, and none has read since.
+    are not settled. ``failed_locations``: locations that, when the run began, a broker could not read, and none has read since.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)
@@ -26,7 +26,7 @@ class OffloadEvidence:
     undecoded: int = 0
     marked: Mapping[int, tuple[Asked, int]] = field(default_factory=dict[int, tuple[Asked, int]])
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
-    unseen: frozenset[Site] = frozenset()
+    failed_locations: frozenset[OffloadLocation] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

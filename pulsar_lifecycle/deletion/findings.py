@@ -80,7 +80,7 @@ class Judging:
             pending.append(judged.filter(waits))
             yield from judged.filter(pc.invert(waits)).to_batches()
         if any(some.num_rows for some in pending):
-            yield from orphans.settle(self._with_owner_facts(pa.concat_tables(pending))).to_batches()
+            yield from orphans.decide_pending(self._with_owner_facts(pa.concat_tables(pending))).to_batches()
 
     def _with_owner_facts(self, pending: pa.Table) -> pa.Table:
         owners = pc.unique(pending.column("topic"))

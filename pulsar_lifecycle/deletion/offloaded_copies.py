@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import STOPPING, OtherCopy, Places, is_listed, why_last, why_unlike
+from pulsar_lifecycle.copies.last_copy import STOPPING, Copies, OtherCopy, is_listed, why_last, why_unlike
 from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, Run
@@ -91,13 +91,13 @@ def _confirm(
     error = next((one for one in pair if isinstance(one, LifecycleError)), None)
     left = [one.key for one in pair if isinstance(one, ObjectHead)]
     if error:
-        d.settle(RETRYING, f"{NOT_KNOWN}: {error}")
+        d.decide(RETRYING, f"{NOT_KNOWN}: {error}")
     elif left:
         why = next((problems[key] for key in left if problems.get(key)), "")
-        d.settle(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")
+        d.decide(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")
     else:
         kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
-        d.settle(DELETED, f"nothing refers to it{kept}")
+        d.decide(DELETED, f"nothing refers to it{kept}")
 
 
 def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
@@ -107,17 +107,17 @@ def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
     namespace, owner = owners.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
-        d.settle(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
+        d.decide(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
     elif tools.objects is None or run.offload is None:
         d.wait(Waiting.NO_OBJECT_STORE, "object_store is not set: nothing can be said of offloaded copies")
     elif not bucket:
-        d.settle(REFUSED, "the message names no bucket")
+        d.decide(REFUSED, "the message names no bucket")
     elif bucket not in run.offload.buckets:
-        d.settle(REFUSED, "the message names a bucket that is not one of object_store.buckets")
+        d.decide(REFUSED, "the message names a bucket that is not one of object_store.buckets")
     elif not owner:
-        d.settle(REFUSED, f"the message says {d.info.topic_name}, which no topic can be called")
+        d.decide(REFUSED, f"the message says {d.info.topic_name}, which no topic can be called")
     elif rule := protection.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
-        d.settle(KEPT, f"{rule[0]}: {rule[1]}")
+        d.decide(KEPT, f"{rule[0]}: {rule[1]}")
     elif run.evidence.offloads.undecoded:
         d.wait(
             Waiting.UNDECODED_TOPICS,
@@ -148,9 +148,9 @@ def _look_at_scans(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
             if marked_at >= evidence.started_at:
                 d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
         elif not run.offload.exclusive:
-            d.settle(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
+            d.decide(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
         elif _uuid(d) in earlier:
-            d.settle(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
+            d.decide(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
 
 
 def _look_at_attempts(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
@@ -182,9 +182,9 @@ def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, grou
         elif item is not None and _marked_at(run, d) is not None:
             in_use(run, tools, d, "its topic's z-node lists the ledger")
         elif item is None and unsure:
-            d.settle(RETRYING, unsure)
+            d.decide(RETRYING, unsure)
         elif item is None and d.info.ledger_id in memory:
-            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
         else:
             d.extra["listed"] = item
 
@@ -198,7 +198,7 @@ def _look_at_objects(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
             if error:
                 _not_shown(d, error, "its objects")
             elif not found:
-                d.settle(GONE, "neither of its objects exists any more")
+                d.decide(GONE, "neither of its objects exists any more")
             else:
                 _judge(run, d, found)
 
@@ -207,7 +207,7 @@ def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
     if isinstance(error, (AccessDenied, NotFound, Refused)):
         d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at {what}: {error}")
     else:
-        d.settle(RETRYING, f"{what} could not be looked at: {error}")
+        d.decide(RETRYING, f"{what} could not be looked at: {error}")
 
 
 def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
@@ -221,15 +221,15 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     ]
     why = next((why for one in found if (why := _not_ours(run, d, one))), "")
     if why:
-        d.settle(KEPT, why)
+        d.decide(KEPT, why)
     elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
-        d.settle(KEPT, "younger than the message: another attempt's")
+        d.decide(KEPT, "younger than the message: another attempt's")
     elif _marked_at(run, d) is not None:
         return
     elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
-        d.settle(KEPT, "not confirmed: younger than the earlier of two scans")
+        d.decide(KEPT, "not confirmed: younger than the earlier of two scans")
     elif run.now - newest < evidence.context.grace:
-        d.settle(KEPT, f"{Finding.TOO_YOUNG}: younger than the grace period")
+        d.decide(KEPT, f"{Finding.TOO_YOUNG}: younger than the grace period")
 
 
 def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
@@ -248,13 +248,13 @@ def _look_for_another_copy(run: Run, tools: Ports, live: Sequence[Decision]) -> 
 
     A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
     """
-    spares = [_spare(run, d) for d in live]
-    last = why_last(spares, _places(run), store=tools.store, reader=tools.reader, objects=_objects(tools))
+    other_copies = [_other_copy(run, d) for d in live]
+    last = why_last(other_copies, _places(run), store=tools.store, reader=tools.reader, objects=_objects(tools))
     for d, why in zip(live, last, strict=True):
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
         elif why:
-            d.settle(KEPT, why)
+            d.decide(KEPT, why)
 
 
 def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
@@ -266,8 +266,8 @@ def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
     pace = _Watch(run, tools)
     read = 0
     for n, d in enumerate(live):
-        spare, location = _spare(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
-        if not is_listed(spare, _places(run)):
+        other_copy, location = _other_copy(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
+        if not is_listed(other_copy, _places(run)):
             continue
         if read and read + d.length > COMPARED_AT_ONCE:
             d.wait(Waiting.TURN, "other copies of its batch were compared whole first")
@@ -275,7 +275,7 @@ def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
         read += max(d.length, 1)
         try:
             why = why_unlike(
-                spare,
+                other_copy,
                 location,
                 _places(run),
                 store=tools.store,
@@ -290,7 +290,7 @@ def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the copies of its ledger")
         elif why:
-            d.settle(KEPT, why)
+            d.decide(KEPT, why)
     return read > 0
 
 
@@ -327,17 +327,17 @@ def _look_again(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     _look_for_another_copy(run, tools, _open(live))
     for d, listed, objects in before:
         if (d.extra.get("listed"), d.extra["objects"]) != (listed, objects):
-            d.settle(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
+            d.decide(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
 
 
-def _spare(run: Run, d: Decision) -> OtherCopy:
-    given_up = _marked_at(run, d) is not None
-    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), given_up)
+def _other_copy(run: Run, d: Decision) -> OtherCopy:
+    delisted = _marked_at(run, d) is not None
+    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), delisted)
 
 
-def _places(run: Run) -> Places:
+def _places(run: Run) -> Copies:
     assert run.offload is not None
-    return Places(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
+    return Copies(run.offload.buckets, run.ledgers_root, run.evidence.refs, run.evidence.earlier)
 
 
 def _marked_at(run: Run, d: Decision) -> int | None:

@@ -98,7 +98,7 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     return _found(columns, finding, reason)
 
 
-def settle(pending: pa.Table) -> pa.Table:
+def decide_pending(pending: pa.Table) -> pa.Table:
     """Decide rows that ``judge`` left pending (``OWNER_FACTS`` -> ``tables.FINDINGS``)."""
     component = _texts(pending.column("component"))
     state = _texts(pending.column("load_state"))

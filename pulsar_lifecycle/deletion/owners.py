@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from pulsar_lifecycle.copies.location import Copy, site_of
+from pulsar_lifecycle.copies.location import Copy, location_of
 from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
@@ -61,13 +61,13 @@ def ask_owners(run: Run, tools: Ports, live: Sequence[Decision], look: Look) -> 
             look(run, tools, topic, _readable(node), group)
         except LifecycleError as error:
             for d in group:
-                d.settle(RETRYING, f"its owner could not be asked: {error}")
+                d.decide(RETRYING, f"its owner could not be asked: {error}")
 
 
 def in_use(run: Run, tools: Ports, d: Decision, why: str, since: int = 0) -> None:
     """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
     fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
-    d.settle(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
+    d.decide(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
 
 
 def still_used(tools: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
@@ -79,8 +79,8 @@ def still_used(tools: Ports, item: LedgerInfo, last: int, released: Released, to
         return f"its topic's z-node names another offload, {offload.uuid}"
     if item.ledger_id == last:
         return "it is the last ledger of its topic: a broker that loads it forgets its offload"
-    if control.is_owed_unload(tools.store, topic):
-        return "its topic is owed an unload: a broker may read it in BookKeeper"
+    if control.has_pending_unload(tools.store, topic):
+        return "an unload of its topic is pending: a broker may read it in BookKeeper"
     return ""
 
 
@@ -116,17 +116,17 @@ def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, grou
                 copy = Copy.of_item(item, 0)
                 why = still_used(tools, item, max(listed), released, topic)
                 if copy:
-                    d.extra["site"] = site_of(copy)
+                    d.extra["site"] = location_of(copy)
                 else:
                     why = why or "its topic's z-node does not say by which driver it is offloaded"
             if why:
                 in_use(run, tools, d, why)
         elif released:
-            d.settle(RETRYING, "its topic does not list it any more: the next scan decides")
+            d.decide(RETRYING, "its topic does not list it any more: the next scan decides")
         elif unsure:
-            d.settle(RETRYING, unsure)
+            d.decide(RETRYING, unsure)
         elif d.info.ledger_id in memory:
-            d.settle(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
             pending.append(d)
     base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
@@ -138,7 +138,7 @@ def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, grou
             _look_at_compaction(run, tools, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
             _look_at_schema(run, tools, d)
-    _settle_pending(run, tools, topic, node, info, internals, [d for d in pending if not d.outcome])
+    _decide_pending(run, tools, topic, node, info, internals, [d for d in pending if not d.outcome])
 
 
 def memory_of(
@@ -186,7 +186,7 @@ def _look_at_cursor(tools: Ports, d: Decision, path: str) -> None:
     d.extra["cursor_exists"] = True
     held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
     if d.info.ledger_id in held:
-        d.settle(KEPT, "still in use: its cursor's z-node names it")
+        d.decide(KEPT, "still in use: its cursor's z-node names it")
 
 
 def _look_at_compaction(run: Run, tools: Ports, d: Decision, topic: Topic, path: str) -> None:
@@ -201,12 +201,12 @@ def _look_at_compaction(run: Run, tools: Ports, d: Decision, topic: Topic, path:
         )
         for word in words:
             if word.keeps_owner:
-                d.settle(KEPT, f"its topic's compaction cursor is damaged: {word.error}")
+                d.decide(KEPT, f"its topic's compaction cursor is damaged: {word.error}")
             elif word.error:
-                d.settle(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
+                d.decide(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
         held |= {word.ledger_id for word in words}
     if d.info.ledger_id in held:
-        d.settle(KEPT, "still in use: it is its topic's compacted ledger")
+        d.decide(KEPT, "still in use: it is its topic's compacted ledger")
 
 
 def _look_at_schema(run: Run, tools: Ports, d: Decision) -> None:
@@ -216,20 +216,20 @@ def _look_at_schema(run: Run, tools: Ports, d: Decision) -> None:
         return
     versions = schemas.schema_versions(node.data)
     if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
-        d.settle(KEPT, "still in use: its schema's locator names it")
+        d.decide(KEPT, "still in use: its schema's locator names it")
         return
     for word in stored_references.schema_words(
         tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
     ):
         if word.keeps_owner:
-            d.settle(KEPT, f"its schema's index is damaged: {word.error}")
+            d.decide(KEPT, f"its schema's index is damaged: {word.error}")
         elif word.error:
-            d.settle(RETRYING, f"its schema's index could not be read: {word.error}")
+            d.decide(RETRYING, f"its schema's index could not be read: {word.error}")
         elif word.ledger_id == d.info.ledger_id:
-            d.settle(KEPT, "still in use: an entry of its schema names it")
+            d.decide(KEPT, "still in use: an entry of its schema names it")
 
 
-def _settle_pending(
+def _decide_pending(
     run: Run,
     tools: Ports,
     topic: Topic,
@@ -238,7 +238,7 @@ def _settle_pending(
     internals: TopicInternals | None,
     pending: Sequence[Decision],
 ) -> None:
-    """Compacted ledgers and delayed-index snapshots: what ``orphans.settle`` wants to know, as it is now."""
+    """Compacted ledgers and delayed-index snapshots: what ``orphans.decide_pending`` wants to know, as it is now."""
     if not pending:
         return
     ids = sorted(item.ledger_id for item in info.ledgers)
@@ -262,10 +262,10 @@ def _settle_pending(
         }
         for d in pending
     ]
-    settled = orphans.settle(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
+    settled = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
     for d, row in zip(pending, settled.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
-            d.settle(KEPT, row["reason"])
+            d.decide(KEPT, row["reason"])
 
 
 def _snapshot_memory(

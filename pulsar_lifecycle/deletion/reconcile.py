@@ -18,8 +18,8 @@ from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.pulsar.queue import pending_where_subscribed
-from pulsar_lifecycle.journal.intents import Standing, by_namespace, still_there, to_send, unknown
-from pulsar_lifecycle.journal.queries import intents_standing
+from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
+from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order
@@ -29,13 +29,13 @@ from pulsar_lifecycle.scan import evidence
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """``standings`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run.
+    """``namespace_intents`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run.
 
     ``unknown`` are namespaces of the request that nothing is known of. ``unsubscribed`` are partitions of the queue
     that lacked the subscription: ``backlog`` counts them as empty.
     """
 
-    standings: list[Standing]
+    namespace_intents: list[NamespaceIntents]
     backlog: int
     summary: PlanSummary
     rows: pa.Table
@@ -65,7 +65,7 @@ def reconcile(
         may = evidence.check_may_act if apply else evidence.check_store
         epoch = evidence.newest_epoch(cluster, may(cluster, ports.store))
         backlog, unsubscribed = pending_where_subscribed(ports.admin)
-    intents = intents_standing(settings.lake.path, settings.cluster)
+    intents = read_intent_states(settings.lake.path, settings.cluster)
     confirmed = list[pa.Table]()
 
     def chosen(rows: pa.Table) -> pa.Table:
@@ -76,8 +76,8 @@ def reconcile(
         return rows if resend or not backlog else to_send(rows, intents)
 
     summary, rows = deletion_run.make_plan(cluster, epoch, "reconcile", chosen)
-    standings = by_namespace(intents, confirmed[0], namespaces or None)
-    strange = unknown(standings, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
+    namespace_intents = by_namespace(intents, confirmed[0], namespaces or None)
+    strange = unknown(namespace_intents, cluster.lake.context(epoch.epoch_id).namespaces) if namespaces else []
     if apply and strange:
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
@@ -85,4 +85,4 @@ def reconcile(
         raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
     if apply and summary.ledgers:
         applied = deletion_run.apply_plan(cluster, run_id, Order(summary.plan_id, summary.digest), progress)
-    return Reconciled(standings, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))
+    return Reconciled(namespace_intents, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))

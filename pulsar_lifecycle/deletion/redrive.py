@@ -104,7 +104,7 @@ def look(reader: QueueReader, topic: Topic, limit: int) -> DeadLetters:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LetterFilter:
     """Which dead letters to send again; an empty field wants all, all fields together must hold.
 
     ``topics`` are full names, a partitioned topic's stands for its partitions; ``namespaces`` are ``tenant/namespace``;
@@ -130,7 +130,7 @@ class Wanted:
         )
 
 
-def chosen(letters: Sequence[Letter], wanted: Wanted, room: int) -> list[Letter]:
+def chosen(letters: Sequence[Letter], wanted: LetterFilter, room: int) -> list[Letter]:
     """The first ``room`` dead letters that are wanted."""
     return [letter for letter in letters if wanted.wants(letter)][: max(0, room)]
 
@@ -154,7 +154,7 @@ class Redriven:
 def redrive(
     run_id: str,
     cluster: str,
-    wanted: Wanted,
+    wanted: LetterFilter,
     max_messages: int,
     reasons: Reasons,
     *,
@@ -253,7 +253,7 @@ def at_most(settings: Settings, asked: int | None) -> int:
 
 
 def redrive_now(
-    settings: Settings, run_id: str, wanted: Wanted, max_messages: int | None, progress: Callable[[str], None]
+    settings: Settings, run_id: str, wanted: LetterFilter, max_messages: int | None, progress: Callable[[str], None]
 ) -> Redriven:
     """Send what is wanted again, under the lease; :func:`at_most`. Raises Refused, Paused, LeaseLost, UsageError."""
     most = at_most(settings, max_messages)

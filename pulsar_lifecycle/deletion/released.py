@@ -10,7 +10,7 @@ from pulsar_lifecycle.copies.proof import are_whole
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Released, Site, Verified
+from pulsar_lifecycle.records.copies import OffloadLocation, Released, Verified
 from pulsar_lifecycle.records.outcomes import (
     KEPT,
     RETRYING,
@@ -41,22 +41,22 @@ def look_at_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
         if isinstance(found, AccessDenied | NotFound | Refused):
             d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at its offloaded copy: {found}")
         elif isinstance(found, LifecycleError):
-            d.settle(RETRYING, f"its offloaded copy could not be looked at: {found}")
+            d.decide(RETRYING, f"its offloaded copy could not be looked at: {found}")
         elif found:
-            d.settle(KEPT, f"its offloaded copy is not what was proven: {found}")
+            d.decide(KEPT, f"its offloaded copy is not what was proven: {found}")
     live = [d for d in live if not d.outcome]
     if not live:
         return
     held = disproved.held(tools.store, [d.info.ledger_id for d in live])
     unread = unread_locations.held(tools.store, {d.extra["site"] for d in live})
     for d in live:
-        where: Site = d.extra["site"]
+        where: OffloadLocation = d.extra["site"]
         if d.info.ledger_id in held:
             path = disproved.path_of(d.info.ledger_id)
-            d.settle(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
+            d.decide(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
         elif where in unread:
             d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")
-        elif where in run.evidence.offloads.unseen:
+        elif where in run.evidence.offloads.failed_locations:
             d.wait(Waiting.UNREAD_LOCATION, UNREAD_OF_LATE)
 
 

@@ -23,8 +23,8 @@ from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.deletion.undo.undone import LOST
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.journal.in_doubt import ARCHIVE, SAID, WITHIN_MS, lost_copies, unsettled
-from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT, STANDING, standing
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
+from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT, INTENT_COLUMNS, intent_states
 from pulsar_lifecycle.metastore import ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
@@ -99,9 +99,9 @@ class History:
         return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
 
     def intent(self) -> str:
-        """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.standing``); empty without one."""
-        rows = [{name: row[name] for name in STANDING} for row in self.journal if row["action"] == DELETE_LEDGER]
-        return next(iter(standing(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
+        """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.intent_states``); empty without one."""
+        rows = [{name: row[name] for name in INTENT_COLUMNS} for row in self.journal if row["action"] == DELETE_LEDGER]
+        return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
 
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:
         """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
@@ -233,9 +233,9 @@ def _offloads(store: MetadataStore, ledger_id: int, topics: Iterable[Row]) -> It
         for item in row["ledgers"]:
             if item["ledger_id"] == ledger_id and item["offload_uuid"]:
                 copy = f"{item['offload_uuid']}-ledger-{ledger_id}, as {row['path']} says"
-                given_up = "; its copy in BookKeeper is given up" if item["bookkeeper_deleted"] else ""
+                released = "; its copy in BookKeeper is released" if item["bookkeeper_deleted"] else ""
                 complete = item["offload_complete"]
-                yield f"offloaded as {copy}{given_up}" if complete else f"offload under way, or broken off: {copy}"
+                yield f"offloaded as {copy}{released}" if complete else f"offload under way, or broken off: {copy}"
     for attempt in attempts.of_ledgers(store, [ledger_id]).values():
         said = f"under {attempt.uuid}" if isinstance(attempt, Attempt) else f"that cannot be read: {attempt.reason}"
         yield f"an offload attempt of ours is open: {attempts.path_of(ledger_id)}, {said}"
@@ -275,8 +275,9 @@ def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
     deletions = history.deletions()
     if needing:
         return Verdict.DANGLING, f"BookKeeper does not have it, but {_referring(needing)}"
-    unsaid = unsettled(
-        pa.Table.from_pylist(list(history.archived), ARCHIVE), pa.Table.from_pylist(list(history.journal), SAID)
+    unsaid = deletions_in_doubt(
+        pa.Table.from_pylist(list(history.archived), ARCHIVE),
+        pa.Table.from_pylist(list(history.journal), JOURNAL_COLUMNS),
     )
     for run_id, _, at in unsaid:
         answer = f"run {run_id} was about to delete it and ended before it could say so"
@@ -342,7 +343,7 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     return Verdict.MAY_GO, judged["reason"]
 
 
-GIVEN_UP = "offloaded, and a release of ours gave its copy in BookKeeper up"
+WAS_RELEASED = "offloaded, and a run of ours released its copy in BookKeeper"
 TAKEN_OFF = "our first phase took it off its topic's list"
 
 
@@ -350,13 +351,13 @@ def _released(ledger: Row, history: History, context: Context) -> tuple[Verdict,
     """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
     intent = history.intent()
     if rule := orphans.released_rule(ledger, context):
-        return Verdict.KEPT, f"{GIVEN_UP}, but {rule[1]}"
+        return Verdict.KEPT, f"{WAS_RELEASED}, but {rule[1]}"
     if intent == DEAD:
-        return Verdict.KEPT, f"{GIVEN_UP}; its intent is a dead letter: the job redrive_dead_letters sends it again"
+        return Verdict.KEPT, f"{WAS_RELEASED}; its intent is a dead letter: the job redrive_dead_letters sends it again"
     if intent != IN_FLIGHT:
         last = f"its last intent was {intent}" if intent else "our journal has no intent"
-        return Verdict.KEPT, f"{GIVEN_UP}; {last}: the next offload plan proves its offloaded copy anew"
-    return Verdict.MAY_GO, f"{GIVEN_UP}: the next deletion run deletes that copy"
+        return Verdict.KEPT, f"{WAS_RELEASED}; {last}: the next offload plan proves its offloaded copy anew"
+    return Verdict.MAY_GO, f"{WAS_RELEASED}: the next deletion run deletes that copy"
 
 
 def _marked(rows: pa.Table, found: Look, history: History, now: int) -> tuple[Verdict, str]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.lake.journal import ARCHIVE, ARCHIVE_SCHEMA, JOURNAL, JOURNAL_SCHEMA, filed_since, read, scan
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
-from pulsar_lifecycle.journal.in_doubt import SAID, unsettled
+from pulsar_lifecycle.journal.in_doubt import JOURNAL_COLUMNS, deletions_in_doubt
 from pulsar_lifecycle.ports import Archived
 
 
@@ -38,14 +38,14 @@ def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Coll
     return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
 
 
-def unsettled_nodes(lake: str, cluster: str, since: int) -> list[Archived]:
+def nodes_in_doubt(lake: str, cluster: str, since: int) -> list[Archived]:
     """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
     recent = filed_since(since) & (pc.field("cluster") == cluster)
     archived = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent, ARCHIVED.names)
     if not archived.num_rows:
         return []
     phases = pc.field("phase").isin(["delete", "undo"])
-    found = unsettled(archived, scan(lake, JOURNAL, JOURNAL_SCHEMA, recent & phases, SAID.names))
+    found = deletions_in_doubt(archived, scan(lake, JOURNAL, JOURNAL_SCHEMA, recent & phases, JOURNAL_COLUMNS.names))
     ids = pa.array(sorted({ledger_id for _, ledger_id, _ in found}), pa.int64())
     rows = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None
     nodes = [Archived(**row) for row in rows.to_pylist()] if rows else []

@@ -40,18 +40,18 @@ DELETING = "deleting"
 """Outcome of the journal row that names objects about to be deleted."""
 
 ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
-"""The archive's columns that :func:`unsettled` takes."""
+"""The archive's columns that :func:`deletions_in_doubt` takes."""
 
-SAID = pa.schema(
+JOURNAL_COLUMNS = pa.schema(
     [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "reason", "checksum"))],
 )
-"""The journal's columns that :func:`unsettled` takes."""
+"""The journal's columns that :func:`deletions_in_doubt` takes."""
 
 
-def unsettled(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]]:
+def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]]:
     """(run id, ledger id, when archived) of what was archived last of its ledger, and nothing was said of since.
 
-    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`SAID`) are of one cluster, in any order. A row of the journal
+    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`JOURNAL_COLUMNS`) are of one cluster, in any order. A row of the journal
     is about an archived z-node if it has a checksum. A later one of another run has found it there: that settles it as
     well as a word of its own, or an undo that restored it since.
     """
@@ -100,7 +100,7 @@ def _now(store: MetadataStore, nodes: Sequence[Archived]) -> list[tuple[Archived
     return list(zip(nodes, store.read([one.path for one in nodes]), strict=True))
 
 
-def settle(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
+def resolve(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
     """Journal the unsettled ``nodes`` that are not there as deleted by the runs that archived them; returns how many.
 
     To be called under the lease. What is there still needs no word: it is decided again. What was created again since,

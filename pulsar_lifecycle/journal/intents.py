@@ -28,7 +28,7 @@ from pulsar_lifecycle.records.outcomes import (
     WAITING,
 )
 
-STANDING = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
+INTENT_COLUMNS = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""
 
 IN_FLIGHT = "in flight"
@@ -37,10 +37,10 @@ _OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED
 """Outcomes after which a message still exists; every other one is final and stands for itself."""
 
 
-def standing(rows: pa.Table) -> pa.Table:
+def intent_states(rows: pa.Table) -> pa.Table:
     """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at sent_at``.
 
-    ``rows`` (:data:`STANDING`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
+    ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
     final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
     """
     sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
@@ -66,7 +66,7 @@ def standing(rows: pa.Table) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class NamespaceIntents:
     """Where a namespace stands: intents by state, and confirmed orphans with their bytes on the bookies."""
 
     namespace: str
@@ -85,10 +85,10 @@ class Standing:
         return sum(count for state, count in self.states.items() if state not in (IN_FLIGHT, DEAD))
 
 
-def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str] | None) -> list[Standing]:
+def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str] | None) -> list[NamespaceIntents]:
     """Every wanted namespace (None: every one that occurs), sorted by name.
 
-    ``intents``: :func:`standing`; ``orphans``: plan rows.
+    ``intents``: :func:`intent_states`; ``orphans``: plan rows.
     """
     states: dict[str, dict[str, int]] = {name: {} for name in namespaces or ()}
     counted = intents.group_by(["topic", "state"]).aggregate([("ledger_id", "count")])
@@ -100,12 +100,12 @@ def by_namespace(intents: pa.Table, orphans: pa.Table, namespaces: Iterable[str]
     grouped = orphans.group_by("namespace").aggregate([("ledger_id", "count"), ("physical_bytes", "sum")])
     totals = {r["namespace"]: (r["ledger_id_count"], r["physical_bytes_sum"] or 0) for r in grouped.to_pylist()}
     names = states if namespaces is not None else {*states, *totals}
-    return [Standing(name, states.get(name, {}), *totals.get(name, (0, 0))) for name in sorted(names)]
+    return [NamespaceIntents(name, states.get(name, {}), *totals.get(name, (0, 0))) for name in sorted(names)]
 
 
-def unknown(standings: Iterable[Standing], existing: Collection[str]) -> list[str]:
+def unknown(namespace_intents: Iterable[NamespaceIntents], existing: Collection[str]) -> list[str]:
     """Namespaces that do not exist and of which neither an intent nor an orphan is left: mistyped, most likely."""
-    return [s.namespace for s in standings if not s.states and not s.orphans and s.namespace not in existing]
+    return [s.namespace for s in namespace_intents if not s.states and not s.orphans and s.namespace not in existing]
 
 
 def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:

@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""What the journal says of offloaded copies: begun, proven, unproven, given up in BookKeeper, deleted."""
+"""What the journal says of offloaded copies: begun, proven, unproven, released in BookKeeper, deleted."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pulsar_lifecycle.records.outcomes import (
     MARKED,
     OFFLOAD,
     PREPARED,
+    PROOF_FAILED,
     RELEASE,
-    ROLLED_BACK,
+    REVERTED,
     SENT,
-    UNPROVEN,
     VERIFIED,
 )
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -111,7 +111,7 @@ def released_ledgers(lake: str, cluster: str) -> dict[int, Released]:
         return {}
     ended = mine & (
         ((pc.field("phase") == "delete") & ~OFFLOADED_COPIES & pc.field("outcome").isin((DELETED, GONE)))
-        | ((pc.field("action") == RELEASE) & (pc.field("outcome") == UNPROVEN))
+        | ((pc.field("action") == RELEASE) & (pc.field("outcome") == PROOF_FAILED))
     )
     rows = open_marks(marked, scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
     found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
@@ -131,17 +131,17 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
     return found
 
 
-def unproven_copies(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRow]:
+def failed_proofs(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRow]:
     """Offloaded copies of which the last proof failed: (ledger id, UUID) -> the journal's row that says so."""
     mine = pc.field("cluster") == cluster
     found: dict[tuple[int, UUID], JournalRow] = {}
-    for row in rows_of_outcome(lake, UNPROVEN, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist():
+    for row in rows_of_outcome(lake, PROOF_FAILED, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist():
         if uuid_of := _uuid_in(row["detail"]):
             found[row["ledger_id"], uuid_of] = JournalRow(**row)
     if not found:
         return found
     ids = pa.array(sorted({ledger_id for ledger_id, _ in found}), pa.int64())
-    whole = mine & (pc.field("action") == OFFLOAD) & pc.field("outcome").isin((VERIFIED, ROLLED_BACK))
+    whole = mine & (pc.field("action") == OFFLOAD) & pc.field("outcome").isin((VERIFIED, REVERTED))
     for row in scan(lake, JOURNAL, JOURNAL_SCHEMA, whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
         uuid_of = _uuid_in(row["detail"])
         known = uuid_of and found.get((row["ledger_id"], uuid_of))
@@ -152,9 +152,9 @@ def unproven_copies(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRo
     return found
 
 
-def unproven_now(cluster: Cluster, epoch_id: str) -> list[JournalRow]:
-    """Rows of :func:`unproven_copies` whose copies an epoch names, by ledger id. Raises as the lake does."""
-    rows = unproven_copies(cluster.lake.location, cluster.settings.cluster)
+def failed_proofs_now(cluster: Cluster, epoch_id: str) -> list[JournalRow]:
+    """Rows of :func:`failed_proofs` whose copies an epoch names, by ledger id. Raises as the lake does."""
+    rows = failed_proofs(cluster.lake.location, cluster.settings.cluster)
     named = cluster.lake.offload_uuids(epoch_id).named(uuid for _, uuid in rows) if rows else set()
     return [row for (_, uuid), row in sorted(rows.items()) if uuid in named]
 

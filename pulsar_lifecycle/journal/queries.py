@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, read, rows_of_outcome, scan
-from pulsar_lifecycle.journal.intents import STANDING, standing
+from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
 from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
     DELETE_LEDGER,
@@ -90,10 +90,10 @@ def rows_of_phase(lake: str, phase: str) -> pa.Table:
     return read(lake, JOURNAL, JOURNAL_SCHEMA, {"phase": phase})
 
 
-def intents_standing(lake: str, cluster: str) -> pa.Table:
-    """What became of every intent of a cluster; ``plan.reconciliation.standing``."""
+def read_intent_states(lake: str, cluster: str) -> pa.Table:
+    """What became of every intent of a cluster; ``plan.reconciliation.intent_states``."""
     condition = (pc.field("cluster") == cluster) & pc.field("phase").isin(["send", "redrive", "delete"])
-    return standing(scan(lake, JOURNAL, JOURNAL_SCHEMA, condition, STANDING))
+    return intent_states(scan(lake, JOURNAL, JOURNAL_SCHEMA, condition, INTENT_COLUMNS))
 
 
 def waiting_ledgers(lake: str, cluster: str, ledger_ids: Iterable[int], waiting: Waiting, now: int) -> set[int]:

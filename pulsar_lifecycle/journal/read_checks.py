@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, scan
-from pulsar_lifecycle.records.copies import Place, Site, site
+from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
 from pulsar_lifecycle.records.outcomes import (
-    READ_THROUGH_BROKER,
-    SEEN,
+    CHECK_FAILED,
+    CHECK_PASSED,
+    READ_CHECK,
     UNANSWERED,
-    UNSEEN,
 )
 
 HELD, AFTER = "held", "after"
@@ -23,23 +23,23 @@ HELD, AFTER = "held", "after"
 found there before it began. They tell which was first, whatever the clocks say."""
 
 
-def places_read(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[Place, int]:
+def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[NamespaceLocation, int]:
     """The places that brokers of this metadata store read when they were asked last, and when (ms) that was.
 
     ``rows`` are the journal's of action ``read-through-broker``; what a clock dated later than ``now`` (ms) shows
     nothing.
     """
-    last: dict[Place, tuple[int, bool]] = {}
+    last: dict[NamespaceLocation, tuple[int, bool]] = {}
     for row in _sound(rows, now):
-        if found := _place_in(row["detail"], store):
-            word = row["at"], row["outcome"] != SEEN  # of two at once the one that says no
+        if found := _location_in(row["detail"], store):
+            word = row["at"], row["outcome"] != CHECK_PASSED  # of two at once the one that says no
             last[found[0]] = max(last.get(found[0], word), word)
     return {place: at for place, (at, unseen) in last.items() if not unseen}
 
 
-def sites_not_read(
-    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (UNSEEN,)
-) -> frozenset[Site]:
+def locations_that_failed(
+    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
+) -> frozenset[OffloadLocation]:
     """The locations of which a broker of this metadata store has said one of ``noes``, and that none has read since.
 
     A read in the same run by another broker does not count: what it could read the first one could not. Other words
@@ -47,16 +47,18 @@ def sites_not_read(
     was ahead: such an ``unseen`` stands until a read that began after its location was held, an ``unanswered``, which
     holds none, not at all.
     """
-    words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, SEEN)]
-    left: dict[Site, set[_No]] = {}
-    reads: dict[Site, list[_Read]] = {}
-    for row in sorted(words, key=lambda row: (row["at"], row["outcome"] != SEEN)):  # of two at once the no stands
-        if not (found := _place_in(row["detail"], store)) or (row["outcome"] == UNANSWERED and row["at"] > now):
+    words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, CHECK_PASSED)]
+    left: dict[OffloadLocation, set[_No]] = {}
+    reads: dict[OffloadLocation, list[_Read]] = {}
+    for row in sorted(
+        words, key=lambda row: (row["at"], row["outcome"] != CHECK_PASSED)
+    ):  # of two at once the no stands
+        if not (found := _location_in(row["detail"], store)) or (row["outcome"] == UNANSWERED and row["at"] > now):
             continue
         (_, driver, metadata), broker = found
-        where = site(driver, dict(metadata))
+        where = offload_location(driver, dict(metadata))
         noes_there = left.setdefault(where, set())
-        if row["outcome"] == SEEN:
+        if row["outcome"] == CHECK_PASSED:
             read = _Read(row["run_id"], broker, _mark(row["detail"], AFTER))
             reads.setdefault(where, []).append(read)
             noes_there -= {no for no in noes_there if read.speaks_for(no)}
@@ -92,16 +94,16 @@ class _Read:
 
 
 def _mark(detail: str, name: str) -> int:
-    """One of the marks in the detail of a row that :func:`_place_in` has decoded."""
+    """One of the marks in the detail of a row that :func:`_location_in` has decoded."""
     mark = json.loads(detail).get(name, 0)
     return mark if type(mark) is int else 0
 
 
 def _sound(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[Mapping[str, Any]]:
-    return (row for row in rows if row["outcome"] != SEEN or row["at"] <= now)
+    return (row for row in rows if row["outcome"] != CHECK_PASSED or row["at"] <= now)
 
 
-def _place_in(detail: str, store: str) -> tuple[Place, str] | None:
+def _location_in(detail: str, store: str) -> tuple[NamespaceLocation, str] | None:
     """The place and the broker in the detail of a row; None if it is another store's, or not ours."""
     try:
         found = json.loads(detail)
@@ -114,16 +116,18 @@ def _place_in(detail: str, store: str) -> tuple[Place, str] | None:
         return None
 
 
-def seen_places(lake: str, cluster: str, store: str, now: int) -> dict[Place, int]:
-    """``places_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
-    return places_read(_reads(lake, cluster), store, now)
+def passed_locations(lake: str, cluster: str, store: str, now: int) -> dict[NamespaceLocation, int]:
+    """``locations_that_passed`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    return locations_that_passed(_reads(lake, cluster), store, now)
 
 
-def unseen_sites(lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (UNSEEN,)) -> frozenset[Site]:
-    """``sites_not_read`` of a metadata store (its fingerprint), at ``now`` (ms)."""
-    return sites_not_read(_reads(lake, cluster), store, now, noes)
+def failed_locations(
+    lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
+) -> frozenset[OffloadLocation]:
+    """``locations_that_failed`` of a metadata store (its fingerprint), at ``now`` (ms)."""
+    return locations_that_failed(_reads(lake, cluster), store, now, noes)
 
 
 def _reads(lake: str, cluster: str) -> list[dict[str, Any]]:
-    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_THROUGH_BROKER)
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_CHECK)
     return scan(lake, JOURNAL, JOURNAL_SCHEMA, mine, ["run_id", "outcome", "detail", "at"]).to_pylist()

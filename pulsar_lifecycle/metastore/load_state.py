@@ -52,13 +52,13 @@ def broker_started(data: bytes, ctime: int) -> int | None:
 class Brokers:
     """What the brokers said, taken once per scan: who has which topic loaded, and how stale that word may be (ms).
 
-    ``silence`` says why they were not heard; then every topic counts as loaded. ``started``: when each broker did (ms);
+    ``error`` says why they were not heard; then every topic counts as loaded. ``started``: when each broker did (ms);
     one that is missing did not say.
     """
 
     loaded: Mapping[str, str]
     stats_interval: int
-    silence: str = ""
+    error: str = ""
     started: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
@@ -66,7 +66,7 @@ BROKERS_ROOT = "/loadbalance/brokers"
 """One child per broker that lives, named by its id (LoadManager.LOADBALANCE_BROKERS_ROOT)."""
 
 
-def hear(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
+def fetch_brokers(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
     """Ask every broker. Raises what ``admin`` raises, and Unavailable when one that is registered was not asked.
 
     An admin URL of another cluster would make every topic look unloaded.
@@ -77,14 +77,14 @@ def hear(store: MetadataStore, admin: BrokerAdmin) -> Brokers:
     names = registered.names if registered else ()
     # Read first: a broker that is started again meanwhile lists nothing that it had loaded before.
     started = _started(store.read([f"{BROKERS_ROOT}/{name}" for name in names]))
-    heard = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
+    found = Brokers(admin.loaded_topics(), admin.stats_interval_ms(), started=started)
     missing = sorted(set(names).difference(admin.brokers()))
     if missing:
         raise Unavailable(
             f"broker {missing[0]} is registered below {BROKERS_ROOT} and is none of those behind pulsar.admin_url: "
             "is that the same cluster?"
         )
-    return heard
+    return found
 
 
 def _started(brokers: Iterable[Node | Unread | None]) -> dict[str, int]:
@@ -188,8 +188,8 @@ def load_state(
     """
     if info is None:
         return "loaded", "its z-node was not read"
-    if brokers.silence:
-        return "loaded", f"the brokers were not heard: {brokers.silence}"
+    if brokers.error:
+        return "loaded", f"the brokers were not heard: {brokers.error}"
     if broker:
         return "loaded", f"listed by {broker}"
     if now - mtime <= UNLOADED_AFTER * brokers.stats_interval:

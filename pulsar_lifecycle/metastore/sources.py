@@ -71,7 +71,7 @@ class Work(InputPartition):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class RowFilter:
     """What the pushed-down filters leave: inclusive id bounds, ids, and exact values of the name columns."""
 
     low: int = 0
@@ -79,7 +79,7 @@ class Wanted:
     ids: frozenset[int] | None = None
     names: Mapping[str, frozenset[str]] | None = None
 
-    def narrowed(self, condition: Filter) -> Wanted | None:
+    def narrowed(self, condition: Filter) -> RowFilter | None:
         """This, narrowed by one more filter; None if the filter says nothing we can use."""
         if not isinstance(condition, EqualTo | In | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
             return None
@@ -90,19 +90,19 @@ class Wanted:
             match condition:
                 case EqualTo() | In():
                     ids = frozenset(values)
-                    return Wanted(self.low, self.high, ids if self.ids is None else self.ids & ids, self.names)
+                    return RowFilter(self.low, self.high, ids if self.ids is None else self.ids & ids, self.names)
                 case GreaterThan():
-                    return Wanted(max(self.low, value + 1), self.high, self.ids, self.names)
+                    return RowFilter(max(self.low, value + 1), self.high, self.ids, self.names)
                 case GreaterThanOrEqual():
-                    return Wanted(max(self.low, value), self.high, self.ids, self.names)
+                    return RowFilter(max(self.low, value), self.high, self.ids, self.names)
                 case LessThan():
-                    return Wanted(self.low, min(self.high, value - 1), self.ids, self.names)
+                    return RowFilter(self.low, min(self.high, value - 1), self.ids, self.names)
                 case LessThanOrEqual():
-                    return Wanted(self.low, min(self.high, value), self.ids, self.names)
+                    return RowFilter(self.low, min(self.high, value), self.ids, self.names)
         if column in ("namespace", "topic", "managed_ledger") and isinstance(condition, EqualTo | In):
             names = dict(self.names or {})
             names[column] = names.get(column, frozenset(values)) & frozenset(values)
-            return Wanted(self.low, self.high, self.ids, names)
+            return RowFilter(self.low, self.high, self.ids, names)
         return None
 
     def namespace(self, namespace: str) -> bool:
@@ -134,7 +134,7 @@ class MetastoreReader(DataSourceReader):
         self.table = table
         self.columns = wanted
         self.options = dict(options)
-        self.filters = Wanted()
+        self.filters = RowFilter()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Take what prunes; every filter goes back, since Spark must still apply it to the rows."""
@@ -156,7 +156,7 @@ class MetastoreReader(DataSourceReader):
             units = _units(self.table, store, settings, self.filters)
             work = [Work(settings, zookeeper, group, budget) for group in walk.share(units, parts)]
             if self.table == "topics":
-                _hear_brokers(work, store, ports, self.options.get("errors", "fail") == "fail")
+                _fetch_brokers(work, store, ports, self.options.get("errors", "fail") == "fail")
         return work or [Work(settings, zookeeper, [], budget)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -209,7 +209,7 @@ def source_settings(options: Mapping[str, str]) -> Settings:
     )
 
 
-def _units(table: str, store: MetadataStore, settings: Settings, wanted: Wanted) -> list[Unit]:
+def _units(table: str, store: MetadataStore, settings: Settings, wanted: RowFilter) -> list[Unit]:
     if table == "bookkeeper_ledgers":
         units = ledgers.ledger_units(store, settings.bookkeeper.ledgers_root)
         return [
@@ -222,11 +222,11 @@ def _units(table: str, store: MetadataStore, settings: Settings, wanted: Wanted)
     return topics.topic_units(store, wanted.namespace)
 
 
-def _hear_brokers(work: list[Work], store: MetadataStore, ports: Connections, strict: bool) -> None:
+def _fetch_brokers(work: list[Work], store: MetadataStore, ports: Connections, strict: bool) -> None:
     if not ports.settings.pulsar.admin_url:
         raise UsageError("topics: give option admin_url (or settings): the load state needs the brokers' word")
     try:
-        heard = load_state.hear(store, ports.admin)
+        heard = load_state.fetch_brokers(store, ports.admin)
     except LifecycleError as error:
         if strict:
             raise
@@ -236,7 +236,7 @@ def _hear_brokers(work: list[Work], store: MetadataStore, ports: Connections, st
     except LifecycleError as error:
         if strict:
             raise
-        policies, heard = {}, replace(heard, silence=f"policies: {error}")
+        policies, heard = {}, replace(heard, error=f"policies: {error}")
     now = ports.clock.now_ms()
     for part in work:
         namespaces = {unit.parent[len(walk.MANAGED_LEDGERS_ROOT) + 1 :].rpartition("/")[0] for unit in part.units}

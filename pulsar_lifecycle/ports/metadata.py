@@ -108,11 +108,11 @@ class MetadataStore(Protocol):
         """Create a z-node. Raises Conflict if it exists, OutcomeUnknown if the connection broke."""
         ...
 
-    def write(self, path: str, data: bytes, version: int, beside: str = "") -> Stat:
-        """Compare-and-set; with ``beside`` only while that z-node is there. Raises Conflict, NotFound, OutcomeUnknown.
+    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
+        """Compare-and-set; with ``checked`` only while that z-node is there. Raises Conflict, NotFound, OutcomeUnknown.
 
-        A z-node that was deleted and created again begins anew with its versions; ``beside`` tells it from the one
-        that was read. Conflict stands for another version, and for ``beside`` that is not there.
+        A z-node that was deleted and created again begins anew with its versions; ``checked`` tells it from the one
+        that was read. Conflict stands for another version, and for ``checked`` that is not there.
         """
         ...
 

@@ -21,16 +21,16 @@ class Begun:
     last_said: int
 
 
-Place = tuple[str, str, tuple[tuple[str, str], ...]]
+NamespaceLocation = tuple[str, str, tuple[tuple[str, str], ...]]
 """A namespace, and by what its brokers read offloaded ledgers: driver (in lower case) and its properties."""
 
-Site = tuple[str, str, str, str]
+OffloadLocation = tuple[str, str, str, str]
 """A location of offloaded ledgers, of whatever namespace: driver (in lower case), bucket, region, endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """An offloaded ledger whose copy in BookKeeper our own run gave up, and what its objects were then (``proof``).
+    """An offloaded ledger whose copy in BookKeeper our own run released, and what its objects were then (``proof``).
 
     ``czxid`` is of its z-node in BookKeeper.
     """
@@ -78,7 +78,7 @@ class Verified:
     checksum: str
 
 
-def site(driver: str, metadata: Mapping[str, str]) -> Site:
+def offload_location(driver: str, metadata: Mapping[str, str]) -> OffloadLocation:
     """The location that a driver's properties name."""
     bucket, region, endpoint = (metadata.get(name, "") for name in ("bucket", "region", "serviceEndpoint"))
     return driver.lower(), bucket, region, endpoint.rstrip("/")

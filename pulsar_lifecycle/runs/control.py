@@ -1,4 +1,4 @@
-"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' leases, owed unloads, the sandbox marker.
+"""Our own z-nodes below ``/pulsar-lifecycle``: pause, the controllers' leases, pending unloads, the sandbox marker.
 
 Belongs here: who may act now, and what a run must settle that was cut short. A lease is a persistent z-node whose
 version is the fencing token (every deletion transaction checks it) and an ephemeral child that shows its holder to be
@@ -38,7 +38,7 @@ LEASE = f"{ROOT}/lease"
 """Of whoever deletes or takes ledgers off topics' lists."""
 OFFLOAD_LEASE = f"{ROOT}/offload-lease"
 """Of whoever offloads: it takes hours, and hinders no deletion."""
-UNLOAD_OWED = {LEASE: f"{ROOT}/unload-owed", OFFLOAD_LEASE: f"{ROOT}/offload-unload-owed"}
+PENDING_UNLOADS = {LEASE: f"{ROOT}/pending-unloads", OFFLOAD_LEASE: f"{ROOT}/offload-pending-unloads"}
 """By lease: one child per topic whose z-node a run wrote, or was about to write, and which must be unloaded.
 
 Each lease has its own, as runs of both may be at one topic: neither may take the other's for settled.
@@ -163,7 +163,7 @@ def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class OwedUnload:
+class PendingUnload:
     """An unload owed to a topic: at once if it was ``loaded``, else only if a broker lists it after all.
 
     ``since`` is when (ms) its z-node was about to be written, by a run of ``lease``. ``version`` and ``czxid`` are
@@ -180,92 +180,94 @@ class OwedUnload:
     @property
     def path(self) -> str:
         """Its z-node."""
-        return _owed_path(self.topic, self.lease)
+        return _pending_path(self.topic, self.lease)
 
 
-def _owed_path(topic: Topic, lease: str) -> str:
-    return f"{UNLOAD_OWED[lease]}/{encode_name(topic.managed_ledger)}"
+def _pending_path(topic: Topic, lease: str) -> str:
+    return f"{PENDING_UNLOADS[lease]}/{encode_name(topic.managed_ledger)}"
 
 
-def owe_unload(store: MetadataStore, owed: OwedUnload) -> bool:
+def note_unload(store: MetadataStore, pending: PendingUnload) -> bool:
     """Make sure that whoever comes next knows of it; whether its lease owed nothing before, as far as known.
 
     Returns only when the z-node is known to be there.
     """
-    data = json.dumps({"loaded": owed.loaded, "since": owed.since}).encode()
+    data = json.dumps({"loaded": pending.loaded, "since": pending.since}).encode()
     for _ in range(3):
         try:
-            store.create(owed.path, data, parents=True)
+            store.create(pending.path, data, parents=True)
             return True
         except Conflict:
-            store.write(owed.path, data, -1)
+            store.write(pending.path, data, -1)
             return False
         except OutcomeUnknown:
             continue
-    raise OutcomeUnknown(f"{owed.path}: whether it was written is not known")
+    raise OutcomeUnknown(f"{pending.path}: whether it was written is not known")
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenOwed:
-    """A z-node of ``UNLOAD_OWED`` that cannot be read or is none of ours; ``topic`` if its name still says it."""
+class BrokenPendingUnload:
+    """A z-node of ``PENDING_UNLOADS`` that cannot be read or is none of ours; ``topic`` if its name still says it."""
 
     path: str
     topic: Topic | None
     reason: str
 
 
-def is_owed_unload(store: MetadataStore, topic: Topic) -> bool:
+def has_pending_unload(store: MetadataStore, topic: Topic) -> bool:
     """Whether any lease's runs owe this topic an unload, or that cannot be read."""
-    return any(node is not None for node in store.read([_owed_path(topic, lease) for lease in UNLOAD_OWED]))
+    return any(node is not None for node in store.read([_pending_path(topic, lease) for lease in PENDING_UNLOADS]))
 
 
-def owed_unloads(store: MetadataStore) -> list[OwedUnload | BrokenOwed]:
+def pending_unloads(store: MetadataStore) -> list[PendingUnload | BrokenPendingUnload]:
     """Every unload that is owed, by path. Raises AccessDenied if they cannot be listed."""
-    found: list[OwedUnload | BrokenOwed] = []
-    for (lease, root), listing in zip(UNLOAD_OWED.items(), store.children(list(UNLOAD_OWED.values())), strict=True):
+    found: list[PendingUnload | BrokenPendingUnload] = []
+    for (lease, root), listing in zip(
+        PENDING_UNLOADS.items(), store.children(list(PENDING_UNLOADS.values())), strict=True
+    ):
         if isinstance(listing, Unread):
             raise AccessDenied(f"{root}: {listing.reason}")
         paths = [f"{root}/{name}" for name in listing.names] if listing else []
         nodes = zip(paths, store.read(paths), strict=True)
-        found += [_owed(path, lease, node) for path, node in nodes if node is not None]
-    return sorted(found, key=lambda owed: owed.path)
+        found += [_pending(path, lease, node) for path, node in nodes if node is not None]
+    return sorted(found, key=lambda pending: pending.path)
 
 
-def owed_by(store: MetadataStore, guard: tuple[str, int]) -> list[OwedUnload | BrokenOwed]:
+def pending_for(store: MetadataStore, guard: tuple[str, int]) -> list[PendingUnload | BrokenPendingUnload]:
     """Those that a run with this lease may settle.
 
     Not those of another lease while somebody holds it, who may not have written yet. What such a one owes from now on
     has another version.
     """
-    found = owed_unloads(store)  # before the holders are read: one that begins after that owes another version
-    busy = {lease for lease in UNLOAD_OWED if lease != guard[0] and is_held(store, lease)}
-    return [one for one in found if isinstance(one, BrokenOwed) or one.lease not in busy]
+    found = pending_unloads(store)  # before the holders are read: one that begins after that owes another version
+    busy = {lease for lease in PENDING_UNLOADS if lease != guard[0] and is_held(store, lease)}
+    return [one for one in found if isinstance(one, BrokenPendingUnload) or one.lease not in busy]
 
 
-def _owed(path: str, lease: str, node: Node | Unread) -> OwedUnload | BrokenOwed:
+def _pending(path: str, lease: str, node: Node | Unread) -> PendingUnload | BrokenPendingUnload:
     repair = f"look whether the topic needs an unload, then delete {path}"
     topic: Topic | None = None
     try:
         topic = Topic.from_managed_ledger(decode_name(path.rpartition("/")[2]))
         if isinstance(node, Unread):
-            return BrokenOwed(path, topic, f"{path} cannot be read: {node.reason}")
+            return BrokenPendingUnload(path, topic, f"{path} cannot be read: {node.reason}")
         document = json.loads(node.data)
         loaded, since = bool(document["loaded"]), int(document["since"])
-        return OwedUnload(topic, loaded, since, lease, node.stat.version, node.stat.czxid)
+        return PendingUnload(topic, loaded, since, lease, node.stat.version, node.stat.czxid)
     except (CorruptFormat, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-        why = "its name is no topic's" if topic is None else "it is not an owed unload as JSON"
-        return BrokenOwed(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
+        why = "its name is no topic's" if topic is None else "it is not a pending unload as JSON"
+        return BrokenPendingUnload(path, topic, f"{path}: {why} ({type(error).__name__}: {error}); {repair}")
 
 
-def settle_unload(store: MetadataStore, owed: OwedUnload) -> None:
+def finish_unload(store: MetadataStore, pending: PendingUnload) -> None:
     """This is not owed any more; harmless when it is settled already, or owed anew since it was read."""
-    if owed.czxid != -1:  # one that was settled and owed anew has the first version again
-        node = store.read([owed.path])[0]
-        if not isinstance(node, Node) or node.stat.czxid != owed.czxid:
+    if pending.czxid != -1:  # one that was settled and owed anew has the first version again
+        node = store.read([pending.path])[0]
+        if not isinstance(node, Node) or node.stat.czxid != pending.czxid:
             return
     # One left behind is settled once more, which does no harm.
     with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
-        store.delete(owed.path, owed.version)
+        store.delete(pending.path, pending.version)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def confirmed_by_all(rows: pa.Table, in_use: Referenced, shadow_sources: Collect
     return rows.filter(pa.array(free, pa.bool_()))
 
 
-def standing_marks(
+def valid_marks(
     marks: Mapping[int, tuple[T, int]],
     set_aside_until: int,
     before: int,

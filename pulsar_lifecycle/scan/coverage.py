@@ -107,7 +107,7 @@ def prove(
     for root in ("", *(epoch.shared_with or ())):
         for table in ROOTS if root else ("bookkeeper_ledgers", *ROOTS):
             if not any(c.table == table and c.root == root for c in epoch.census):
-                gaps.append(f"{place_of(table, root)} was not read")
+                gaps.append(f"{namespace_location(table, root)} was not read")
     for census in epoch.census:
         gaps.extend(_census_gaps(census, epoch.acknowledged, schema_ledgers))
     gaps.extend(f"reference not read: {error}" for error in epoch.reference_errors)
@@ -160,7 +160,7 @@ def history_broken(now: Marks, previous: Sequence[Epoch]) -> str:
 
 
 def _census_gaps(census: Census, acknowledged: Sequence[str], schema_ledgers: int) -> list[str]:
-    place = place_of(census.table, census.root)
+    place = namespace_location(census.table, census.root)
     gaps = [
         f"{place}: could not read {what}" for what in census.unread if not _no_schemas(census, what, schema_ledgers)
     ]
@@ -209,6 +209,6 @@ SMALL_SHRINKAGE = 100
 """BookKeeper's list may always lose this many: brokers delete what they trim."""
 
 
-def place_of(table: str, root: str) -> str:
+def namespace_location(table: str, root: str) -> str:
     """A table of a root, in words."""
     return f"{table} of {root}" if root else table

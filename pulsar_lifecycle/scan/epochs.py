@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.connect import Connections, root_settings, without_chroot
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
-from pulsar_lifecycle.journal.archive import unsettled_nodes
+from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.in_doubt import absent
 from pulsar_lifecycle.journal.marks import taken_off
 from pulsar_lifecycle.journal.operator_words import note_words
@@ -67,8 +67,8 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     errors, lost = unread_entries.errors, unread_entries.lost
     newest, newest_zxid, schemas = _facts(cluster, epoch_id)
     settings = cluster.settings
-    unheard = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
-    silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], unheard), None)
+    no_report = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
+    silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], no_report), None)
     with Connections(settings, read_only=True) as ports:
         store = ports.store
         # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
@@ -77,7 +77,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
         last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
-        unsaid = len(absent(store, unsettled_nodes(lake.location, settings.cluster, last))) if last else 0
+        unsaid = len(absent(store, nodes_in_doubt(lake.location, settings.cluster, last))) if last else 0
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,

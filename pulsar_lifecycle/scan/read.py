@@ -90,7 +90,7 @@ def _compacted_and_loaded(cluster: Cluster, epoch_id: str) -> tuple[list[tuple[s
         rows = batch.to_pylist()
         asked += [(row["topic"], row["broker"]) for row in rows if row["managed_ledger"] in compacted]
         some = [(topic, broker) for broker, topics in others.items() for topic in topics]
-        others = looked_up.witnesses([*some, *((row["topic"], row["broker"]) for row in rows)])
+        others = looked_up.other_topics([*some, *((row["topic"], row["broker"]) for row in rows)])
     return asked, others
 
 

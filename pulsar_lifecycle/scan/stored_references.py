@@ -176,7 +176,7 @@ def _exact(
         return error
 
 
-WITNESSES = 20
+OTHER_TOPICS = 20
 """Of how many other topics a broker is asked at most that failed at answering for one."""
 
 
@@ -202,13 +202,13 @@ def broker_words(
         answered.setdefault(broker, []).append(topic)
         where = f"broker memory of {topic}"
         words.extend(Word(ledger, kind, Topic.parse(topic).managed_ledger, where) for ledger, kind in held(internals))
-    heard: dict[str, bool | None] = {}
+    broker_answers: dict[str, bool | None] = {}
     lost: set[str] = set()
     for topic, (broker, error) in failed.items():
-        if broker not in heard and _of_this_topic(error):
-            witnesses = dict.fromkeys((*answered.get(broker, ()), *others.get(broker, ())))
-            heard[broker] = _answers(admin, [name for name in witnesses if name not in failed])
-        alone = _of_this_topic(error) and heard[broker]
+        if broker not in broker_answers and _of_this_topic(error):
+            other_topics = dict.fromkeys((*answered.get(broker, ()), *others.get(broker, ())))
+            broker_answers[broker] = _answers(admin, [name for name in other_topics if name not in failed])
+        alone = _of_this_topic(error) and broker_answers[broker]
         if alone is None and broker not in lost:
             alone = _fails_at(admin, broker, topic)
             if not alone:  # one that is unread blocks: no need to ask about the others
@@ -217,7 +217,7 @@ def broker_words(
     return words
 
 
-def witnesses(loaded: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def other_topics(loaded: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """The ``others`` of :func:`broker_words` among (topic, broker): few of each, no two of them partitions of one.
 
     Those whose names have the lowest checksums: they are spread over all, however many at a time and in which order.
@@ -229,7 +229,7 @@ def witnesses(loaded: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
         if parent in some:
             continue
         some[parent] = zlib.crc32(parent.encode()), topic
-        if len(some) > WITNESSES + 1:  # one may be a partition of the topic in question
+        if len(some) > OTHER_TOPICS + 1:  # one may be a partition of the topic in question
             del some[max(some, key=some.__getitem__)]
     return {broker: [topic for _, topic in sorted(some.values())] for broker, some in chosen.items()}
 
@@ -244,7 +244,7 @@ def _of_this_topic(error: LifecycleError) -> bool:
 
 def _answers(admin: BrokerAdmin, topics: Sequence[str]) -> bool | None:
     """Whether the broker of these topics says of any what it has in memory; None if it answers, and says so of none."""
-    for topic in topics[:WITNESSES]:
+    for topic in topics[:OTHER_TOPICS]:
         try:
             admin.internal_stats(Topic.parse(topic))
         except (Failed, StoreError):

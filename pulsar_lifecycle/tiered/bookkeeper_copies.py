@@ -18,26 +18,26 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pulsar_lifecycle.copies import attempts, disproved
-from pulsar_lifecycle.copies.location import Copy, site_of
+from pulsar_lifecycle.copies.location import Copy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Site, Verified
+from pulsar_lifecycle.records.copies import OffloadLocation, Verified
 from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
     LEFT,
     MARKED,
+    PROOF_FAILED,
     REFUSED,
     RELEASE,
     RELEASED,
-    UNPROVEN,
 )
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
-from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
-from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unseen
+from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unread
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.marks import send_messages
 from pulsar_lifecycle.topics.unloads import RunGuard
@@ -46,7 +46,7 @@ from pulsar_lifecycle.topics.write import (
     LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
     Change,
-    Said,
+    Outcome,
     TopicRun,
     edit_topic,
     why_loaded,
@@ -72,12 +72,12 @@ class Due:
 def release_topic(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: ReadCheck,
-) -> list[Offloaded]:
+    read_check: ReadCheck,
+) -> list[OffloadOutcome]:
     """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
 
     With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
@@ -85,60 +85,60 @@ def release_topic(
     nobody since, is then written whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost,
     Refused where the topic cannot be read, and what the stores raise.
     """
-    view = _look(run, tools, permit, topic, due, lag_ms, canary)
+    view = _look(run, tools, guard, topic, due, lag_ms, read_check)
     outcomes, going = dict(view.outcomes), view.going
     telling = [one for one in outcomes.values() if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
     record(run, tools, telling, action=RELEASE, phase=PHASE)
-    unseen = _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in going], canary)
-    record(run, tools, list(unseen.values()), action=RELEASE, phase=PHASE)
-    outcomes |= unseen
-    going = [one for one in going if one.ledger_id not in unseen]
+    unread = _unread(run, tools, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
+    record(run, tools, list(unread.values()), action=RELEASE, phase=PHASE)
+    outcomes |= unread
+    going = [one for one in going if one.ledger_id not in unread]
     messages = [_message(topic, one, view.rows, tools.clock.now_ms()) for one in going]
     lengths = {one.ledger_id: one.verified.length for one in going}
     sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
     for one in going:
         if sent[one.ledger_id].error:
             why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
-            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT, why)
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, LEFT, why)
     going = [one for one in going if not sent[one.ledger_id].error]
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
     reason = "its copy in BookKeeper is about to be given up"
-    about = [Offloaded(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
     disproved.let_go(tools.store, [one.ledger_id for one in going])
     _record(run, tools, about, going, czxids)
-    policy = policy_for(tools, topic, canary)
-    said = edit_topic(run, tools, permit, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
-    done = [Offloaded(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    policy = policy_for(tools, topic, read_check)
+    said = edit_topic(run, tools, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
+    done = [OffloadOutcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
     _record(run, tools, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
 
 
-def policy_for(tools: Ports, topic: Topic, canary: ReadCheck) -> str:
+def policy_for(tools: Ports, topic: Topic, read_check: ReadCheck) -> str:
     """The setting that must name a topic to be written, if it counts as loaded; none where we have loaded it."""
     tools.store.sync("/")
     node, _ = snapshot.topic_node(tools.store, topic)
-    return "" if canary.has_loaded(topic, node) else POLICY
+    return "" if read_check.has_loaded(topic, node) else POLICY
 
 
 def read_first(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: ReadCheck,
+    read_check: ReadCheck,
 ) -> None:
     """Have a topic's broker read what could be released of it, unless it has read its location in this run.
 
     To be done with a topic of every broker before anything is released: one that fails speaks against the others.
     Raises as :func:`release_topic`.
     """
-    view = _look(run, tools, permit, topic, due, lag_ms, canary)
-    _unseen(run, tools, permit, topic, [(one, view.items[one.ledger_id]) for one in view.going], canary)
+    view = _look(run, tools, guard, topic, due, lag_ms, read_check)
+    _unread(run, tools, guard, topic, [(one, view.items[one.ledger_id]) for one in view.going], read_check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class _View:
     """A topic at one moment: what may be released (``going``), and what becomes of the other ledgers that are due."""
 
     going: list[Due]
-    outcomes: Mapping[int, Offloaded]
+    outcomes: Mapping[int, OffloadOutcome]
     items: Mapping[int, LedgerInfo]
     rows: Mapping[int, Mapping[str, Any] | None]
     lag: _Lag
@@ -155,13 +155,13 @@ class _View:
 def _look(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
-    canary: ReadCheck,
+    read_check: ReadCheck,
 ) -> _View:
-    permit.check(tools.store)
+    guard.check(tools.store)
     tools.store.sync("/")
     node, info = snapshot.topic_node(tools.store, topic)
     ids = [one.ledger_id for one in due]
@@ -174,8 +174,8 @@ def _look(
     by_id = {item.ledger_id: item for item in info.ledgers}
     last = max(by_id, default=-1)
     foreign = listed_ledgers.open_attempt(info)
-    may_write = run.writes_loaded(topic) or canary.has_loaded(topic, node)
-    outcomes: dict[int, Offloaded] = {}
+    may_write = run.writes_loaded(topic) or read_check.has_loaded(topic, node)
+    outcomes: dict[int, OffloadOutcome] = {}
     going: list[Due] = []
     for one in due:
         item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
@@ -184,29 +184,29 @@ def _look(
         if not why and one.ledger_id in ours:
             why = "its offload attempt is still open: no broker may have read it yet"
         if why:
-            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, REFUSED, why)
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, REFUSED, why)
         elif foreign:
-            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign)
-        elif stays and not may_write and not _given_up(item):
-            outcomes[one.ledger_id] = Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign)
+        elif stays and not may_write and not _is_released(item):
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
         else:
             going.append(one)
     return _View(going, outcomes, by_id, rows, lag)
 
 
-def _unseen(
+def _unread(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     going: Sequence[tuple[Due, LedgerInfo]],
-    canary: ReadCheck,
-) -> dict[int, Offloaded]:
+    read_check: ReadCheck,
+) -> dict[int, OffloadOutcome]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
     copies: dict[int, Copy] = {}
-    asked: dict[Site, Said | None] = {}
-    unshown: dict[Site, Said] = {}
-    tried: Counter[Site] = Counter()
+    asked: dict[OffloadLocation, Outcome | None] = {}
+    unshown: dict[OffloadLocation, Outcome] = {}
+    tried: Counter[OffloadLocation] = Counter()
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
@@ -214,26 +214,28 @@ def _unseen(
     begin = tools.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
     for one, _ in (*going[begin:], *going[:begin]):
         copy = copies[one.ledger_id]
-        where = site_of(copy)
+        where = location_of(copy)
         if where in asked or tried[where] == ASKED:
             continue
         tried[where] += 1
         try:
-            asked[where] = why_unseen(run, tools, permit, topic, copy, canary)
-        except InconclusiveRead as unheard:  # its next one may do
-            unshown[where] = Said(FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {unheard}")
-    found: dict[int, Offloaded] = {}
+            asked[where] = why_unread(run, tools, guard, topic, copy, read_check)
+        except InconclusiveRead as no_report:  # its next one may do
+            unshown[where] = Outcome(
+                FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {no_report}"
+            )
+    found: dict[int, OffloadOutcome] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]
-        where = site_of(copy)
+        where = location_of(copy)
         if said := asked.get(where, unshown.get(where)):
             why = f"its copy in BookKeeper stays: {said.reason}"
-            found[one.ledger_id] = Offloaded(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
+            found[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class Disproved:
+class FailedProof:
     """An offloaded copy whose proof failed, for ``reason``; the others as of :class:`Due`."""
 
     ledger_id: int
@@ -243,7 +245,9 @@ class Disproved:
     region: str
 
 
-def tell_unproven(tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[Disproved]) -> list[Offloaded]:
+def record_failed_proofs(
+    tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[FailedProof]
+) -> list[OffloadOutcome]:
     """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
 
     What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
@@ -252,17 +256,17 @@ def tell_unproven(tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[Di
     tools.store.sync("/")
     _, info = snapshot.topic_node(tools.store, topic)
     by_id = {item.ledger_id: item for item in info.ledgers}
-    found: list[Offloaded] = []
+    found: list[OffloadOutcome] = []
     for one in failed:
         item, uuid = by_id.get(one.ledger_id), str(one.location.uuid)
         why = _another(item, one)
         reason = (
             f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
-            f"or launch take_back_offloads for {topic} and this ledger"
+            f"or launch revert_offloads for {topic} and this ledger"
         )
-        said = (REFUSED, why) if why else (UNPROVEN, reason)
-        found.append(Offloaded(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
-    told = [one for one in found if one.outcome == UNPROVEN]
+        said = (REFUSED, why) if why else (PROOF_FAILED, reason)
+        found.append(OffloadOutcome(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
+    told = [one for one in found if one.outcome == PROOF_FAILED]
     where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
     try:
         for one in told:  # a deletion run that is under way has read the journal already
@@ -273,12 +277,12 @@ def tell_unproven(tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[Di
 
 
 def before_revert(tools: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
-    """A broker's open attempt, which comes first, and which of the ledgers their topic has given up in BookKeeper.
+    """A broker's open attempt, which comes first, and which of the ledgers their topic has released in BookKeeper.
 
     Raises Refused if the topic cannot be read.
     """
     _, info = snapshot.topic_node(tools.store, topic)
-    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _given_up(i))
+    gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _is_released(i))
     return listed_ledgers.open_attempt(info), gone
 
 
@@ -297,12 +301,12 @@ class _Lag:
         return "" if passed else f"its deletion lag of {self.lag_ms // 1000} s has not passed"
 
 
-def _given_up(item: LedgerInfo | None) -> bool:
+def _is_released(item: LedgerInfo | None) -> bool:
     return item is not None and item.offload is not None and item.offload.bookkeeper_deleted
 
 
 def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
-    """Why a topic's own metadata speaks against giving up the copy in BookKeeper; empty if it does not."""
+    """Why a topic's own metadata speaks against releasing the copy in BookKeeper; empty if it does not."""
     if why := _another(item, due):
         return why
     assert item is not None
@@ -312,7 +316,7 @@ def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
     return "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
 
 
-def _another(item: LedgerInfo | None, due: Due | Disproved) -> str:
+def _another(item: LedgerInfo | None, due: Due | FailedProof) -> str:
     """Why what was looked at is not the copy that a topic's own metadata names; empty if it is."""
     offload = item.offload if item else None
     if item is None:
@@ -360,8 +364,8 @@ def _message(
 
 
 def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
-        said = {i: Said(LEFT, "its topic does not list it any more") for i in due}
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+        said = {i: Outcome(LEFT, "its topic does not list it any more") for i in due}
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         foreign = listed_ledgers.open_attempt(info)
         ledgers: list[LedgerInfo] = []
@@ -370,13 +374,13 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
             if one is not None:
                 why = _obstacle(item, last, one, lag)
                 if why or item.offload is None:
-                    said[item.ledger_id] = Said(LEFT, why)
+                    said[item.ledger_id] = Outcome(LEFT, why)
                 elif foreign:
-                    said[item.ledger_id] = Said(FOREIGN_ATTEMPT, foreign)
+                    said[item.ledger_id] = Outcome(FOREIGN_ATTEMPT, foreign)
                 elif item.offload.bookkeeper_deleted:
-                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper")
+                    said[item.ledger_id] = Outcome(RELEASED, "its topic releases its copy in BookKeeper")
                 else:
-                    said[item.ledger_id] = Said(RELEASED, "its topic gives up its copy in BookKeeper", changes=True)
+                    said[item.ledger_id] = Outcome(RELEASED, "its topic releases its copy in BookKeeper", changes=True)
                     item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
@@ -385,7 +389,7 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
 
 
 def _record(
-    run: TopicRun, tools: Ports, outcomes: Sequence[Offloaded], due: Sequence[Due], czxids: Mapping[int, int]
+    run: TopicRun, tools: Ports, outcomes: Sequence[OffloadOutcome], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
     uuids = {one.ledger_id: str(one.location.uuid) for one in due}
     proof = {

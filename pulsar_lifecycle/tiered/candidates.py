@@ -57,7 +57,7 @@ def judge(
 
     ``ours``: ledger id -> UUID of our own open attempts. ``leftovers``: offloaded ledgers that BookKeeper
     still has though their topics gave them up. ``everything`` leaves the thresholds out: an operator asked
-    for all that is eligible. ``our_lag_ms``: after how long we give copies in BookKeeper up; None: brokers do it.
+    for all that is eligible. ``our_lag_ms``: after how long we release copies in BookKeeper; None: brokers do it.
     ``buckets`` are those of object_store. The last ledger is never offloaded: a broker that loads the topic forgets its
     offload.
     """
@@ -129,7 +129,7 @@ def _of_ledger(
     if not item["size"] or not item["entries"]:
         return KEEP, "empty"
     if item["bookkeeper_deleted"]:
-        return KEEP, "its topic gives up its copy in BookKeeper without a complete offload: it needs repair"
+        return KEEP, "its topic releases its copy in BookKeeper without a complete offload: it needs repair"
     return "", ""
 
 
@@ -197,8 +197,8 @@ def _row(
     warned: str,
     lag_ms: int | None,
 ) -> dict[str, Any]:
-    given_up = action == RELEASE and item["bookkeeper_deleted"]  # nothing is written
-    left = state.left_to_broker and action in (OFFLOAD, RELEASE) and not given_up
+    released = action == RELEASE and item["bookkeeper_deleted"]  # nothing is written
+    left = state.left_to_broker and action in (OFFLOAD, RELEASE) and not released
     return {
         "ledger_id": item["ledger_id"],
         "action": action,

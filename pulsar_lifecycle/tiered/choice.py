@@ -21,10 +21,10 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.records.copies import Site, site
+from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
 from pulsar_lifecycle.records.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded
+from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED
 from pulsar_lifecycle.topics.offload_policy import ACTING_DRIVERS, BOOKKEEPER_FIRST, OffloadPolicy, competing
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
@@ -48,18 +48,18 @@ class Waiting:
         self.rows: list[Row] = []
         self._run, self._store, self._check = run, store, check
         self._seen: dict[str, tuple[str, frozenset[int]]] = {}
-        """Topic -> why it may not be written (empty: it may), and the ledgers that it gave up in BookKeeper."""
+        """Topic -> why it may not be written (empty: it may), and the ledgers that it released in BookKeeper."""
 
     def without(self, rows: Sequence[Row]) -> list[Row]:
         """The rows that need not wait. ``check`` is called before each look; raises what it and the store raise."""
         self._look([name for name in dict.fromkeys(row["topic"] for row in rows) if name not in self._seen])
         going: list[Row] = []
         for row in rows:
-            why, given_up = self._seen[row["topic"]]
-            (self.rows if why and row["ledger_id"] not in given_up else going).append(row)
+            why, released = self._seen[row["topic"]]
+            (self.rows if why and row["ledger_id"] not in released else going).append(row)
         return going
 
-    def outcomes(self, action: str) -> list[Offloaded]:
+    def outcomes(self, action: str) -> list[OffloadOutcome]:
         """One for each topic with rows of this action that wait."""
         mine = {row["ledger_id"]: row for row in self.rows if row["action"] == action}.values()
         counts = Counter(row["topic"] for row in mine)
@@ -67,7 +67,7 @@ class Waiting:
         for row in mine:
             sizes[row["topic"]] += row["bytes"] or 0
         return [
-            Offloaded(
+            OffloadOutcome(
                 name,
                 -1,
                 LEFT_TO_BROKER,
@@ -110,7 +110,7 @@ def _readable(node: object) -> tuple[Node, ManagedLedgerInfo] | None:
 
 def in_agreement(
     rows: pa.Table, policies: Mapping[str, tuple[OffloadPolicy, str]], *, release: bool
-) -> tuple[pa.Table, list[Offloaded]]:
+) -> tuple[pa.Table, list[OffloadOutcome]]:
     """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
 
     ``policies``: topic -> its policy as it is now, and why it is not to be touched by it. ``release``: whether copies
@@ -120,7 +120,7 @@ def in_agreement(
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
     counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
     outcomes = [
-        Offloaded(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}", ledgers=count)
+        OffloadOutcome(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}", ledgers=count)
         for (name, why), count in counts.items()
         if why
     ]
@@ -166,9 +166,11 @@ def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
     )
 
 
-def site_of(row: Row) -> Site:
+def location_of(row: Row) -> OffloadLocation:
     """The location of an offload that a plan names."""
-    return site(row["driver"], {"bucket": row["bucket"], "region": row["region"], "serviceEndpoint": row["endpoint"]})
+    return offload_location(
+        row["driver"], {"bucket": row["bucket"], "region": row["region"], "serviceEndpoint": row["endpoint"]}
+    )
 
 
 def _is_late(row: Row) -> bool:
@@ -178,12 +180,12 @@ def _is_late(row: Row) -> bool:
 
 def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
     """A ledger to be given up of each of a few topics of each location, others in each run: some may be in trouble."""
-    places: dict[Site, dict[str, list[Row]]] = {}
+    by_location: dict[OffloadLocation, dict[str, list[Row]]] = {}
     for row in rows:
         if row["action"] == RELEASE:
-            places.setdefault(site_of(row), {}).setdefault(row["topic"], []).append(row)
+            by_location.setdefault(location_of(row), {}).setdefault(row["topic"], []).append(row)
     found: list[int] = []
-    for topics in places.values():
+    for topics in by_location.values():
         some = [random.sample(topics[name], 1)[0] for name in random.sample(list(topics), min(LOOKED_AT, len(topics)))]
         found += [row["ledger_id"] for row in without(some)[:ASKED]]
     return frozenset(found)
@@ -195,7 +197,7 @@ def chosen(
     max_ledgers: int,
     max_bytes: int,
     without: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows,
-    unread: Collection[Site] = (),
+    unread: Collection[OffloadLocation] = (),
 ) -> list[Row]:
     """The rows of one run, the oldest ledgers first: at least one, and as many as the caps allow of each action.
 
@@ -209,7 +211,7 @@ def chosen(
     if unread:
         columns = ["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]
         named = rows.select(columns).to_pylist()
-        last = pa.array([row["action"] in room and site_of(row) in unread for row in named], pa.bool_())
+        last = pa.array([row["action"] in room and location_of(row) in unread for row in named], pa.bool_())
         asking = _few((row for row, late in zip(named, last.to_pylist(), strict=True) if late), without)
         rows, order = rows.append_column("unread", last), ["unread", "ledger_id"]
     for batch in rows.sort_by([(name, "ascending") for name in order]).to_batches(LOOKED_AT):
@@ -233,8 +235,8 @@ def chosen(
 
 
 def held_back(
-    rows: pa.Table, taken: Sequence[Row], waiting: Sequence[Row], unread: Collection[Site]
-) -> list[Offloaded]:
+    rows: pa.Table, taken: Sequence[Row], waiting: Sequence[Row], unread: Collection[OffloadLocation]
+) -> list[OffloadOutcome]:
     """One for each topic with copies in BookKeeper that stay in this run as their location is ``unread``.
 
     Those that are ``taken``, as :func:`chosen` gives them, ask for all; what waits is told as ``waiting``.
@@ -245,10 +247,10 @@ def held_back(
     named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]).to_pylist()
     held: dict[str, list[Row]] = {}
     for row in named:
-        if row["action"] == RELEASE and row["ledger_id"] not in told and site_of(row) in unread:
+        if row["action"] == RELEASE and row["ledger_id"] not in told and location_of(row) in unread:
             held.setdefault(row["topic"], []).append(row)
     return [
-        Offloaded(
+        OffloadOutcome(
             name,
             -1,
             LEFT,
@@ -261,7 +263,7 @@ def held_back(
     ]
 
 
-def waves(rows: Sequence[Row], unread: Collection[Site] = ()) -> Iterator[list[Row]]:
+def waves(rows: Sequence[Row], unread: Collection[OffloadLocation] = ()) -> Iterator[list[Row]]:
     """The rows in waves of whole topics, topics with the most bytes first; those that name ``unread`` locations last.
 
     The first that fails there stops the run.
@@ -273,7 +275,7 @@ def waves(rows: Sequence[Row], unread: Collection[Site] = ()) -> Iterator[list[R
     size = 0
     for some in sorted(
         topics.values(),
-        key=lambda group: (bool(unread) and site_of(group[0]) in unread, -sum(row["bytes"] or 0 for row in group)),
+        key=lambda group: (bool(unread) and location_of(group[0]) in unread, -sum(row["bytes"] or 0 for row in group)),
     ):
         wave += some
         size += sum(row["bytes"] or 0 for row in some)

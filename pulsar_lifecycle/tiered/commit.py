@@ -1,4 +1,4 @@
-"""Offloading the ledgers of a topic: begun, committed once they are proven, taken back.
+"""Offloading the ledgers of a topic: begun, committed once they are proven, reverted.
 
 Belongs here: what may be offloaded as its topic is now, the order of steps, what a crash at any of them leaves. Not
 here: which ledgers an operator wants (``tiered/candidates.py``), copying and verifying one (``tiered/upload.py``),
@@ -7,8 +7,8 @@ attempts that earlier runs left open (``tiered/interrupted.py``).
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
 ``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
 it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
-The first commit of a namespace and place is one ledger, the canary, that its brokers must then be able to read; if
-they are not, it is taken back while BookKeeper has it, and the run stops. Its attempt stays open until they have read
+The first commit of a namespace and place is one ledger, the read check, that its brokers must then be able to read; if
+they are not, it is reverted while BookKeeper has it, and the run stops. Its attempt stays open until they have read
 it: a run that finds a committed ledger with an open attempt has its brokers read it first. Where brokers read
 BookKeeper first, such a read shows nothing of the bucket, and stands for no topic where they do not.
 Source: PIP-17, ManagedLedgerImpl.offloadLoop (4.0.7).
@@ -31,7 +31,7 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
-from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record, said_of
+from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import (
     READ_CHECK_UNLOADS,
     READ_FIRST,
@@ -39,10 +39,10 @@ from pulsar_lifecycle.tiered.read_check import (
     Unheld,
     location_before,
     read_by_broker,
-    record_seen,
-    record_unseen,
+    record_failed,
+    record_passed,
 )
-from pulsar_lifecycle.tiered.revert import taking_back, unlike_bookkeeper
+from pulsar_lifecycle.tiered.revert import reverted_info, unlike_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
@@ -51,7 +51,7 @@ from pulsar_lifecycle.topics.write import (
     SHADOWS_SEEN_FOR,
     STOPPING,
     Change,
-    Said,
+    Outcome,
     TopicRun,
     edit_topic,
     why_loaded,
@@ -59,7 +59,7 @@ from pulsar_lifecycle.topics.write import (
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class OffloadRequest:
     """A ledger that a plan names, and where it is to go. ``metadata`` as in :class:`attempts.Attempt`."""
 
     ledger_id: int
@@ -74,21 +74,26 @@ class ReadCheckFailed(Refused):
     ``outcomes``: what became of the ledgers of its topic.
     """
 
-    def __init__(self, message: str, outcomes: Sequence[Offloaded]) -> None:
+    def __init__(self, message: str, outcomes: Sequence[OffloadOutcome]) -> None:
         super().__init__(message)
         self.outcomes = outcomes
 
 
 def begin_topic(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, wanted: Sequence[Wanted], new_uuid: Callable[[], UUID]
-) -> tuple[list[Attempt], list[Offloaded]]:
+    run: TopicRun,
+    tools: Ports,
+    guard: RunGuard,
+    topic: Topic,
+    wanted: Sequence[OffloadRequest],
+    new_uuid: Callable[[], UUID],
+) -> tuple[list[Attempt], list[OffloadOutcome]]:
     """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
-    permit.check(tools.store)
+    guard.check(tools.store)
     tools.store.sync("/")
     node, info = snapshot.topic_node(tools.store, topic)
     obstacle = _obstacles(run, tools, topic, [one.ledger_id for one in wanted])
     begun: list[Attempt] = []
-    outcomes: list[Offloaded] = []
+    outcomes: list[OffloadOutcome] = []
     foreign = listed_ledgers.open_attempt(info)
     loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     for one in wanted:
@@ -96,14 +101,14 @@ def begin_topic(
         if not why and not dict(one.metadata).get("bucket"):
             why = "no bucket is named for it"
         if why:
-            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, why))
             continue
         if foreign:
-            outcomes.append(Offloaded(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign))
             continue
         if loaded and not run.writes_loaded(topic):
             why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
-            outcomes.append(Offloaded(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
             continue
         attempt = Attempt(
             one.ledger_id,
@@ -118,11 +123,11 @@ def begin_topic(
         try:
             attempts.begin(tools.store, attempt)
         except Conflict as error:
-            outcomes.append(Offloaded(str(topic), one.ledger_id, REFUSED, str(error)))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, str(error)))
         else:
             begun.append(attempt)
     telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
-    record(run, tools, [*(said_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
+    record(run, tools, [*(outcome_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
     return begun, outcomes
 
 
@@ -161,7 +166,7 @@ def of_context(item: LedgerInfo) -> str:
     if offload and offload.complete:
         return f"offloaded already, as {offload.uuid}"
     if offload and offload.bookkeeper_deleted:
-        return "its topic's metadata gives up its copy in BookKeeper without a complete offload: it needs repair"
+        return "its topic's metadata releases its copy in BookKeeper without a complete offload: it needs repair"
     if offload and offload.segments:
         return "streaming offload: which of its objects are whole is not known"
     return ""
@@ -178,34 +183,34 @@ class Proven:
 
 
 def commit_topic(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, proven: Sequence[Proven], canary: ReadCheck
-) -> list[Offloaded]:
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], read_check: ReadCheck
+) -> list[OffloadOutcome]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
-    Once reading the canary has loaded its topic, the others follow whatever the policy says of loaded topics: it was
-    unloaded until then, and is unloaded again. Raises ReadCheckFailed when a broker could not read the canary: then it
-    was taken back, and nothing else was committed.
+    Once reading the read check has loaded its topic, the others follow whatever the policy says of loaded topics: it was
+    unloaded until then, and is unloaded again. Raises ReadCheckFailed when a broker could not read the read check: then it
+    was reverted, and nothing else was committed.
     """
-    outcomes: list[Offloaded] = []
+    outcomes: list[OffloadOutcome] = []
     rest = list(proven)
     policy = POLICY
     unshown: list[tuple[Proven, InconclusiveRead]] = []
     for one in proven:
-        if canary.due(topic, one.attempt):
+        if read_check.due(topic, one.attempt):
             rest.remove(one)
-            if lack := permit.unloads.lacks(READ_CHECK_UNLOADS) or permit.unloads.doubt(topic):
-                outcomes.append(said_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
+            if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
+                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
                 record(run, tools, outcomes[-1:])
                 continue
             try:
                 entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
-            except InconclusiveRead as unheard:
-                unshown.append((one, unheard))
+            except InconclusiveRead as no_report:
+                unshown.append((one, no_report))
                 continue
-            committed = _commit(run, tools, permit, topic, [one], policy)
+            committed = _commit(run, tools, guard, topic, [one], policy)
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
-                if unread := unread_by_broker(run, tools, permit, topic, [one], canary):
+                if unread := unread_by_broker(run, tools, guard, topic, [one], read_check):
                     why = (
                         f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         "the run stopped there, and nothing else was committed after it"
@@ -213,29 +218,29 @@ def commit_topic(
                     raise ReadCheckFailed(why, [*outcomes[:-1], *unread])
                 policy = ""
                 _forget(tools, [one], committed)
-    for one, unheard in unshown:
-        if canary.due(topic, one.attempt):
-            outcomes.append(said_of(one.attempt, FAILED, f"{READ_FIRST}: {unheard}"))
+    for one, no_report in unshown:
+        if read_check.due(topic, one.attempt):
+            outcomes.append(outcome_of(one.attempt, FAILED, f"{READ_FIRST}: {no_report}"))
             record(run, tools, outcomes[-1:])
         else:
             rest.append(one)
     if rest:
-        committed = _commit(run, tools, permit, topic, rest, policy)
+        committed = _commit(run, tools, guard, topic, rest, policy)
         _forget(tools, rest, committed)
         outcomes += committed
     return outcomes
 
 
 def _commit(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, proven: Sequence[Proven], policy: str
-) -> list[Offloaded]:
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], policy: str
+) -> list[OffloadOutcome]:
     by_id = {one.attempt.ledger_id: one for one in proven}
-    permit.check(tools.store)
+    guard.check(tools.store)
     at = attempts.touch(tools.store, proven[0].attempt)
     change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
-    said = edit_topic(run, tools, permit, topic, change, policy)
+    said = edit_topic(run, tools, guard, topic, change, policy)
     outcomes = [
-        replace(said_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
+        replace(outcome_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
         for i, one in sorted(said.items())
     ]
     record(run, tools, outcomes, {i: one.detail for i, one in by_id.items()})
@@ -246,20 +251,20 @@ def _completing(run: TopicRun, tools: Ports, topic: Topic, ours: Mapping[int, At
     """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
     obstacle = _obstacles(run, tools, topic, ours)
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
-        said = {i: Said(REFUSED, "its topic does not list it any more") for i in ours}
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+        said = {i: Outcome(REFUSED, "its topic does not list it any more") for i in ours}
         foreign = listed_ledgers.open_attempt(info, {one.uuid for one in ours.values()})
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             attempt = ours.get(item.ledger_id)
             if attempt and not is_ours(item, attempt):
                 why = obstacle(info, item.ledger_id)
-                refused = Said(REFUSED, why) if why else Said(FOREIGN_ATTEMPT, foreign)
+                refused = Outcome(REFUSED, why) if why else Outcome(FOREIGN_ATTEMPT, foreign)
                 why = why or foreign
-                said[item.ledger_id] = refused if why else Said(OFFLOADED, COMMITTED, changes=True)
+                said[item.ledger_id] = refused if why else Outcome(OFFLOADED, COMMITTED, changes=True)
                 item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
             elif attempt:
-                said[item.ledger_id] = Said(OFFLOADED, COMMITTED)
+                said[item.ledger_id] = Outcome(OFFLOADED, COMMITTED)
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
 
@@ -278,7 +283,7 @@ def _complete(attempt: Attempt, now: int) -> OffloadContext:
     return OffloadContext(attempt.uuid, True, False, now, attempt.driver, dict(attempt.metadata))
 
 
-def _forget(tools: Ports, proven: Sequence[Proven], committed: Sequence[Offloaded]) -> None:
+def _forget(tools: Ports, proven: Sequence[Proven], committed: Sequence[OffloadOutcome]) -> None:
     done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
     for one in proven:
         if one.attempt.ledger_id in done:
@@ -288,29 +293,29 @@ def _forget(tools: Ports, proven: Sequence[Proven], committed: Sequence[Offloade
 def unread_by_broker(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     committed: Sequence[Proven],
-    canary: ReadCheck,
+    read_check: ReadCheck,
     *,
     proves: bool = True,
-) -> list[Offloaded]:
+) -> list[OffloadOutcome]:
     """Nothing if its broker reads the first of these; else what became of them all. They are of one place.
 
-    ``proves`` as in ``read_check.record_seen``.
+    ``proves`` as in ``read_check.record_passed``.
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
         before = location_before(tools, copy)
-        unread = read_by_broker(run, tools, permit, topic, copy, entries_to_ask(run, tools, copy))
-    except InconclusiveRead as unheard:
-        return [said_of(one.attempt, FAILED, str(unheard)) for one in committed]
+        unread = read_by_broker(run, tools, guard, topic, copy, entries_to_ask(run, tools, copy))
+    except InconclusiveRead as no_report:
+        return [outcome_of(one.attempt, FAILED, str(no_report)) for one in committed]
     if not unread:
-        record_seen(run, tools, topic, copy, canary, before, proves=proves)
+        record_passed(run, tools, topic, copy, read_check, before, proves=proves)
         return []
     untold = ""
-    try:  # before it is taken back: no later run may go by what was seen before
-        record_unseen(run, tools, topic, copy, canary, unread)
+    try:  # before it is reverted: no later run may go by what was seen before
+        record_failed(run, tools, topic, copy, read_check, unread)
     except STOPPING:
         raise
     except Unheld as failure:
@@ -319,15 +324,15 @@ def unread_by_broker(
         untold = f"; the journal does not say so: {failure}"
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
-        said = edit_topic(run, tools, permit, topic, taking_back(run, tools, topic, uuids, given_up=False), "")
+        said = edit_topic(run, tools, guard, topic, reverted_info(run, tools, topic, uuids, released=False), "")
     except STOPPING as stop:
-        if canary.unheld:
-            raise Unheld(f"{canary.unheld}; {stop}") from stop
+        if read_check.unheld:
+            raise Unheld(f"{read_check.unheld}; {stop}") from stop
         raise
     except LifecycleError as failure:
-        said = dict.fromkeys(uuids, Said(FAILED, f"whether it was taken back is not known, run again: {failure}"))
+        said = dict.fromkeys(uuids, Outcome(FAILED, f"whether it was reverted is not known, run again: {failure}"))
     taken_back = [
-        replace(said_of(one.attempt, said[i].outcome, f"{unread.reason}; {said[i].reason}{untold}"), bytes=one.bytes)
+        replace(outcome_of(one.attempt, said[i].outcome, f"{unread.reason}; {said[i].reason}{untold}"), bytes=one.bytes)
         for i, one in ((one.attempt.ledger_id, one) for one in committed)
     ]
     try:

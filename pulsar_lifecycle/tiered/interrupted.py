@@ -1,4 +1,4 @@
-"""Offload attempts that earlier runs left open: finished, taken back, or abandoned with what they uploaded.
+"""Offload attempts that earlier runs left open: finished, reverted, or abandoned with what they uploaded.
 
 Belongs here: which of these an attempt gets, by its topic's metadata and the plan at hand; removing its objects. Not
 here: beginning and committing (``tiered/commit.py``), the z-nodes of attempts (``attempts.py``). An attempt's objects
@@ -14,8 +14,8 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt, BrokenAttempt
-from pulsar_lifecycle.copies.last_copy import OtherCopy, Places, why_unlike, why_unproven
-from pulsar_lifecycle.copies.location import Copy, place_of
+from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, why_not_there, why_unlike
+from pulsar_lifecycle.copies.location import Copy, namespace_location
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
@@ -24,13 +24,13 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Place
+from pulsar_lifecycle.records.copies import NamespaceLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
-from pulsar_lifecycle.records.outcomes import ABANDONED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
+from pulsar_lifecycle.records.outcomes import ATTEMPT_ABORTED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.asked_entries import Unshown, entries_to_ask
-from pulsar_lifecycle.tiered.commit import COMMITTED, Proven, Wanted, is_ours, of_context, unread_by_broker
-from pulsar_lifecycle.tiered.outcome import Offloaded, record, said_of
+from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is_ours, of_context, unread_by_broker
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import READ_FIRST, ReadCheck
 from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, without_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
@@ -46,71 +46,73 @@ class Ownership:
     named: NamedUuids
 
 
-def settle_attempts(
+def finish_attempts(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
-    wanted: Mapping[int, Wanted],
-    canary: ReadCheck,
+    guard: RunGuard,
+    wanted: Mapping[int, OffloadRequest],
+    read_check: ReadCheck,
     ownership: Ownership,
     progress: Callable[[str], None],
-) -> tuple[list[Attempt], list[Offloaded]]:
+) -> tuple[list[Attempt], list[OffloadOutcome]]:
     """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
 
-    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its canary;
-    what brokers cannot read is taken back. One that its topic's metadata has no place for, that the plan wants
+    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its read check;
+    what brokers cannot read is reverted. One that its topic's metadata has no place for, that the plan wants
     somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
-    if they are proven its own. Comes after ``unloads.settle_unloads``. An error that concerns one attempt is its
+    if they are proven its own. Comes after ``unloads.finish_unloads``. An error that concerns one attempt is its
     outcome. Raises Paused, LeaseLost, Overloaded.
     """
     resumed: list[Attempt] = []
-    outcomes: list[Offloaded] = []
-    committed: dict[Place, dict[str, list[Proven]]] = {}
+    outcomes: list[OffloadOutcome] = []
+    committed: dict[NamespaceLocation, dict[str, list[Proven]]] = {}
     for attempt in attempts.open_attempts(tools.store):
-        permit.check(tools.store)
+        guard.check(tools.store)
         if isinstance(attempt, BrokenAttempt):
-            outcomes.append(Offloaded("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
+            outcomes.append(OffloadOutcome("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
             continue
         try:
             topic = Topic.parse(attempt.topic)
-            item, why = _standing_of(run, tools, topic, attempt)
+            item, why = _state_of(run, tools, topic, attempt)
             if item and is_ours(item, attempt):
-                there = committed.setdefault(place_of(topic, attempt), {}).setdefault(attempt.topic, [])
+                there = committed.setdefault(namespace_location(topic, attempt), {}).setdefault(attempt.topic, [])
                 there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
                 continue
-            if not why and _may_be_wanted_yet(run, tools, attempt, wanted):
-                outcomes.append(said_of(attempt, LEFT, "this plan does not name it: it stays open for one that does"))
+            if not why and _may_be_requested_yet(run, tools, attempt, wanted):
+                outcomes.append(
+                    outcome_of(attempt, LEFT, "this plan does not name it: it stays open for one that does")
+                )
                 continue
-            if not (why := why or _why_unwanted(attempt, wanted)):
+            if not (why := why or _why_not_requested(attempt, wanted)):
                 resumed.append(attempt)
                 continue
             progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is abandoned, {why}")
-            outcomes.append(_abandon(run, tools, permit, topic, attempt, item, why, ownership))
+            outcomes.append(_abort(run, tools, guard, topic, attempt, item, why, ownership))
         except STOPPING:
             raise
         except LifecycleError as error:
-            outcomes.append(said_of(attempt, FAILED, f"it cannot be settled now: {error}"))
+            outcomes.append(outcome_of(attempt, FAILED, f"it cannot be settled now: {error}"))
     for topics in committed.values():
         for name, some in topics.items():
-            permit.check(tools.store)
+            guard.check(tools.store)
             try:
-                outcomes += _settle_committed(run, tools, permit, Topic.parse(name), some, canary)
+                outcomes += _finish_committed(run, tools, guard, Topic.parse(name), some, read_check)
             except STOPPING:
                 raise
             except LifecycleError as error:
-                outcomes += [said_of(one.attempt, FAILED, f"it cannot be settled now: {error}") for one in some]
+                outcomes += [outcome_of(one.attempt, FAILED, f"it cannot be settled now: {error}") for one in some]
     return resumed, outcomes
 
 
-def _may_be_wanted_yet(run: TopicRun, tools: Ports, attempt: Attempt, wanted: Mapping[int, Wanted]) -> bool:
+def _may_be_requested_yet(run: TopicRun, tools: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
     """Whether a plan may still come that names an attempt which this one does not."""
-    named = attempt.condemned or attempt.ledger_id in wanted
+    named = attempt.aborting or attempt.ledger_id in wanted
     return not named and tools.clock.now_ms() - attempt.since < run.context.grace
 
 
-def _why_unwanted(attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
+def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> str:
     """Why an attempt that its topic has a place for is not to be finished; empty if it is."""
-    if attempt.condemned:
+    if attempt.aborting:
         return "an earlier run had begun to remove its objects"
     asked = wanted.get(attempt.ledger_id)
     if asked is None:
@@ -120,30 +122,30 @@ def _why_unwanted(attempt: Attempt, wanted: Mapping[int, Wanted]) -> str:
     return "" if same else "the plan names another place or block size for it"
 
 
-def _settle_committed(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, committed: Sequence[Proven], canary: ReadCheck
-) -> list[Offloaded]:
-    """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the canary.
+def _finish_committed(
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, committed: Sequence[Proven], read_check: ReadCheck
+) -> list[OffloadOutcome]:
+    """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the read check.
 
-    They are of one place. If their broker cannot read the first that it can be asked for, all are taken back at once:
+    They are of one place. If their broker cannot read the first that it can be asked for, all are reverted at once:
     it is the same for all. Where it can be asked for none, another of their place must have been read since they were
     begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
     """
-    if canary.due(topic, committed[0].attempt):
+    if read_check.due(topic, committed[0].attempt):
         first = next((one for one in committed if _can_be_asked_for(run, tools, one)), None)
-        if first is None and all(canary.has_seen(topic, one.attempt) for one in committed):
+        if first is None and all(read_check.has_passed(topic, one.attempt) for one in committed):
             return _done(run, tools, committed)
         committed = sorted(committed, key=lambda one: one is not first)
-        if refusal := permit.unloads.lacks() or permit.unloads.doubt(topic):
-            return [said_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
+        if refusal := guard.unloads.lacks() or guard.unloads.doubt(topic):
+            return [outcome_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
         node, info = snapshot.topic_node(tools.store, topic)
         if foreign := listed_ledgers.open_attempt(info):  # the read, and what may follow it, would end that attempt
-            left = [said_of(one.attempt, FOREIGN_ATTEMPT, f"{READ_FIRST}, and {foreign}") for one in committed]
+            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, f"{READ_FIRST}, and {foreign}") for one in committed]
             record(run, tools, left)
             return left
         loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         # A broker that has it may have had BookKeeper's copy open since before the commit.
-        if unread := unread_by_broker(run, tools, permit, topic, committed, canary, proves=not loaded):
+        if unread := unread_by_broker(run, tools, guard, topic, committed, read_check, proves=not loaded):
             return unread
     return _done(run, tools, committed)
 
@@ -154,15 +156,15 @@ def _can_be_asked_for(run: TopicRun, tools: Ports, one: Proven) -> bool:
     return False
 
 
-def _done(run: TopicRun, tools: Ports, committed: Sequence[Proven]) -> list[Offloaded]:
-    done = [said_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
+def _done(run: TopicRun, tools: Ports, committed: Sequence[Proven]) -> list[OffloadOutcome]:
+    done = [outcome_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
     record(run, tools, done)
     for one in committed:
         attempts.end(tools.store, one.attempt)
     return done
 
 
-def _standing_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+def _state_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
     """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
 
     Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
@@ -173,8 +175,8 @@ def _standing_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) ->
     if isinstance(node, Unread):
         raise Refused(f"{path} cannot be read: {node.reason}")
     if node is None:
-        if run.brokers.silence:
-            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.silence}")
+        if run.brokers.error:
+            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.error}")
         if broker := run.brokers.loaded.get(str(topic)):
             raise Refused(f"{path} does not exist, and {broker} still lists the topic")
         return None, "its topic is gone"
@@ -189,16 +191,16 @@ def _standing_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) ->
     return item, ""
 
 
-def _abandon(
+def _abort(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     attempt: Attempt,
     item: LedgerInfo | None,
     why: str,
     ownership: Ownership,
-) -> Offloaded:
+) -> OffloadOutcome:
     """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
 
     It stays open if that fails, where that might be another's, and where no other copy is known to be whole. It is
@@ -208,42 +210,46 @@ def _abandon(
     def last_look() -> None:
         """A run that took our lease over meanwhile may have finished the attempt."""
         tools.store.sync("/")
-        permit.check(tools.store)
-        now, _ = _standing_of(run, tools, topic, attempt)
+        guard.check(tools.store)
+        now, _ = _state_of(run, tools, topic, attempt)
         if now and is_ours(now, attempt):
             raise Refused("its topic names them by now")
-        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != condemned:
+        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != aborting:
             raise Refused("it is not open any more")
 
-    condemned = attempt
+    aborting = attempt
     removed = "its objects are removed"
     try:
         gone = _bucket_is_gone(_objects(tools), attempt)
     except Refused as refusal:
         way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
-        return said_of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
+        return outcome_of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
     try:
         if doubt := _not_its_own(_objects(tools), attempt, ownership):
-            return said_of(attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}")
+            return outcome_of(
+                attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
+            )
         if gone:
             removed = f"there is no bucket {attempt.bucket}"
-        elif item and (problem := _without_another_copy(run, tools, permit, topic, attempt, item)):
-            return said_of(attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}")
+        elif item and (problem := _without_another_copy(run, tools, guard, topic, attempt, item)):
+            return outcome_of(
+                attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}"
+            )
         else:
-            condemned = attempts.condemn(tools.store, attempt)
+            aborting = attempts.abort(tools.store, attempt)
             remove_objects(_objects(tools), attempt, last_look)
     except STOPPING:
         raise
     except LifecycleError as error:
-        return said_of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
-    done = said_of(attempt, ABANDONED, f"{why}; {removed}")
+        return outcome_of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
+    done = outcome_of(attempt, ATTEMPT_ABORTED, f"{why}; {removed}")
     record(run, tools, [done])
-    attempts.end(tools.store, condemned)
+    attempts.end(tools.store, aborting)
     return done
 
 
 def _without_another_copy(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
 ) -> str:
     """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
 
@@ -252,10 +258,10 @@ def _without_another_copy(
     offload = item.offload
     data, _ = _heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)
     if offload and offload.complete:
-        spare = OtherCopy(item.ledger_id, topic, item)
-        (unproven,) = why_unproven([spare], run.context.offload_buckets, _objects(tools))
+        other_copy = OtherCopy(item.ledger_id, topic, item)
+        (unproven,) = why_not_there([other_copy], run.context.offload_buckets, _objects(tools))
         if not unproven and data:
-            unproven = _unlike(run, tools, permit, spare, attempt)
+            unproven = _unlike(run, tools, guard, other_copy, attempt)
         if not unproven:
             return ""
         if offload.bookkeeper_deleted:
@@ -263,11 +269,13 @@ def _without_another_copy(
     elif offload and offload.bookkeeper_deleted:
         return of_context(item)
     if data:
-        return not_whole_in_bookkeeper(run, tools, topic, item, permit)
+        return not_whole_in_bookkeeper(run, tools, topic, item, guard)
     return without_bookkeeper(run, tools, topic, item.ledger_id)
 
 
-def _unlike(run: TopicRun, tools: Ports, permit: RunGuard, spare: OtherCopy, attempt: Attempt) -> str | LifecycleError:
+def _unlike(
+    run: TopicRun, tools: Ports, guard: RunGuard, other_copy: OtherCopy, attempt: Attempt
+) -> str | LifecycleError:
     """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
     looked = tools.clock.now_ms()
 
@@ -275,13 +283,13 @@ def _unlike(run: TopicRun, tools: Ports, permit: RunGuard, spare: OtherCopy, att
         nonlocal looked
         tools.pace(size)
         if tools.clock.now_ms() - looked >= LOOK_EVERY:
-            permit.check(tools.store)
+            guard.check(tools.store)
             looked = tools.clock.now_ms()
 
     return why_unlike(
-        spare,
+        other_copy,
         Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
-        Places(run.context.offload_buckets, run.ledgers_root, Referenced()),
+        Copies(run.context.offload_buckets, run.ledgers_root, Referenced()),
         store=tools.store,
         reader=tools.reader,
         objects=_objects(tools),

@@ -28,7 +28,7 @@ from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.offloads import released_ledgers
-from pulsar_lifecycle.journal.queries import intents_standing, waiting_ledgers
+from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import BrokerAdmin
@@ -191,7 +191,7 @@ def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int, now: in
     """
     if not ledger_ids:
         return ledger_ids
-    intents = intents_standing(lake, cluster)
+    intents = read_intent_states(lake, cluster)
     waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
     waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
     sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
@@ -302,7 +302,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
         problems, said = [*problems, *said], []
     left_out |= {name: str(why) for name, why in unknown.items()}
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
-    said += unproven(in_use) + (beside_brokers(in_use) if settings.offload.release == "ours" else [])
+    said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
     return Policies(found, by_topic, left_out, tuple(problems), tuple(said), unknown)
 
 
@@ -358,7 +358,7 @@ def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
     ]
 
 
-def beside_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
+def competing_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
     """Where brokers give copies up beside us, so that we release none; ``policies`` by namespace or topic."""
     return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
 

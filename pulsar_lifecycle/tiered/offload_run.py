@@ -29,14 +29,14 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import verified_copies
-from pulsar_lifecycle.journal.read_checks import seen_places, unseen_sites
+from pulsar_lifecycle.journal.read_checks import failed_locations, passed_locations
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import offload_plan, plans
-from pulsar_lifecycle.records.copies import Site
+from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.offload_plan import OFFLOAD, RELEASE
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, UNANSWERED, UNPROVEN, UNSEEN
+from pulsar_lifecycle.records.outcomes import CHECK_FAILED, FOREIGN_ATTEMPT, PROOF_FAILED, REFUSED, UNANSWERED
 from pulsar_lifecycle.records.outcomes import OFFLOAD as OFFLOAD_ACTION
 from pulsar_lifecycle.records.outcomes import RELEASE as RELEASE_ACTION
 from pulsar_lifecycle.runs import control
@@ -52,17 +52,17 @@ from pulsar_lifecycle.tiered.choice import (
     chosen,
     held_back,
     in_agreement,
-    site_of,
+    location_of,
     waves,
 )
-from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed, Wanted
-from pulsar_lifecycle.tiered.interrupted import Ownership, settle_attempts
+from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
+from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_planning import policies_now
-from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, Task, as_attempt, bundled, reported, wanted_of
-from pulsar_lifecycle.tiered.outcome import Offloaded, record, record_topics, said_of
+from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, Task, as_attempt, bundled, offload_request, reported
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics
 from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
-from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun
 
 T = TypeVar("T")
@@ -77,7 +77,9 @@ class OffloadOrder:
     limit: int = 0
 
 
-def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]) -> list[Offloaded]:
+def offload_now(
+    cluster: Cluster, run_id: str, order: OffloadOrder, progress: Callable[[str], None]
+) -> list[OffloadOutcome]:
     """Release and offload what a plan names. Raises Refused, NotFound, Paused, LeaseLost; a rerun goes on.
 
     In this order: a topic that was just written counts as loaded, so one that offloads in every run would never
@@ -85,7 +87,7 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
     """
     with _begun(cluster, run_id, order) as (work, rows, planned):
         try:
-            work.settle(planned, progress)
+            work.finish_attempts(planned, progress)
             leaving = [row for row in rows if row["action"] == RELEASE]
             work.read_first(leaving, progress)
             some = list(waves(leaving))
@@ -94,15 +96,15 @@ def offload_now(cluster: Cluster, run_id: str, order: OffloadOrder, progress: Ca
             for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
                 work.offload(wave, progress)
         except ReadCheckFailed as failed:
-            work.outcomes[:0] = [Offloaded(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
+            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
         except Unheld as unheld:
-            work.outcomes[:0] = [Offloaded("", -1, FAILED, str(unheld))]
+            work.outcomes[:0] = [OffloadOutcome("", -1, FAILED, str(unheld))]
         try:
             work.finish()
         except LifecycleError as error:
             if not work.untold:
                 raise
-            work.outcomes.append(Offloaded("", -1, FAILED, str(error)))  # what could not be told must be read
+            work.outcomes.append(OffloadOutcome("", -1, FAILED, str(error)))  # what could not be told must be read
     return work.outcomes
 
 
@@ -130,26 +132,26 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         )
         epoch = evidence.newest_epoch(cluster, fingerprint)
         evidence.refuse_old_evidence(epoch, now, valid)
-        with _acting(cluster, run_id, epoch, tools) as (run, permit, lease):
+        with _acting(cluster, run_id, epoch, tools) as (run, guard, lease):
             caps = settings.offload
             tools.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
-            waiting = Waiting(run, tools.store, lambda: permit.check(tools.store))
-            unread = unseen_sites(
-                cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (UNSEEN, UNANSWERED)
+            waiting = Waiting(run, tools.store, lambda: guard.check(tools.store))
+            unread = failed_locations(
+                cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (CHECK_FAILED, UNANSWERED)
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = cluster.lake.named_uuids(epoch.epoch_id)
             ownership = Ownership(settings.object_store.pulsar_cluster or settings.cluster, named)
-            canary = ReadCheck(
-                settings.offload.waive_canary,
+            read_check = ReadCheck(
+                settings.offload.waive_read_check,
                 {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
-                seen_places(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
+                passed_locations(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
                 fingerprint,
             )
             competing = {name for name, (policy, _) in now_in_force.items() if policy.brokers_release}
-            work = _Work(cluster, run, tools, permit, lease, canary, ownership, competing, unread)
+            work = _Work(cluster, run, tools, guard, lease, read_check, ownership, competing, unread)
             work.outcomes += against
             for action, name in ((OFFLOAD, OFFLOAD_ACTION), (RELEASE, RELEASE_ACTION)):
                 left = waiting.outcomes(action)
@@ -173,8 +175,8 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Ports) -> Iterat
     only its own writes fail by that.
     """
     settings = cluster.settings
-    if settings.offload.waive_canary and not control.is_sandbox(tools.store):
-        raise Refused("offload.waive_canary: only a cluster with the sandbox's marker may")
+    if settings.offload.waive_read_check and not control.is_sandbox(tools.store):
+        raise Refused("offload.waive_read_check: only a cluster with the sandbox's marker may")
     with control.held_lease(settings, tools.store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease:
         now = min(lease.taken_at, tools.clock.now_ms())
         operator_words.note_words(cluster, run_id)
@@ -182,10 +184,10 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Ports) -> Iterat
         yield run, RunGuard(lease.guard, unloads_of(settings)), lease
 
 
-def take_back(
+def revert_offloads(
     cluster: Cluster, run_id: str, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
-) -> list[Offloaded]:
-    """``offloading.take_back_topic`` under both leases; a dry run writes nothing, and needs none.
+) -> list[OffloadOutcome]:
+    """``offloading.revert_topic`` under both leases; a dry run writes nothing, and needs none.
 
     Raises Refused, NotFound, Paused, LeaseLost.
     """
@@ -197,19 +199,21 @@ def take_back(
                 cluster, evidence.newest_epoch(cluster, evidence.check_store(cluster, tools.store)), now
             )
             run = topic_run(cluster, run_id, tools, context, now, settings.offload.loaded_topics)
-            return revert.plan_take_back(run, tools, topic, ledger_ids)
+            return revert.plan_revert(run, tools, topic, ledger_ids)
     with topic_tools(cluster, buckets=settings.object_store is not None) as tools:
         store = tools.store
         control.check_not_paused(store)
         epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, store))
         with (
-            control.held_lease(settings, store, f"taking offloads back in run {run_id}"),
-            _acting(cluster, run_id, epoch, tools) as (run, permit, _),
+            control.held_lease(settings, store, f"reverting offloads in run {run_id}"),
+            _acting(cluster, run_id, epoch, tools) as (run, guard, _),
         ):
-            settle_unloads(store, tools.admin, tools.clock, permit, wait=False)
-            outcomes = revert.take_back_topic(run, tools, permit, topic, ledger_ids)
-            owing = settle_unloads(store, tools.admin, tools.clock, permit, wait=True)
-    return outcomes + [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
+            finish_unloads(store, tools.admin, tools.clock, guard, wait=False)
+            outcomes = revert.revert_topic(run, tools, guard, topic, ledger_ids)
+            still_pending = finish_unloads(store, tools.admin, tools.clock, guard, wait=True)
+    return outcomes + [
+        OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in still_pending.items()
+    ]
 
 
 class _Work:
@@ -224,28 +228,28 @@ class _Work:
         cluster: Cluster,
         run: TopicRun,
         tools: Ports,
-        permit: RunGuard,
+        guard: RunGuard,
         lease: Lease,
-        canary: ReadCheck,
+        read_check: ReadCheck,
         ownership: Ownership,
         competing: Collection[str],
-        unread: Collection[Site],
+        unread: Collection[OffloadLocation],
     ) -> None:
-        self.outcomes: list[Offloaded] = []
+        self.outcomes: list[OffloadOutcome] = []
         self.unread = unread
-        self._cluster, self._run, self._tools, self._permit = cluster, run, tools, permit
-        self._lease, self._canary, self._ownership, self._competing = lease, canary, ownership, competing
+        self._cluster, self._run, self._tools, self._permit = cluster, run, tools, guard
+        self._lease, self._canary, self._ownership, self._competing = lease, read_check, ownership, competing
         self._resumed: dict[int, Attempt] = {}
-        self._unproven: set[int] = set()
+        self._failed_proofs: set[int] = set()
         """Ledgers whose offloaded copies could not be proven in this run."""
 
-    def settle(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
+    def finish_attempts(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
         """What earlier runs owe: unloads, and attempts that were cut off; those that wait or come later are wanted."""
         ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
         rows = planned.filter((pc.field("action") == OFFLOAD) & pc.field("ledger_id").isin(ids)).to_pylist()
-        wanted = {row["ledger_id"]: wanted_of(row, self._cluster.settings) for row in rows}
-        settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
-        resumed, outcomes = settle_attempts(
+        wanted = {row["ledger_id"]: offload_request(row, self._cluster.settings) for row in rows}
+        finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
+        resumed, outcomes = finish_attempts(
             self._run, self._tools, self._permit, wanted, self._canary, self._ownership, progress
         )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
@@ -257,7 +261,9 @@ class _Work:
         """Open attempts, copy and prove, commit topic by topic."""
         items: list[Item] = []
         for topic, rows in _by_topic(wave):
-            new = [wanted_of(row, self._cluster.settings) for row in rows if row["ledger_id"] not in self._resumed]
+            new = [
+                offload_request(row, self._cluster.settings) for row in rows if row["ledger_id"] not in self._resumed
+            ]
             again = [self._resumed[row["ledger_id"]] for row in rows if row["ledger_id"] in self._resumed]
             items += [Item(attempt, True, False) for attempt in again]
             items += self._begin(topic, new)
@@ -268,7 +274,7 @@ class _Work:
             if verified is None:
                 reason = f"{answer.reason}; nothing says that it is offloaded"
                 reason += "" if answer.refused else ": run again, which goes on with it"
-                failed = said_of(attempt, FAILED, reason)
+                failed = outcome_of(attempt, FAILED, reason)
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
@@ -277,7 +283,7 @@ class _Work:
         for name, some in proven.items():
             self._commit(Topic.parse(name), some)
         over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
-        for name, some in proven.items():  # those that could not be the canary, once another one was
+        for name, some in proven.items():  # those that could not be the read check, once another one was
             topic = Topic.parse(name)
             late = [p for p in some if p.attempt.ledger_id in over and not self._canary.due(topic, p.attempt)]
             if late:
@@ -291,10 +297,10 @@ class _Work:
             lambda: commit.commit_topic(self._run, self._tools, self._permit, topic, some, self._canary),
         )
 
-    def _begin(self, topic: Topic, new: Sequence[Wanted]) -> list[Item]:
+    def _begin(self, topic: Topic, new: Sequence[OffloadRequest]) -> list[Item]:
         begun: list[Attempt] = []
 
-        def begin() -> list[Offloaded]:
+        def begin() -> list[OffloadOutcome]:
             opened, outcomes = commit.begin_topic(self._run, self._tools, self._permit, topic, new, uuid4)
             begun.extend(opened)
             return outcomes
@@ -309,10 +315,10 @@ class _Work:
         """
         if self._canary.waived:
             return
-        scouts: dict[tuple[Site, str], list[list[Row]]] = {}
+        scouts: dict[tuple[OffloadLocation, str], list[list[Row]]] = {}
         for name, some in _grouped_by(rows, itemgetter("topic")).items():
             owner = self._canary.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
-            for where, there in _grouped_by(some, site_of).items():
+            for where, there in _grouped_by(some, location_of).items():
                 scouts.setdefault((where, owner), []).append(sorted(there, key=lambda row: row["bytes"] or 0))
         chosen_ones = {key: random.sample(topics, min(ASKED, len(topics))) for key, topics in scouts.items()}
         asked = [row for topics in chosen_ones.values() for some in topics for row in some[:ASKED]]
@@ -327,7 +333,7 @@ class _Work:
                 if due:
                     self._guarded(topic, lambda topic=topic, due=due: self._read(topic, due))
 
-    def _read(self, topic: Topic, due: Sequence[bookkeeper_copies.Due]) -> list[Offloaded]:
+    def _read(self, topic: Topic, due: Sequence[bookkeeper_copies.Due]) -> list[OffloadOutcome]:
         bookkeeper_copies.read_first(
             self._run, self._tools, self._permit, topic, due, self._lag_ms(topic), self._canary
         )
@@ -342,7 +348,7 @@ class _Work:
 
         Else a few topics that cannot be read would be the ones asked for their place in every run.
         """
-        whole = self._proven([row for row in wave if row["ledger_id"] not in self._unproven], progress)
+        whole = self._proven([row for row in wave if row["ledger_id"] not in self._failed_proofs], progress)
         for name in random.sample(list(whole), len(whole)):
             topic = Topic.parse(name)
             self._guarded(
@@ -359,55 +365,59 @@ class _Work:
         where = declared.endpoint, declared.region
         known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in rows])
         whole: dict[str, list[bookkeeper_copies.Due]] = {}
-        wrong: dict[str, list[bookkeeper_copies.Disproved]] = {}
+        wrong: dict[str, list[bookkeeper_copies.FailedProof]] = {}
         again = [as_attempt(row, self._cluster.settings) for row in rows]
         items = [Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
         for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in rows}, progress):
             attempt, location = answer.item.attempt, answer.item.location
             if not answer.verified:
-                self._unproven.add(attempt.ledger_id)
+                self._failed_proofs.add(attempt.ledger_id)
             if answer.verified:
                 due = bookkeeper_copies.Due(attempt.ledger_id, location, answer.verified, *where)
                 whole.setdefault(attempt.topic, []).append(due)
             elif answer.disproved:
-                disproved = bookkeeper_copies.Disproved(attempt.ledger_id, location, answer.reason, *where)
+                disproved = bookkeeper_copies.FailedProof(attempt.ledger_id, location, answer.reason, *where)
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
                 why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.reason}"
-                stays = said_of(attempt, FAILED, why)
+                stays = outcome_of(attempt, FAILED, why)
                 record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=bookkeeper_copies.PHASE)
                 self.outcomes.append(stays)
         for name, some in wrong.items():
-            self._guarded(Topic.parse(name), lambda name=name, some=some: self._tell_unproven(Topic.parse(name), some))
+            self._guarded(
+                Topic.parse(name), lambda name=name, some=some: self._record_failed_proofs(Topic.parse(name), some)
+            )
         return whole
 
-    def _tell_unproven(self, topic: Topic, some: Sequence[bookkeeper_copies.Disproved]) -> list[Offloaded]:
-        told = bookkeeper_copies.tell_unproven(self._tools, self._run, topic, some)
-        unproven = [one.ledger_id for one in told if one.outcome == UNPROVEN]
+    def _record_failed_proofs(
+        self, topic: Topic, some: Sequence[bookkeeper_copies.FailedProof]
+    ) -> list[OffloadOutcome]:
+        told = bookkeeper_copies.record_failed_proofs(self._tools, self._run, topic, some)
+        unproven = [one.ledger_id for one in told if one.outcome == PROOF_FAILED]
         if unproven and self._cluster.settings.offload.revert_unproven:
             self.outcomes += told
             return self._revert(topic, unproven)
         return told
 
-    def _revert(self, topic: Topic, ledgers: Sequence[int]) -> list[Offloaded]:
+    def _revert(self, topic: Topic, ledgers: Sequence[int]) -> list[OffloadOutcome]:
         """Let a topic read these from BookKeeper again, where it has them whole.
 
         What the topic has given up there already, a deletion run may be deleting: for those its lease is taken.
         """
-        run, tools, permit = self._run, self._tools, self._permit
+        run, tools, guard = self._run, self._tools, self._permit
         foreign, gone = bookkeeper_copies.before_revert(tools, topic, ledgers)
         if foreign:
-            left = [Offloaded(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
+            left = [OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
             record(run, tools, left)
             return left
         policy = bookkeeper_copies.policy_for(tools, topic, self._canary)
-        outcomes: list[Offloaded] = []
+        outcomes: list[OffloadOutcome] = []
         if there := [one for one in ledgers if one not in gone]:
-            outcomes += revert.take_back_topic(run, tools, permit, topic, there, given_up=False, policy=policy)
+            outcomes += revert.revert_topic(run, tools, guard, topic, there, released=False, policy=policy)
         if gone:
-            what = f"taking offloads back in run {run.run_id}"
+            what = f"reverting offloads in run {run.run_id}"
             with control.held_lease(self._cluster.settings, tools.store, what):
-                outcomes += revert.take_back_topic(run, tools, permit, topic, gone, policy=policy)
+                outcomes += revert.revert_topic(run, tools, guard, topic, gone, policy=policy)
         return outcomes
 
     @property
@@ -417,22 +427,25 @@ class _Work:
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
-        owing = settle_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=True)
-        self.outcomes += [Offloaded(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in owing.items()]
+        still_pending = finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=True)
+        self.outcomes += [
+            OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}")
+            for name, why in still_pending.items()
+        ]
 
-    def _guarded(self, topic: Topic, work: Callable[[], Sequence[Offloaded]]) -> None:
+    def _guarded(self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]]) -> None:
         """``work`` about one topic; an error that concerns it alone becomes its outcome.
 
-        A failed canary stops all, and so does a failed read of which deletion runs could not be told.
+        A failed read check stops all, and so does a failed read of which deletion runs could not be told.
         """
         try:
             self.outcomes += work()
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except Refused as refusal:
-            self.outcomes.append(Offloaded(str(topic), -1, REFUSED, str(refusal)))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, REFUSED, str(refusal)))
         except LifecycleError as error:
-            self.outcomes.append(Offloaded(str(topic), -1, FAILED, str(error)))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, FAILED, str(error)))
 
     def _spread(self, items: Sequence[Item], sizes: Mapping[int, int], progress: Callable[[str], None]) -> list[Answer]:
         """Work on all items in tasks, the large ones first."""

@@ -31,9 +31,9 @@ from pulsar_lifecycle.tiered.choice import (
     Row,
     driver_metadata,
 )
-from pulsar_lifecycle.tiered.commit import Wanted
+from pulsar_lifecycle.tiered.commit import OffloadRequest
 from pulsar_lifecycle.tiered.interrupted import drop_uploads
-from pulsar_lifecycle.tiered.outcome import journal_row, said_of
+from pulsar_lifecycle.tiered.outcome import journal_row, outcome_of
 from pulsar_lifecycle.tiered.proof import Origin, OriginalUnread, disproves, find_copy, verify
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from pulsar_lifecycle.topics.write import judges
@@ -165,7 +165,7 @@ class Task:
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
-        said = replace(said_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
+        said = replace(outcome_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
         row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())
         ports.journal.record([row])
         return verified
@@ -203,9 +203,9 @@ class TaskPace:
         self._budget.take(size)
 
 
-def wanted_of(row: Row, settings: Settings) -> Wanted:
+def offload_request(row: Row, settings: Settings) -> OffloadRequest:
     """Where a planned ledger is to go, as a broker's offloader would describe it."""
-    return Wanted(
+    return OffloadRequest(
         row["ledger_id"], row["driver"], driver_metadata(row), row["block_size"] or settings.offload.block_size
     )
 

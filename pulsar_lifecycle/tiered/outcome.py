@@ -22,7 +22,7 @@ POLICY = "offload.loaded_topics"
 
 
 @dataclass(frozen=True, slots=True)
-class Offloaded:
+class OffloadOutcome:
     """What became of one ledger; ``ledger_id`` -1 speaks of the topic, or of an attempt that cannot be read.
 
     ``ledgers``: how many it speaks of, if it is the topic.
@@ -37,15 +37,15 @@ class Offloaded:
     ledgers: int = 1
 
 
-def said_of(attempt: Attempt, outcome: str, reason: str) -> Offloaded:
+def outcome_of(attempt: Attempt, outcome: str, reason: str) -> OffloadOutcome:
     """What became of an attempt."""
-    return Offloaded(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
+    return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
 
 
 def record(
     run: TopicRun,
     tools: Ports,
-    outcomes: Sequence[Offloaded],
+    outcomes: Sequence[OffloadOutcome],
     details: Mapping[int, Mapping[str, Any]] | None = None,
     *,
     action: str = OFFLOAD,
@@ -61,7 +61,7 @@ def record(
     )
 
 
-def record_topics(run: TopicRun, tools: Ports, outcomes: Sequence[Offloaded], action: str) -> None:
+def record_topics(run: TopicRun, tools: Ports, outcomes: Sequence[OffloadOutcome], action: str) -> None:
     """One journal row per topic, of so many of its ledgers together."""
     now, phase = tools.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
     rows = [
@@ -74,7 +74,7 @@ def record_topics(run: TopicRun, tools: Ports, outcomes: Sequence[Offloaded], ac
 def journal_row(
     run_id: str,
     cluster: str,
-    one: Offloaded,
+    one: OffloadOutcome,
     detail: Mapping[str, Any],
     now: int,
     *,

@@ -15,7 +15,14 @@ from collections.abc import Generator
 from dataclasses import dataclass, fields, replace
 from typing import cast
 
-from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, OffloadedLedger, cut, naming, open_offloaded
+from pulsar_lifecycle.copies.offloaded_ledger import (
+    STREAM_SIZE,
+    Location,
+    OffloadedLedger,
+    cut,
+    named_in_errors,
+    open_offloaded,
+)
 from pulsar_lifecycle.copies.proof import as_told
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, Unavailable, UsageError
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_object
@@ -93,11 +100,11 @@ def verify(
         fetched = opened.enter_context(contextlib.closing(ledger.fetch(pieces, ahead)))
         for data in fetched:
             pace(len(data))
-            with naming(location.data_url):
+            with named_in_errors(location.data_url):
                 some = back.feed(data)
             if originals is not None:
                 _compare(location, some, back.checksums, originals.next(len(some.payloads)))
-    with naming(location.data_url):
+    with named_in_errors(location.data_url):
         checksums = back.finish()
     if known is not None and digest(checksums) != known.checksum:
         raise CorruptFormat(location.data_url, 0, "the entries that were proven: one of them is another now")

@@ -1,7 +1,7 @@
 """Whether brokers can read what was offloaded: one of them reads a ledger, and that stands for a run.
 
 Belongs here: when such a read shows anything, and of what; what was shown in this run and, by the journal, before it.
-Not here: committing and taking back (``tiered/commit.py``), giving up BookKeeper's copies
+Not here: committing and reverting (``tiered/commit.py``), releasing BookKeeper's copies
 (``tiered/bookkeeper_copies.py``).
 
 A broker shows nothing of the bucket while it may read the ledger in BookKeeper: where it reads BookKeeper first, where
@@ -24,27 +24,27 @@ from functools import partial
 
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.location import Copy, place_of, site_of
+from pulsar_lifecycle.copies.location import Copy, location_of, namespace_location
 from pulsar_lifecycle.errors import AccessDenied, Failed, LifecycleError, Refused, Unavailable
 from pulsar_lifecycle.journal.read_checks import AFTER, HELD
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Place, Site
-from pulsar_lifecycle.records.outcomes import READ_THROUGH_BROKER, SEEN, UNANSWERED, UNSEEN
+from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
+from pulsar_lifecycle.records.outcomes import CHECK_FAILED, CHECK_PASSED, READ_CHECK, UNANSWERED
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
-from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
+from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
 from pulsar_lifecycle.topics.ownership import Owners
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, Said, TopicRun, why_loaded
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, Outcome, TopicRun, why_loaded
 
 READ_CHECK_UNLOADS = 3
-"""Unloads that having a ledger read may take: before it or after its commit, after it, and after it is taken back."""
+"""Unloads that having a ledger read may take: before it or after its commit, after it, and after it is reverted."""
 
 READ_FIRST = "its broker must read it first"
 
@@ -56,8 +56,8 @@ ASKED = 3
 class ReadCheck:
     """What brokers have read. ``waived``: only the sandbox may. ``store``: the metadata store's fingerprint.
 
-    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``seen``:
-    places of which the last word before this run was a read that worked, and when (ms) that was. ``unseen``: topics
+    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``passed_before``:
+    places of which the last word before this run was a read that worked, and when (ms) that was. ``not_asked``: topics
     that a broker (of a location) could not be asked for in this run, and why. ``blocked``: locations that a broker
     could not read in this run, and what was said of that. ``loaded``: topics that were loaded to be read, in this run,
     and what last wrote their z-nodes then (mzxid): a broker that loads one anew for its clients writes it, too.
@@ -66,19 +66,21 @@ class ReadCheck:
 
     waived: bool
     tiered_first: Collection[str] = ()
-    seen: dict[Place, int] = field(default_factory=dict[Place, int])
+    passed_before: dict[NamespaceLocation, int] = field(default_factory=dict[NamespaceLocation, int])
     store: str = ""
-    unseen: dict[tuple[Site, str], dict[Topic, Said]] = field(default_factory=dict[tuple[Site, str], dict[Topic, Said]])
-    blocked: dict[Site, str] = field(default_factory=dict[Site, str])
+    not_asked: dict[tuple[OffloadLocation, str], dict[Topic, Outcome]] = field(
+        default_factory=dict[tuple[OffloadLocation, str], dict[Topic, Outcome]]
+    )
+    blocked: dict[OffloadLocation, str] = field(default_factory=dict[OffloadLocation, str])
     unheld: str = ""
     loaded: dict[Topic, int] = field(default_factory=dict[Topic, int])
     owners: Owners = field(default_factory=Owners)
-    _passed: set[tuple[Place, bool]] = field(default_factory=set[tuple[Place, bool]])
-    _read: set[tuple[Site, str]] = field(default_factory=set[tuple[Site, str]])
+    _passed: set[tuple[NamespaceLocation, bool]] = field(default_factory=set[tuple[NamespaceLocation, bool]])
+    _read: set[tuple[OffloadLocation, str]] = field(default_factory=set[tuple[OffloadLocation, str]])
 
     def due(self, topic: Topic, one: Copy | Attempt) -> bool:
         """Whether this ledger must be read through its broker before any other is committed in this run."""
-        return not self.waived and (place_of(topic, one), self.proves(topic)) not in self._passed
+        return not self.waived and (namespace_location(topic, one), self.proves(topic)) not in self._passed
 
     def has_loaded(self, topic: Topic, node: Node) -> bool:
         """Whether nobody else has loaded a topic, whose z-node is ``node``, since it was loaded to be read."""
@@ -88,28 +90,28 @@ class ReadCheck:
         """Whether a topic's broker reads the bucket, and not BookKeeper, where it can read both."""
         return str(topic) in self.tiered_first
 
-    def has_seen(self, topic: Topic, attempt: Attempt) -> bool:
+    def has_passed(self, topic: Topic, attempt: Attempt) -> bool:
         """Whether the place of an attempt was read in this run, or last when the attempt was open, and it worked."""
-        place = place_of(topic, attempt)
-        return (place, True) in self._passed or self.seen.get(place, -1) >= attempt.since
+        place = namespace_location(topic, attempt)
+        return (place, True) in self._passed or self.passed_before.get(place, -1) >= attempt.since
 
-    def reads(self, where: Site, broker: str) -> bool:
+    def reads(self, where: OffloadLocation, broker: str) -> bool:
         """Whether this broker has read the location in this run; where none is known (empty), whether any has."""
         return (where, broker) in self._read or (not broker and any(one == where for one, _ in self._read))
 
     def passed(self, topic: Topic, copy: Copy, *, proves: bool, broker: str = "") -> None:
         """Its broker has read this ledger; ``proves``: in the bucket."""
-        self._passed.add((place_of(topic, copy), proves))
+        self._passed.add((namespace_location(topic, copy), proves))
         if proves:
-            self._read.add((site_of(copy), broker))
+            self._read.add((location_of(copy), broker))
 
-    def failed(self, topic: Topic, copy: Copy, unread: Said) -> None:
+    def failed(self, topic: Topic, copy: Copy, unread: Outcome) -> None:
         """Its broker did not read it; where it could not, nothing counts any more that was read at its location."""
-        place = place_of(topic, copy)
-        self.seen.pop(place, None)
+        place = namespace_location(topic, copy)
+        self.passed_before.pop(place, None)
         self._passed -= {(place, True), (place, False)}
-        if unread.outcome == UNSEEN:
-            self.blocked.setdefault(site_of(copy), f"{topic}: {unread.reason}")
+        if unread.outcome == CHECK_FAILED:
+            self.blocked.setdefault(location_of(copy), f"{topic}: {unread.reason}")
 
 
 class Unheld(Refused):
@@ -117,27 +119,27 @@ class Unheld(Refused):
 
 
 def read_by_broker(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
-) -> Said | None:
-    """Why its broker does not read these entries of an offloaded ledger, ``unseen`` or ``unanswered``; None if it does.
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
+) -> Outcome | None:
+    """Why its broker does not read these entries of an offloaded ledger, ``not_asked`` or ``unanswered``; None if it does.
 
-    The read loads the topic, which is unloaded right after it, or stays owed that. One that fails holds its location
+    The read loads the topic, which is unloaded right after it, or leaves that unload pending. One that fails holds its location
     first of all, whatever stops the run meanwhile. Only what the topic's metadata says by now discards it: that it
     names another offload, or none, or that there is no topic. Raises InconclusiveRead where the read was not made or
     shows nothing; Paused, LeaseLost, Overloaded.
     """
-    owed = OwedUnload(topic, True, tools.clock.now_ms(), permit.guard[0])
+    pending = PendingUnload(topic, True, tools.clock.now_ms(), guard.guard[0])
     try:
-        if why := _owed_unload(tools, topic):
+        if why := _pending_unload(tools, topic):
             raise InconclusiveRead(f"whether its broker can read it is not known: {why}")
-        control.owe_unload(tools.store, owed)
+        control.note_unload(tools.store, pending)
     except (*STOPPING, InconclusiveRead):
         raise
     except LifecycleError as error:
         raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
-    unread: Said | None = None
+    unread: Outcome | None = None
     try:
-        with _unloaded_after(tools, permit, owed):
+        with _unloaded_after(tools, guard, pending):
             for entry_id in entries:
                 try:
                     tools.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
@@ -163,66 +165,66 @@ def read_by_broker(
     if why:
         if isinstance(unread, HeldRead):
             with contextlib.suppress(LifecycleError):  # then the next read there that works lets it go
-                unread_locations.withdraw(tools.store, site_of(copy), unread.hold)
+                unread_locations.withdraw(tools.store, location_of(copy), unread.hold)
         raise InconclusiveRead(f"where its broker looked for it is not known: its topic's metadata {why}")
     return unread
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRead(Said):
+class HeldRead(Outcome):
     """A read that failed and holds its location by ``hold``."""
 
     hold: unread_locations.Hold = field(kw_only=True)
 
 
-def _held(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, unread: Said) -> Said:
+def _held(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, unread: Outcome) -> Outcome:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
-    if unread.outcome != UNSEEN or isinstance(unread, HeldRead):
+    if unread.outcome != CHECK_FAILED or isinstance(unread, HeldRead):
         return unread
-    made = unread_locations.hold(tools.store, site_of(copy), run.run_id, f"{topic}: {unread.reason}")
+    made = unread_locations.hold(tools.store, location_of(copy), run.run_id, f"{topic}: {unread.reason}")
     return HeldRead(unread.outcome, unread.reason, unread.changes, hold=made)
 
 
 @contextlib.contextmanager
-def _unloaded_after(tools: Ports, permit: RunGuard, owed: OwedUnload) -> Iterator[None]:
-    """Whatever loads a topic within, and whatever comes of it: the topic is unloaded, or stays ``owed`` that.
+def _unloaded_after(tools: Ports, guard: RunGuard, pending: PendingUnload) -> Iterator[None]:
+    """Whatever loads a topic within, and whatever comes of it: the topic is unloaded, or stays ``pending`` that.
 
     A request that was given up may load it later: then it is looked at again at the end of the run.
     """
     try:
         yield
     except Exception:
-        later = replace(owed, loaded=False, since=tools.clock.now_ms())
-        if _unloaded(tools, permit, owed):
-            with contextlib.suppress(LifecycleError):  # then it stays owed an unload at once
-                control.owe_unload(tools.store, later)
+        later = replace(pending, loaded=False, since=tools.clock.now_ms())
+        if _unloaded(tools, guard, pending):
+            with contextlib.suppress(LifecycleError):  # then it stays pending an unload at once
+                control.note_unload(tools.store, later)
         raise
-    if _unloaded(tools, permit, owed):
+    if _unloaded(tools, guard, pending):
         with contextlib.suppress(LifecycleError):  # one left behind is settled once more
-            control.settle_unload(tools.store, owed)
+            control.finish_unload(tools.store, pending)
 
 
-def _unloaded(tools: Ports, permit: RunGuard, owed: OwedUnload) -> bool:
-    gone = partial(is_gone, tools.store, tools.admin, tools.clock, owed)
-    return not permit.unloads.unload(tools.admin, owed.topic, gone, written=False)
+def _unloaded(tools: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
+    gone = partial(is_gone, tools.store, tools.admin, tools.clock, pending)
+    return not guard.unloads.unload(tools.admin, pending.topic, gone, written=False)
 
 
 def location_before(tools: Ports, copy: Copy) -> Node | None:
     """``unread_locations.look`` before an offload is read: what that read may let go. Raises InconclusiveRead."""
     try:
-        return unread_locations.look(tools.store, site_of(copy))
+        return unread_locations.look(tools.store, location_of(copy))
     except STOPPING:
         raise
     except LifecycleError as error:
         raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
 
 
-def record_seen(
+def record_passed(
     run: TopicRun,
     tools: Ports,
     topic: Topic,
     copy: Copy,
-    canary: ReadCheck,
+    read_check: ReadCheck,
     before: Node | None,
     *,
     proves: bool = True,
@@ -232,48 +234,59 @@ def record_seen(
     ``before``: :func:`location_before` the read. A location that could not be read in this run
     stays held until a later one: another broker's read says nothing of that failure.
     """
-    proves = proves and canary.proves(topic)
-    broker = _broker_of(run, tools, topic, canary)
+    proves = proves and read_check.proves(topic)
+    broker = _broker_of(run, tools, topic, read_check)
     if proves:
         mark = {AFTER: before.stat.mzxid} if before else {}
-        _tell(run, tools, topic, copy, canary, Said(SEEN, "its broker reads it in the object store"), broker, mark)
-        if site_of(copy) not in canary.blocked:
-            unread_locations.let_go(tools.store, site_of(copy), before)
-    canary.passed(topic, copy, proves=proves, broker=broker)
+        _tell(
+            run,
+            tools,
+            topic,
+            copy,
+            read_check,
+            Outcome(CHECK_PASSED, "its broker reads it in the object store"),
+            broker,
+            mark,
+        )
+        if location_of(copy) not in read_check.blocked:
+            unread_locations.let_go(tools.store, location_of(copy), before)
+    read_check.passed(topic, copy, proves=proves, broker=broker)
 
 
-def record_unseen(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, canary: ReadCheck, unread: Said) -> None:
+def record_failed(
+    run: TopicRun, tools: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: Outcome
+) -> None:
     """Its broker did not read this ledger. Raises Unheld where deletion runs that are under way could not be told."""
-    canary.failed(topic, copy, unread)
+    read_check.failed(topic, copy, unread)
     try:
         unread = _held(run, tools, topic, copy, unread)
     except LifecycleError as error:
-        canary.unheld = (
+        read_check.unheld = (
             f"{topic}: {unread.reason}; deletion runs that are under way could not be told ({error}), and may delete "
             "copies in BookKeeper of what is offloaded there: end them with `pulsar-lifecycle pause`; this run stopped"
         )
     try:
         mark = {HELD: unread.hold.mzxid} if isinstance(unread, HeldRead) else {}
-        _tell(run, tools, topic, copy, canary, unread, _broker_of(run, tools, topic, canary), mark)
+        _tell(run, tools, topic, copy, read_check, unread, _broker_of(run, tools, topic, read_check), mark)
     except LifecycleError as error:
-        if not canary.unheld:
+        if not read_check.unheld:
             raise
-        canary.unheld += f"; the journal does not say so either: {error}"
-    if canary.unheld:
-        raise Unheld(canary.unheld)
+        read_check.unheld += f"; the journal does not say so either: {error}"
+    if read_check.unheld:
+        raise Unheld(read_check.unheld)
 
 
-def _broker_of(run: TopicRun, tools: Ports, topic: Topic, canary: ReadCheck) -> str:
+def _broker_of(run: TopicRun, tools: Ports, topic: Topic, read_check: ReadCheck) -> str:
     """The broker that was asked for a topic just now, if that is known."""
     with contextlib.suppress(LifecycleError):
         tools.store.sync("/")
-        return canary.owners.of(tools.store, run.brokers, topic)
+        return read_check.owners.of(tools.store, run.brokers, topic)
     return ""
 
 
-def why_unseen(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, copy: Copy, canary: ReadCheck
-) -> Said | None:
+def why_unread(
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, copy: Copy, read_check: ReadCheck
+) -> Outcome | None:
     """Why no broker has shown in this run that it can read the location of an offload; None once its own has.
 
     If it has not, it reads this ledger, and its topic is loaded for that. Of a few topics at most: a broker may not
@@ -281,78 +294,78 @@ def why_unseen(
     whatever else speaks against a release comes first. Raises Paused, LeaseLost, Unheld, and InconclusiveRead where
     another ledger of its topic may be asked for.
     """
-    where = site_of(copy)
-    if canary.waived:
+    where = location_of(copy)
+    if read_check.waived:
         return None
-    if said := canary.blocked.get(where):
-        return Said(FAILED, f"its location could not be read in this run, of {said}")
-    owner = canary.owners.of(tools.store, run.brokers, topic)
-    if canary.reads(where, owner):
+    if said := read_check.blocked.get(where):
+        return Outcome(FAILED, f"its location could not be read in this run, of {said}")
+    owner = read_check.owners.of(tools.store, run.brokers, topic)
+    if read_check.reads(where, owner):
         return None
-    asked = canary.unseen.setdefault((where, owner), {})
+    asked = read_check.not_asked.setdefault((where, owner), {})
     if topic in asked:
         return asked[topic]
     if len(asked) >= ASKED:
         first, said = next(iter(asked.items()))
-        return Said(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
-    if not canary.proves(topic):
-        return Said(FAILED, BOOKKEEPER_FIRST)
-    permit.check(tools.store)
-    if lack := permit.unloads.lacks(READ_CHECK_UNLOADS) or permit.unloads.doubt(topic):
-        return Said(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
+        return Outcome(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
+    if not read_check.proves(topic):
+        return Outcome(FAILED, BOOKKEEPER_FIRST)
+    guard.check(tools.store)
+    if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
+        return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
     entries = entries_to_ask(run, tools, copy)
     try:
-        if why := _not_fresh(run, tools, permit, topic, canary):
-            return Said(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
+        if why := _not_fresh(run, tools, guard, topic, read_check):
+            return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
         before = location_before(tools, copy)
-        unread = read_by_broker(run, tools, permit, topic, copy, entries)
+        unread = read_by_broker(run, tools, guard, topic, copy, entries)
         if unread:
-            asked[topic] = Said(FAILED, unread.reason)
+            asked[topic] = Outcome(FAILED, unread.reason)
         else:
-            canary.loaded[topic] = snapshot.topic_node(tools.store, topic)[0].stat.mzxid
+            read_check.loaded[topic] = snapshot.topic_node(tools.store, topic)[0].stat.mzxid
     except STOPPING:
         raise
     except LifecycleError as error:
-        return Said(FAILED, f"no broker has read its location yet: {error}")
+        return Outcome(FAILED, f"no broker has read its location yet: {error}")
     try:
         if unread:
-            record_unseen(run, tools, topic, copy, canary, unread)
+            record_failed(run, tools, topic, copy, read_check, unread)
         else:
-            record_seen(run, tools, topic, copy, canary, before)
+            record_passed(run, tools, topic, copy, read_check, before)
     except (*STOPPING, Unheld):
         raise
     except LifecycleError as error:
-        asked[topic] = Said(FAILED, f"no broker has read its location yet: {error}")
+        asked[topic] = Outcome(FAILED, f"no broker has read its location yet: {error}")
     return asked.get(topic)
 
 
-def _not_fresh(run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, canary: ReadCheck) -> str:
+def _not_fresh(run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> str:
     """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
 
     A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
     A loaded topic is unloaded for that, where the policy lets it be written, or it was loaded to be read before.
     """
-    if why := _owed_unload(tools, topic):
+    if why := _pending_unload(tools, topic):
         return why
     node, info = snapshot.topic_node(tools.store, topic)
     loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     if not loaded:
         return ""
-    if not run.writes_loaded(topic) and not canary.has_loaded(topic, node):
+    if not run.writes_loaded(topic) and not read_check.has_loaded(topic, node):
         return f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
-    owed = OwedUnload(topic, True, tools.clock.now_ms(), permit.guard[0])
-    control.owe_unload(tools.store, owed)
-    if failure := permit.unloads.unload(tools.admin, topic):
-        return f"its topic is owed an unload: {failure}"
-    control.settle_unload(tools.store, owed)
+    pending = PendingUnload(topic, True, tools.clock.now_ms(), guard.guard[0])
+    control.note_unload(tools.store, pending)
+    if failure := guard.unloads.unload(tools.admin, topic):
+        return f"an unload of its topic is pending: {failure}"
+    control.finish_unload(tools.store, pending)
     return ""
 
 
-def _owed_unload(tools: Ports, topic: Topic) -> str:
+def _pending_unload(tools: Ports, topic: Topic) -> str:
     """Why some broker may have a topic as it was before it was written; empty if none does."""
-    owing = [one for one in control.owed_unloads(tools.store) if one.topic == topic]
-    watched = all(isinstance(one, OwedUnload) and not one.loaded for one in owing)
-    return "" if watched else "its topic is owed an unload"
+    owing = [one for one in control.pending_unloads(tools.store) if one.topic == topic]
+    watched = all(isinstance(one, PendingUnload) and not one.loaded for one in owing)
+    return "" if watched else "an unload of its topic is pending"
 
 
 def _named_otherwise(tools: Ports, topic: Topic, copy: Copy) -> str:
@@ -366,23 +379,23 @@ def _named_otherwise(tools: Ports, topic: Topic, copy: Copy) -> str:
     _, info = snapshot.topic_node(tools.store, topic)
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
     named = item and Copy.of_item(item, copy.entries)
-    if named and (named.uuid, place_of(topic, named)) == (copy.uuid, place_of(topic, copy)):
+    if named and (named.uuid, namespace_location(topic, named)) == (copy.uuid, namespace_location(topic, copy)):
         return ""
     return "names another offload or none by now" if item else "does not list it any more"
 
 
-def _unread(error: LifecycleError, copy: Copy) -> Said:
+def _unread(error: LifecycleError, copy: Copy) -> Outcome:
     """What a failed read through a broker shows of this place."""
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
         why = f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
-        return Said(UNANSWERED, why)
+        return Outcome(UNANSWERED, why)
     if isinstance(error, AccessDenied):
-        return Said(
+        return Outcome(
             UNANSWERED, f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
         )
-    return Said(
-        UNSEEN,
+    return Outcome(
+        CHECK_FAILED,
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
         f"driver {copy.driver} and this bucket)",
     )
@@ -393,14 +406,14 @@ def _tell(
     tools: Ports,
     topic: Topic,
     copy: Copy,
-    canary: ReadCheck,
-    said: Said,
+    read_check: ReadCheck,
+    said: Outcome,
     broker: str,
     mark: Mapping[str, int],
 ) -> None:
     """The runs after this one may know what a read has shown of a place."""
-    namespace, driver, metadata = place_of(topic, copy)
+    namespace, driver, metadata = namespace_location(topic, copy)
     place = {"namespace": namespace, "driver": driver, "metadata": metadata}
-    detail = {"store": canary.store, **place, "broker": broker, **mark}
-    what = Offloaded(str(topic), copy.ledger_id, said.outcome, said.reason, uuid=str(copy.uuid))
-    record(run, tools, [what], {copy.ledger_id: detail}, action=READ_THROUGH_BROKER, phase=READ_THROUGH_BROKER)
+    detail = {"store": read_check.store, **place, "broker": broker, **mark}
+    what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.reason, uuid=str(copy.uuid))
+    record(run, tools, [what], {copy.ledger_id: detail}, action=READ_CHECK, phase=READ_CHECK)

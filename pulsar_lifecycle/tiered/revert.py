@@ -15,8 +15,8 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, ROLLED_BACK, TAKING_BACK
-from pulsar_lifecycle.tiered.outcome import POLICY, Offloaded, record
+from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, REVERTED, REVERTING
+from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.marks import GOES
 from pulsar_lifecycle.topics.unloads import RunGuard
@@ -24,7 +24,7 @@ from pulsar_lifecycle.topics.write import (
     FAILED,
     STOPPING,
     Change,
-    Said,
+    Outcome,
     TopicRun,
     edit_topic,
 )
@@ -37,35 +37,34 @@ def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
     return f"its topic says {item.entries} entries of {item.size} bytes, BookKeeper {entries} of {length}"
 
 
-def take_back_topic(
+def revert_topic(
     run: TopicRun,
     tools: Ports,
-    permit: RunGuard,
+    guard: RunGuard,
     topic: Topic,
     ledger_ids: Collection[int],
     *,
-    given_up: bool = True,
+    released: bool = True,
     policy: str = POLICY,
-) -> list[Offloaded]:
+) -> list[OffloadOutcome]:
     """Let a topic read offloaded ledgers from BookKeeper again, where it has them whole: for objects that are damaged.
 
-    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``given_up``: even where its
+    The objects stay; nothing names them any more. A ledger may then be offloaded anew. ``released``: even where its
     topic gave BookKeeper's copy up, which may be there still; then the caller holds the deletion lease, too. ``policy``
     and what is raised as ``edit_topic``.
     """
-    permit.check(tools.store)
-    planned = plan_take_back(run, tools, topic, ledger_ids, permit)
+    guard.check(tools.store)
+    planned = plan_revert(run, tools, topic, ledger_ids, guard)
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
         about = "its topic is about to read it from BookKeeper again"
-        record(
-            run, tools, [replace(one, outcome=TAKING_BACK, reason=about) for one in planned if one.ledger_id in going]
-        )
-        change = taking_back(run, tools, topic, going, given_up=given_up, beside=False)
-        said = edit_topic(run, tools, permit, topic, change, policy)
+        record(run, tools, [replace(one, outcome=REVERTING, reason=about) for one in planned if one.ledger_id in going])
+        change = reverted_info(run, tools, topic, going, released=released, alone_matters=False)
+        said = edit_topic(run, tools, guard, topic, change, policy)
         done = [
-            Offloaded(str(topic), i, one.outcome, one.reason, uuid=str(going[i])) for i, one in sorted(said.items())
+            OffloadOutcome(str(topic), i, one.outcome, one.reason, uuid=str(going[i]))
+            for i, one in sorted(said.items())
         ]
         try:
             record(run, tools, done)
@@ -77,16 +76,16 @@ def take_back_topic(
     return outcomes
 
 
-def plan_take_back(
-    run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int], permit: RunGuard | None = None
-) -> list[Offloaded]:
-    """What :func:`take_back_topic` would do; writes nothing. Reads whole in BookKeeper what may be taken back."""
+def plan_revert(
+    run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int], guard: RunGuard | None = None
+) -> list[OffloadOutcome]:
+    """What :func:`revert_topic` would do; writes nothing. Reads whole in BookKeeper what may be reverted."""
     tools.store.sync("/")
     node, info = snapshot.topic_node(tools.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
     opened = attempts.of_ledgers(tools.store, ledger_ids)
     foreign = listed_ledgers.open_attempt(info)
-    found: list[Offloaded] = []
+    found: list[OffloadOutcome] = []
     for ledger_id in sorted(set(ledger_ids)):
         item = items.get(ledger_id)
         uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
@@ -97,13 +96,13 @@ def plan_take_back(
         elif ledger_id in opened:
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
         else:
-            why = _given_up_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, permit)
-        outcome, reason = (REFUSED, why) if why else (FOREIGN_ATTEMPT, foreign) if foreign else (GOES, _TAKEN_BACK)
-        found.append(Offloaded(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
+            why = _released_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, guard)
+        outcome, reason = (REFUSED, why) if why else (FOREIGN_ATTEMPT, foreign) if foreign else (GOES, _IN_BOOKKEEPER)
+        found.append(OffloadOutcome(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
 
 
-_TAKEN_BACK = "its topic reads it from BookKeeper again"
+_IN_BOOKKEEPER = "its topic reads it from BookKeeper again"
 
 
 LOOK_EVERY = 2_000
@@ -111,11 +110,11 @@ LOOK_EVERY = 2_000
 
 
 def not_whole_in_bookkeeper(
-    run: TopicRun, tools: Ports, topic: Topic, item: LedgerInfo, permit: RunGuard | None = None
+    run: TopicRun, tools: Ports, topic: Topic, item: LedgerInfo, guard: RunGuard | None = None
 ) -> str:
     """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
 
-    With a ``permit`` raises Paused and LeaseLost meanwhile.
+    With a ``guard`` raises Paused and LeaseLost meanwhile.
     """
     if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
         return problem
@@ -131,8 +130,8 @@ def not_whole_in_bookkeeper(
         stream = cast(Generator[EntryBatch, None, None], tools.reader.stream(item.ledger_id, metadata, 0, last))
         with contextlib.closing(stream):
             for _ in stream:
-                if permit and tools.clock.now_ms() - looked >= LOOK_EVERY:
-                    permit.check(tools.store)
+                if guard and tools.clock.now_ms() - looked >= LOOK_EVERY:
+                    guard.check(tools.store)
                     looked = tools.clock.now_ms()
     except STOPPING:
         raise
@@ -146,7 +145,7 @@ BROKER_DELETES_FOR = 300_000
 the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
 
 
-def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
+def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
     """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is.
 
     By the run's time, which is never ahead of the metadata store's.
@@ -159,32 +158,32 @@ def _given_up_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
     return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
 
 
-def taking_back(
-    run: TopicRun, tools: Ports, topic: Topic, uuids: Mapping[int, UUID], *, given_up: bool, beside: bool = True
+def reverted_info(
+    run: TopicRun, tools: Ports, topic: Topic, uuids: Mapping[int, UUID], *, released: bool, alone_matters: bool = True
 ) -> Change:
-    """Offloads by ledger id that its topic's metadata is to forget; ``given_up``: even where it gave BookKeeper up.
+    """Offloads by ledger id that its topic's metadata is to forget; ``released``: even where it gave BookKeeper up.
 
-    ``beside``: even beside an attempt of its broker, which that ends: what no broker can read is worse.
+    ``alone_matters``: even beside an attempt of its broker, which that ends: what no broker can read is worse.
     """
 
-    def one(node: Node, item: LedgerInfo) -> Said:
+    def one(node: Node, item: LedgerInfo) -> Outcome:
         offload = item.offload
         if offload is None:
-            return Said(ROLLED_BACK, _TAKEN_BACK)
+            return Outcome(REVERTED, _IN_BOOKKEEPER)
         if not offload.complete or offload.uuid != uuids[item.ledger_id]:
-            return Said(FAILED, f"its topic names another offload by now, {offload.uuid}")
-        if offload.bookkeeper_deleted and not given_up:
-            return Said(FAILED, "its copy in BookKeeper is given up: it stays offloaded")
-        if why := _given_up_of_late(run, node, item):
-            return Said(REFUSED, why)
+            return Outcome(FAILED, f"its topic names another offload by now, {offload.uuid}")
+        if offload.bookkeeper_deleted and not released:
+            return Outcome(FAILED, "its copy in BookKeeper is released: it stays offloaded")
+        if why := _released_of_late(run, node, item):
+            return Outcome(REFUSED, why)
         if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
-            return Said(FAILED, f"it stays offloaded: {problem}")
-        return Said(ROLLED_BACK, _TAKEN_BACK, changes=True)
+            return Outcome(FAILED, f"it stays offloaded: {problem}")
+        return Outcome(REVERTED, _IN_BOOKKEEPER, changes=True)
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
-        if not beside and (foreign := listed_ledgers.open_attempt(info)):
-            return info, dict.fromkeys(uuids, Said(FOREIGN_ATTEMPT, foreign))
-        said = dict.fromkeys(uuids, Said(FAILED, "its topic does not list it any more"))
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+        if not alone_matters and (foreign := listed_ledgers.open_attempt(info)):
+            return info, dict.fromkeys(uuids, Outcome(FOREIGN_ATTEMPT, foreign))
+        said = dict.fromkeys(uuids, Outcome(FAILED, "its topic does not list it any more"))
         said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
         back = {ledger_id for ledger_id, word in said.items() if word.changes}
         ledgers = tuple(replace(item, offload=None) if item.ledger_id in back else item for item in info.ledgers)

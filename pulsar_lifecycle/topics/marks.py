@@ -29,7 +29,7 @@ NOT_COUNTED = "could not go when this launch's caps were checked, and count in n
 
 
 @dataclass(frozen=True, slots=True)
-class Marked:
+class LedgerOutcome:
     """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole."""
 
     topic: str
@@ -40,7 +40,7 @@ class Marked:
     component: str = ""
 
 
-Report = Callable[[Sequence[Marked]], None]
+Report = Callable[[Sequence[LedgerOutcome]], None]
 """Hears what became of each topic as soon as it is known: a run that is stopped later returns nothing."""
 
 
@@ -61,14 +61,14 @@ def send_messages(
         info = sent.info
         outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, reason)
         length = lengths.get(info.ledger_id, 0)
-        one = Marked(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
+        one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
         row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)
         rows.append(replace(row, phase="send"))
     tools.journal.record(rows)
     return outcomes
 
 
-def mark_of(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
+def outcome_of_message(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
     """What a mark says of the copies that a ledger's messages are about; where there is no message it asks for none.
 
     ``czxid`` is what waives the grace period of exactly the ledger whose own message went with the mark.
@@ -77,7 +77,7 @@ def mark_of(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str, Any]:
     return {"czxid": own, "uuid": "".join(map(copy_of, messages)), "bucket": "".join(map(bucket_of, messages))}
 
 
-def journal_row(run: TopicRun, one: Marked, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
+def journal_row(run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
     """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
     return JournalRow(
         run_id=run.run_id,

@@ -30,7 +30,7 @@ BOOKKEEPER_FIRST = (
     f"brokers read BookKeeper first ({READ_PRIORITY}, {BROKER_READ_PRIORITY}), so none has shown that it can read the "
     "bucket"
 )
-"""Why no copy in BookKeeper may go, by whomever: the canary read that very copy."""
+"""Why no copy in BookKeeper may go, by whomever: the read check read that very copy."""
 
 _TIERED_STORAGE_FIRST = "tiered-storage-first"
 """The brokers' default; the JSON of a policy spells it ``TIERED_STORAGE_FIRST``."""

@@ -72,7 +72,7 @@ def topic_run(
         cluster=settings.cluster,
         ledgers_root=settings.bookkeeper.ledgers_root,
         now=now,
-        brokers=load_state.hear(tools.store, tools.admin),
+        brokers=load_state.fetch_brokers(tools.store, tools.admin),
         context=context,
         deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),

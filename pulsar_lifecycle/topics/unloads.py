@@ -21,7 +21,7 @@ from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import BrokenOwed, OwedUnload
+from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 ATTEMPTS = 3
 """How often one unload is tried in a run."""
 
-GIVE_UP = 3
+MAX_FAILURES = 3
 """Topics in a row, of one tenant or tenants, whose unload failed, after which the others are left to the next run,
 written or owed: a broker that is down fails them all."""
 
@@ -62,20 +62,20 @@ class Unloads:
     def lacks(self, unloads: int = 1) -> str:
         """Why the run may do nothing that needs so many unloads; empty if it may.
 
-        Once ``GIVE_UP`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
+        Once ``MAX_FAILURES`` of what this run wrote failed, or one for lack of permission, it writes nothing more.
         """
         if self._left < unloads:
             return "this run may unload no more (trimming.max_unloads)"
-        return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= GIVE_UP else ""
+        return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= MAX_FAILURES else ""
 
     def doubt(self, topic: Topic) -> str:
-        """Why a topic that is not loaded should stay so: of its tenant ``GIVE_UP`` are owed an unload that fails.
+        """Why a topic that is not loaded should stay so: of its tenant ``MAX_FAILURES`` are owed an unload that fails.
 
         Or they are :attr:`down`.
         """
         tenant = topic.namespace.tenant
         failures = self._failures.get(tenant, [])
-        if tenant not in self._works and len(failures) >= GIVE_UP:
+        if tenant not in self._works and len(failures) >= MAX_FAILURES:
             return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
         if self.down:
             first = next(failed[0] for name, failed in self._failures.items() if name in self._down)
@@ -87,7 +87,7 @@ class Unloads:
 
         That is where the unload of a topic that this run wrote has failed, or one that was owed from before, of
         whatever tenant, and nothing of this one has worked. None if there is no doubt; otherwise why it failed, empty
-        if it worked: then look at the topic anew. After ``GIVE_UP`` of a tenant failed in a row, or one for lack of
+        if it worked: then look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack of
         permission, no more are tried. Nothing is owed by this.
         """
         tenant = topic.namespace.tenant
@@ -95,7 +95,7 @@ class Unloads:
         if sure or topic in self._unloaded:
             return None
         failures = self._tried.setdefault(tenant, [])
-        if len(failures) >= GIVE_UP:
+        if len(failures) >= MAX_FAILURES:
             return f"topics of its tenant cannot be unloaded: {failures[0]}"
         failure = self._attempts(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
@@ -104,8 +104,8 @@ class Unloads:
 
     @property
     def down(self) -> bool:
-        """Whether unloads failed of ``GIVE_UP`` tenants in this run, and none worked: a broker's trouble, it seems."""
-        return not self._works and len(self._down) >= GIVE_UP
+        """Whether unloads failed of ``MAX_FAILURES`` tenants in this run, and none worked: a broker's trouble, it seems."""
+        return not self._works and len(self._down) >= MAX_FAILURES
 
     def wait(self) -> None:
         """Wait until the next unload may follow at once."""
@@ -158,7 +158,7 @@ class Unloads:
 
 def _weighed(failure: LifecycleError) -> list[str]:
     """A failed unload; one that is denied counts for as many as it takes to give up."""
-    return [str(failure)] * (GIVE_UP if isinstance(failure, AccessDenied) else 1)
+    return [str(failure)] * (MAX_FAILURES if isinstance(failure, AccessDenied) else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,88 +174,88 @@ class RunGuard:
         control.check_lease(store, self.guard)
 
 
-def settle_unloads(
-    store: MetadataStore, admin: BrokerAdmin, clock: Clock, permit: RunGuard, *, wait: bool
+def finish_unloads(
+    store: MetadataStore, admin: BrokerAdmin, clock: Clock, guard: RunGuard, *, wait: bool
 ) -> dict[str, str]:
     """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
-    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays owed. By
+    its write; without, that is left to the next run. Returns what could not be settled, and why; it stays pending. By
     topic, or by z-node where its name says no topic. What cannot be read is logged, too, and hinders no other.
     Raises Paused, LeaseLost, AccessDenied if nothing can be listed.
     """
-    permit.check(store)
-    owing: dict[str, str] = {}
-    watched: list[OwedUnload] = []
+    guard.check(store)
+    still_pending: dict[str, str] = {}
+    watched: list[PendingUnload] = []
     failed: Counter[str] = Counter()
-    found = list(control.owed_by(store, permit.guard))
+    found = list(control.pending_for(store, guard.guard))
     first = clock.now_ms() % max(1, len(found))  # in another order each time: the first ones may fail always
-    for owed in found[first:] + found[:first]:
-        if isinstance(owed, BrokenOwed):
-            _LOG.warning("owed unload: %s", owed.reason)
-            owing[str(owed.topic or owed.path)] = owed.reason
-        elif owed.loaded:
-            _unload(store, admin, clock, permit, owed, owing, failed)
+    for pending in found[first:] + found[:first]:
+        if isinstance(pending, BrokenPendingUnload):
+            _LOG.warning("pending unload: %s", pending.reason)
+            still_pending[str(pending.topic or pending.path)] = pending.reason
+        elif pending.loaded:
+            _unload(store, admin, clock, guard, pending, still_pending, failed)
         else:
-            watched.append(owed)
+            watched.append(pending)
     for last in (False, True) if wait else (True,):
         if not watched:
             break
         try:
-            brokers = load_state.hear(store, admin)
+            brokers = load_state.fetch_brokers(store, admin)
         except LifecycleError as error:
-            return owing | {str(owed.topic): f"the brokers were not heard: {error}" for owed in watched}
-        for owed in [owed for owed in watched if str(owed.topic) in brokers.loaded]:
-            watched.remove(owed)
-            _unload(store, admin, clock, permit, owed, owing, failed)
-        left = {owed: _watch_left(owed, brokers.stats_interval, clock.now_ms()) for owed in watched}
-        for owed in [owed for owed in watched if left[owed] <= 0]:
-            watched.remove(owed)
-            control.settle_unload(store, owed)
+            return still_pending | {str(pending.topic): f"the brokers were not heard: {error}" for pending in watched}
+        for pending in [pending for pending in watched if str(pending.topic) in brokers.loaded]:
+            watched.remove(pending)
+            _unload(store, admin, clock, guard, pending, still_pending, failed)
+        left = {pending: _watch_left(pending, brokers.stats_interval, clock.now_ms()) for pending in watched}
+        for pending in [pending for pending in watched if left[pending] <= 0]:
+            watched.remove(pending)
+            control.finish_unload(store, pending)
         if watched and not last:
             clock.sleep(max(left.values()) / 1000)
-            permit.check(store)
-    return owing
+            guard.check(store)
+    return still_pending
 
 
 def _unload(
     store: MetadataStore,
     admin: BrokerAdmin,
     clock: Clock,
-    permit: RunGuard,
-    owed: OwedUnload,
-    owing: dict[str, str],
+    guard: RunGuard,
+    pending: PendingUnload,
+    still_pending: dict[str, str],
     failed: Counter[str],
 ) -> None:
     """Settle one; ``failed`` counts by tenant, and a tenant whose topics fail keeps no other one from its turn."""
-    tenant = owed.topic.namespace.tenant
-    if failed[tenant] >= GIVE_UP or permit.unloads.down:
-        owing[str(owed.topic)] = "not tried after others failed"
-    elif failure := permit.unloads.unload(
-        admin, owed.topic, partial(is_gone, store, admin, clock, owed), written=False
+    tenant = pending.topic.namespace.tenant
+    if failed[tenant] >= MAX_FAILURES or guard.unloads.down:
+        still_pending[str(pending.topic)] = "not tried after others failed"
+    elif failure := guard.unloads.unload(
+        admin, pending.topic, partial(is_gone, store, admin, clock, pending), written=False
     ):
-        _LOG.warning("owed unload of %s: %s", owed.topic, failure)
+        _LOG.warning("pending unload of %s: %s", pending.topic, failure)
         failed[tenant] += 1
-        owing[str(owed.topic)] = failure
+        still_pending[str(pending.topic)] = failure
     else:
-        control.settle_unload(store, owed)
+        control.finish_unload(store, pending)
 
 
-def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, owed: OwedUnload) -> bool:
+def is_gone(store: MetadataStore, admin: BrokerAdmin, clock: Clock, pending: PendingUnload) -> bool:
     """Whether no broker has a topic: its z-node is gone, or all brokers list it no more. What is not known is no."""
     with contextlib.suppress(LifecycleError):
         store.sync("/")
-        if store.read([f"{walk.MANAGED_LEDGERS_ROOT}/{owed.topic.managed_ledger}"])[0] is None:
+        if store.read([f"{walk.MANAGED_LEDGERS_ROOT}/{pending.topic.managed_ledger}"])[0] is None:
             return True
-        brokers = load_state.hear(store, admin)
-        listed = str(owed.topic) in brokers.loaded
-        return not listed and _watch_left(owed, brokers.stats_interval, clock.now_ms()) <= 0
+        brokers = load_state.fetch_brokers(store, admin)
+        listed = str(pending.topic) in brokers.loaded
+        return not listed and _watch_left(pending, brokers.stats_interval, clock.now_ms()) <= 0
     return False
 
 
-def _watch_left(owed: OwedUnload, stats_interval: int, now: int) -> int:
+def _watch_left(pending: PendingUnload, stats_interval: int, now: int) -> int:
     """How long (ms) a topic must be watched yet; another machine's clock, which dated it, may be ahead."""
-    return min(owed.since, now) + WATCHED_FOR * stats_interval - now
+    return min(pending.since, now) + WATCHED_FOR * stats_interval - now
 
 
 def bundles(store: MetadataStore, topics: Collection[Topic]) -> dict[Topic, str]:

@@ -3,7 +3,7 @@
 Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
 and why it may be (``trimming/trim.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next
 metadata write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever
-settles the owed unloads (``unloads.py``).
+settles the pending unloads (``unloads.py``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owners
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
@@ -94,11 +94,11 @@ def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
 class TopicWrite:
     """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
 
-    def __init__(self, tools: Ports, permit: RunGuard, topic: Topic) -> None:
+    def __init__(self, tools: Ports, guard: RunGuard, topic: Topic) -> None:
         self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
-        self._permit, self._topic = permit, topic
-        self._owed: OwedUnload | None = None
-        self._newly_owed = False
+        self._permit, self._topic = guard, topic
+        self._pending: PendingUnload | None = None
+        self._newly_noted = False
         self._written = False
         self._unknown: int | None = None
         """Version of the z-node that a write of ours was based on whose outcome is not known yet."""
@@ -114,22 +114,22 @@ class TopicWrite:
             self._written = self._written or version != self._unknown
             self._unknown = None
 
-    def owe(self, loaded: bool) -> None:
+    def note_unload(self, loaded: bool) -> None:
         """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it.
 
         Anew for each try: whoever took our lease over may have settled it meanwhile.
         """
-        owed = OwedUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
-        self._newly_owed = control.owe_unload(self._store, owed) or self._newly_owed
-        self._owed = owed
+        pending = PendingUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
+        self._newly_noted = control.note_unload(self._store, pending) or self._newly_noted
+        self._pending = pending
 
-    def write(self, node: Node, data: bytes, beside: str) -> bool:
-        """Compare-and-set ``node`` while its :func:`witness` is ``beside`` it; :meth:`owe` comes before.
+    def write(self, node: Node, data: bytes, checked: str) -> bool:
+        """Compare-and-set ``node`` while its :func:`checked_path` is ``checked`` it; :meth:`note_unload` comes before.
 
         False: what is there now decides, read it again.
         """
         try:
-            self._store.write(node.path, data, node.stat.version, beside)
+            self._store.write(node.path, data, node.stat.version, checked)
         except OutcomeUnknown:
             self._unknown = node.stat.version
             return False
@@ -138,41 +138,41 @@ class TopicWrite:
         self._written = True
         return True
 
-    def settle_failed(self, error: LifecycleError) -> None:
+    def finish_after(self, error: LifecycleError) -> None:
         """As :meth:`settle`, after an error. A definite answer leaves no doubt of what was written."""
-        self.settle(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
+        self.finish(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
 
-    def settle(self, *, sure: bool) -> str:
-        """The unload that our write asks for; returns why it failed. What is not settled here stays owed.
+    def finish(self, *, sure: bool) -> str:
+        """The unload that our write asks for; returns why it failed. What is not settled here stays pending.
 
-        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays owed.
+        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays pending.
         """
-        owed = self._owed
-        if owed is None:
+        pending = self._pending
+        if pending is None:
             return ""
         if not self._written and self._unknown is None:
-            return self._forget(owed) if sure and self._newly_owed else ""
-        if not owed.loaded:
+            return self._forget(pending) if sure and self._newly_noted else ""
+        if not pending.loaded:
             return ""  # at its end the run looks whether some broker loaded it meanwhile
-        gone = partial(is_gone, self._store, self._admin, self._clock, owed)
-        failure = self._permit.unloads.unload(self._admin, owed.topic, gone)
+        gone = partial(is_gone, self._store, self._admin, self._clock, pending)
+        failure = self._permit.unloads.unload(self._admin, pending.topic, gone)
         if sure and not failure:
-            return self._forget(owed)
+            return self._forget(pending)
         if failure:
             with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has settled it
-                control.owe_unload(self._store, owed)
+                control.note_unload(self._store, pending)
         return failure
 
-    def _forget(self, owed: OwedUnload) -> str:
+    def _forget(self, pending: PendingUnload) -> str:
         try:
-            control.settle_unload(self._store, owed)
+            control.finish_unload(self._store, pending)
         except LifecycleError as error:
             return f"the note of that could not be removed: {error}"
-        self._owed = None
+        self._pending = None
         return ""
 
 
-def witness(store: MetadataStore, root: str, topic: Topic, node: Node, info: ManagedLedgerInfo) -> str:
+def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info: ManagedLedgerInfo) -> str:
     """The z-node of a ledger that goes when the topic is deleted; a write of the topic demands that it is still there.
 
     A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
@@ -204,12 +204,12 @@ def why_loaded(
     return why if found == "loaded" else ""
 
 
-def why_not_unloaded(tools: Ports, permit: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
+def why_not_unloaded(tools: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
     """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
 
     ``anyway``: not writing it would be worse than leaving it owed an unload that fails.
     """
-    why = permit.unloads.lacks() or (None if anyway else permit.unloads.try_before(tools.admin, topic))
+    why = guard.unloads.lacks() or (None if anyway else guard.unloads.try_before(tools.admin, topic))
     return f"its topic is loaded, and {why}" if why else why
 
 
@@ -218,7 +218,7 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Outcome:
     """What becomes of one ledger of the topic by an edit, why, and whether its metadata ``changes``."""
 
     outcome: str
@@ -226,7 +226,7 @@ class Said:
     changes: bool = False
 
 
-Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, Said]]]
+Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, Outcome]]]
 """What a topic's metadata should be, from what it is now, and what that means for each ledger.
 
 It is called anew for every try, so it must see an earlier write of its own as done. An unchanged info writes nothing.
@@ -234,30 +234,30 @@ It is called anew for every try, so it must see an earlier write of its own as d
 
 
 def edit_topic(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, change: Change, policy: str
-) -> dict[int, Said]:
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str
+) -> dict[int, Outcome]:
     """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
 
     ``policy`` names the setting that lets loaded topics be written; empty: this one is in any case. Where it does not,
     ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
     and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
     """
-    write = TopicWrite(tools, permit, topic)
+    write = TopicWrite(tools, guard, topic)
     try:
-        said = _edit(run, tools, permit, topic, change, policy, write)
+        said = _edit(run, tools, guard, topic, change, policy, write)
     except LifecycleError as error:
-        write.settle_failed(error)
+        write.finish_after(error)
         raise
-    owing = write.settle(sure=True)
-    suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+    still_pending = write.finish(sure=True)
+    suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
     return {i: replace(one, reason=one.reason + suffix) for i, one in said.items()}
 
 
 def _edit(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
-) -> dict[int, Said]:
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
+) -> dict[int, Outcome]:
     for _ in range(ATTEMPTS):
-        permit.check(tools.store)
+        guard.check(tools.store)
         tools.store.sync("/")
         node, info = snapshot.topic_node(tools.store, topic)
         write.seen(node.stat.version)
@@ -268,17 +268,17 @@ def _edit(
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := why_not_unloaded(tools, permit, topic, anyway=not policy)) is not None:
+        elif loaded and (refusal := why_not_unloaded(tools, guard, topic, anyway=not policy)) is not None:
             if not refusal:
                 continue
             stays = refusal
         if stays:
-            return {i: Said(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
-        beside = witness(tools.store, run.ledgers_root, topic, node, info)
+            return {i: Outcome(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+        checked = checked_path(tools.store, run.ledgers_root, topic, node, info)
         if loaded:
-            permit.unloads.wait()
-        permit.check(tools.store)
-        write.owe(bool(loaded))
-        if write.write(node, managed_ledger.encode(wanted), beside):
+            guard.unloads.wait()
+        guard.check(tools.store)
+        write.note_unload(bool(loaded))
+        if write.write(node, managed_ledger.encode(wanted), checked):
             return said
     raise Refused(f"{topic}: its z-node changed {ATTEMPTS} times while it was looked at; run again")

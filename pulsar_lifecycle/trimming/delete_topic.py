@@ -22,7 +22,15 @@ from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.marks import GOES, NOT_COUNTED, REMOVED, Marked, journal_row, mark_of, send_messages
+from pulsar_lifecycle.topics.marks import (
+    GOES,
+    NOT_COUNTED,
+    REMOVED,
+    LedgerOutcome,
+    journal_row,
+    outcome_of_message,
+    send_messages,
+)
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import FAILED, TopicRun
 from pulsar_lifecycle.trimming import rules
@@ -41,37 +49,37 @@ _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
 
 
-def plan_topic_deletion(run: TopicRun, tools: Ports, topic: Topic) -> list[Marked]:
+def plan_topic_deletion(run: TopicRun, tools: Ports, topic: Topic) -> list[LedgerOutcome]:
     """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
 
-    def look() -> list[Marked]:
+    def look() -> list[LedgerOutcome]:
         node, named = _named(run, tools, topic)
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
         return [
             *_marked(topic, named, GOES, "its topic is to be deleted"),
-            *(Marked(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
-            Marked(str(topic), -1, GOES, "the broker is to be asked to delete it"),
+            *(LedgerOutcome(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
+            LedgerOutcome(str(topic), -1, GOES, "the broker is to be asked to delete it"),
         ]
 
     return guarded(topic, look)
 
 
 def delete_topic(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
-) -> list[Marked]:
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
+) -> list[LedgerOutcome]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
     ``counted``: the ledgers that were counted against the caps; a topic that has others by now is refused. The row of
     ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
     """
-    return guarded(topic, lambda: _delete(run, tools, permit, topic, force, counted))
+    return guarded(topic, lambda: _delete(run, tools, guard, topic, force, counted))
 
 
 def _delete(
-    run: TopicRun, tools: Ports, permit: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
-) -> list[Marked]:
-    permit.check(tools.store)
+    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
+) -> list[LedgerOutcome]:
+    guard.check(tools.store)
     node, named = _named(run, tools, topic)
     if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
         raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
@@ -89,7 +97,7 @@ def _delete(
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
         return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
-    permit.check(tools.store)
+    guard.check(tools.store)
     failure = "its z-node is still there"
     try:
         tools.admin.delete_topic(topic, force)
@@ -147,9 +155,9 @@ def _named(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, dict[int, _
     return node, named
 
 
-def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[Marked]:
+def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[LedgerOutcome]:
     return [
-        Marked(str(topic), i, outcome, reason, length, messages[0].component.value)
+        LedgerOutcome(str(topic), i, outcome, reason, length, messages[0].component.value)
         for i, (_, messages, length) in named.items()
     ]
 
@@ -162,13 +170,13 @@ def _journalled(
     outcome: str,
     reason: str,
     reasons: Mapping[int, str] = {},
-) -> list[Marked]:
+) -> list[LedgerOutcome]:
     """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that have another one."""
     now = tools.clock.now_ms()
     marked = [replace(m, reason=reasons.get(m.ledger_id, reason)) for m in _marked(topic, named, outcome, reason)]
     rows: list[JournalRow] = []
     for one, (_, messages, _) in zip(marked, named.values(), strict=True):
-        detail = mark_of(messages)
+        detail = outcome_of_message(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     tools.journal.record(rows)
-    return [*marked, Marked(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]
+    return [*marked, LedgerOutcome(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]

@@ -18,7 +18,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
-from pulsar_lifecycle.formats.managed_ledger import OffloadContext as Offloaded
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext as OffloadOutcome
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS, halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.records import findings, owners
@@ -51,7 +51,7 @@ def intent_rule(topic: Topic, context: findings.Context) -> str:
     return ""
 
 
-def copy_rule(offload: Offloaded, context: findings.Context) -> str:
+def copy_rule(offload: OffloadOutcome, context: findings.Context) -> str:
     """Why a deletion run could not delete a complete offloaded copy; empty if there is no reason."""
     bucket = offload.driver_metadata.get("bucket", "")
     if (offload.driver_name or "").lower() not in S3_DRIVERS:

@@ -4,9 +4,9 @@ Belongs here: the order of the steps for one topic, and for a run. The rule is `
 (``deletion/batch.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
 (``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
 
-Order: judge, send, judge again, journal ``marked``, note the owed unload, look at the cursors, one compare-and-set,
+Order: judge, send, judge again, journal ``marked``, note the pending unload, look at the cursors, one compare-and-set,
 unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
-listed is kept by phase two, and an owed unload is settled by whichever run comes next. A compare-and-set that was lost,
+listed is kept by phase two, and a pending unload is settled by whichever run comes next. A compare-and-set that was lost,
 or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
 """
 
@@ -29,7 +29,7 @@ from pulsar_lifecycle.ports import JournalRow, Node, Sent
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import BrokenOwed, OwedUnload
+from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.listed_ledgers import Copy
 from pulsar_lifecycle.topics.marks import (
@@ -37,13 +37,13 @@ from pulsar_lifecycle.topics.marks import (
     NOT_COUNTED,
     NOTHING,
     REMOVED,
-    Marked,
+    LedgerOutcome,
     Report,
     journal_row,
-    mark_of,
+    outcome_of_message,
     send_messages,
 )
-from pulsar_lifecycle.topics.unloads import RunGuard, bundles, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
     FAILED,
@@ -52,10 +52,10 @@ from pulsar_lifecycle.topics.write import (
     STOPPING,
     TopicRun,
     TopicWrite,
+    checked_path,
     judges,
     why_loaded,
     why_not_unloaded,
-    witness,
 )
 from pulsar_lifecycle.trimming import rules
 from pulsar_lifecycle.trimming.rules import Verdict
@@ -78,45 +78,55 @@ class TrimOrder:
         return self.ledgers | {item.ledger_id for item in info.ledgers if item.ledger_id <= self.up_to}
 
 
-def unheard(marked: Sequence[Marked]) -> None:
+def no_report(marked: Sequence[LedgerOutcome]) -> None:
     """A report that nobody wants."""
 
 
 def trim_topics(
-    run: TopicRun, tools: Ports, permit: RunGuard, orders: Sequence[TrimOrder], report: Report = unheard
-) -> list[Marked]:
+    run: TopicRun, tools: Ports, guard: RunGuard, orders: Sequence[TrimOrder], report: Report = no_report
+) -> list[LedgerOutcome]:
     """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
 
     An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
     """
-    owing = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
-    outcomes: list[Marked] = []
+    still_pending = finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
+    outcomes: list[LedgerOutcome] = []
     by_topic = merged(orders)
     for topic in rules.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
-        if why := owing.get(str(topic)):
-            found = [Marked(str(topic), -1, FAILED, f"nothing was trimmed, it was owed an unload: {why}; run again")]
+        if why := still_pending.get(str(topic)):
+            found = [
+                LedgerOutcome(
+                    str(topic), -1, FAILED, f"nothing was trimmed, an unload of it was pending: {why}; run again"
+                )
+            ]
         else:
-            found = guarded(topic, _Trim(run, tools, permit, by_topic[topic]).run)
+            found = guarded(topic, _Trim(run, tools, guard, by_topic[topic]).run)
         report(found)
         outcomes += found
-    still = settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
-    return outcomes + [Marked(name, -1, FAILED, f"it is owed an unload: {why}") for name, why in still.items()]
+    still = finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
+    return outcomes + [
+        LedgerOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in still.items()
+    ]
 
 
-def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[Marked]:
+def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[LedgerOutcome]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
-    def look() -> list[Marked]:
-        owed = [one for one in control.owed_unloads(tools.store) if one.topic == order.topic]
-        if broken := next((one.reason for one in owed if isinstance(one, BrokenOwed)), ""):
-            return [Marked(str(order.topic), -1, FAILED, f"nothing would be trimmed, it is owed an unload: {broken}")]
+    def look() -> list[LedgerOutcome]:
+        pending = [one for one in control.pending_unloads(tools.store) if one.topic == order.topic]
+        if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
+            return [
+                LedgerOutcome(
+                    str(order.topic), -1, FAILED, f"nothing would be trimmed, an unload of it is pending: {broken}"
+                )
+            ]
         view = _look(run, tools, order)
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
         loaded = _loaded(run, tools, view)
         first = (
             "only if the unload that its topic is owed succeeds first"
-            if any(isinstance(one, OwedUnload) and one.loaded for one in owed)
+            if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
             else ""
         )
         goes = (
@@ -129,16 +139,16 @@ def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[Marked]:
     return guarded(order.topic, look)
 
 
-def guarded(topic: Topic, work: Callable[[], list[Marked]]) -> list[Marked]:
+def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[LedgerOutcome]:
     """``work`` about one topic; an error that concerns it alone becomes its outcome."""
     try:
         return work()
     except STOPPING:
         raise
     except Refused as refusal:
-        return [Marked(str(topic), -1, REFUSED, str(refusal))]
+        return [LedgerOutcome(str(topic), -1, REFUSED, str(refusal))]
     except LifecycleError as error:
-        return [Marked(str(topic), -1, FAILED, str(error))]
+        return [LedgerOutcome(str(topic), -1, FAILED, str(error))]
 
 
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
@@ -152,34 +162,34 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
     return found
 
 
-def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> Marked:
+def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> LedgerOutcome:
     first = min((item.ledger_id for item in info.ledgers), default=None)
     begins = "lists no ledger" if first is None else f"begins with ledger {first}"
-    return Marked(str(order.topic), -1, NOTHING, f"it {begins}: none is up to {order.up_to}")
+    return LedgerOutcome(str(order.topic), -1, NOTHING, f"it {begins}: none is up to {order.up_to}")
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """A topic at one moment, and what may leave it; ``witness`` is empty if nothing may."""
+    """A topic at one moment, and what may leave it; ``checked_path`` is empty if nothing may."""
 
     topic: Topic
     node: Node
     info: ManagedLedgerInfo
     copies: Mapping[int, Copy]
     verdicts: Sequence[Verdict]
-    witness: str
+    checked_path: str
 
     @property
     def goes(self) -> list[int]:
         return [v.ledger_id for v in self.verdicts if v.goes]
 
-    def marked(self, ledger_id: int, outcome: str, reason: str) -> Marked:
+    def marked(self, ledger_id: int, outcome: str, reason: str) -> LedgerOutcome:
         size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
         copy = self.copies.get(ledger_id)
         length = (copy.length if copy else 0) if size is None else size
-        return Marked(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
+        return LedgerOutcome(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
 
-    def stays(self, verdict: Verdict) -> Marked:
+    def stays(self, verdict: Verdict) -> LedgerOutcome:
         """What becomes of a ledger that may not leave; one before all that are listed has left already.
 
         Unless BookKeeper says that it is another's.
@@ -206,8 +216,8 @@ def _look(run: TopicRun, tools: Ports, order: TrimOrder) -> _View:
     reason = reason or rules.intent_rule(topic, run.context)
     verdicts = rules.judge(info, positions, copies, asked, run.context, reason)
     goes = any(v.goes for v in verdicts)
-    beside = witness(tools.store, run.ledgers_root, topic, node, info) if goes else ""
-    return _View(topic, node, info, copies, verdicts, beside)
+    checked = checked_path(tools.store, run.ledgers_root, topic, node, info) if goes else ""
+    return _View(topic, node, info, copies, verdicts, checked)
 
 
 def _loaded(run: TopicRun, tools: Ports, view: _View) -> str:
@@ -222,16 +232,16 @@ def _left_to_broker(why: str) -> str:
 class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
-    def __init__(self, run: TopicRun, tools: Ports, permit: RunGuard, order: TrimOrder) -> None:
-        self._run, self._tools, self._permit, self._order = run, tools, permit, order
+    def __init__(self, run: TopicRun, tools: Ports, guard: RunGuard, order: TrimOrder) -> None:
+        self._run, self._tools, self._permit, self._order = run, tools, guard, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
-        self._marked: dict[int, Marked] = {}
+        self._marked: dict[int, LedgerOutcome] = {}
         self._marks: dict[int, Mapping[str, Any]] = {}
         """Ledger id -> what its journalled mark names."""
-        self._outcomes: dict[int, Marked] = {}
-        self._write = TopicWrite(tools, permit, order.topic)
+        self._outcomes: dict[int, LedgerOutcome] = {}
+        self._write = TopicWrite(tools, guard, order.topic)
 
-    def run(self) -> list[Marked]:
+    def run(self) -> list[LedgerOutcome]:
         try:
             for _ in range(ATTEMPTS):
                 if self._attempt():
@@ -242,13 +252,13 @@ class _Trim:
                     raise Refused(why)
                 self._leave_rest(why)
         except LifecycleError as error:
-            self._write.settle_failed(error)
+            self._write.finish_after(error)
             if not self._marked or not judges(error) or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
             self._leave_rest(str(error))
-        owing = self._write.settle(sure=True)
-        self._journal_outcomes(owing)
+        still_pending = self._write.finish(sure=True)
+        self._journal_outcomes(still_pending)
         return [self._outcomes[i] for i in sorted(self._outcomes)]
 
     def _attempt(self) -> bool:
@@ -344,12 +354,12 @@ class _Trim:
         self._marks |= {i: self._mark(i) for i in leaving}
         self._marked |= removed
         self._permit.check(store)
-        self._write.owe(loaded)
+        self._write.note_unload(loaded)
         if not self._behind_all_cursors(view, leaving):
             return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
         data = managed_ledger.encode(replace(view.info, ledgers=kept))
-        if not self._write.write(view.node, data, view.witness):
+        if not self._write.write(view.node, data, view.checked_path):
             return False
         self._outcomes |= removed
         return True
@@ -370,7 +380,7 @@ class _Trim:
         for ledger_id, one in self._marked.items():
             self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, reason=reason))
         if not self._marked:
-            self._outcomes[-1] = Marked(str(self._order.topic), -1, FAILED, reason)
+            self._outcomes[-1] = LedgerOutcome(str(self._order.topic), -1, FAILED, reason)
 
     def _journal_what_is_there(self, error: LifecycleError) -> None:
         """The last word on what was marked before an error, if the topic can be read; else ``marked`` remains it."""
@@ -385,21 +395,21 @@ class _Trim:
             said = {i: here if i in listed else gone for i in self._marked}
             self._journal("", [replace(self._marked[i], outcome=o, reason=r) for i, (o, r) in said.items()])
 
-    def _journal_outcomes(self, owing: str) -> None:
-        suffix = f"; its topic is owed an unload: {owing}" if owing else ""
+    def _journal_outcomes(self, still_pending: str) -> None:
+        suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
         after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == LEFT]
         self._journal("", [replace(one, reason=one.reason + suffix) for one in after])
 
-    def _journal(self, outcome: str, marked: Sequence[Marked]) -> None:
+    def _journal(self, outcome: str, marked: Sequence[LedgerOutcome]) -> None:
         """One row per ledger, with ``outcome`` or its own."""
         now = self._tools.clock.now_ms()
         self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])
 
     def _mark(self, ledger_id: int) -> dict[str, Any]:
         """What its acknowledged messages ask for."""
-        return mark_of([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
+        return outcome_of_message([s.info for (one, _), s in self._sent.items() if one == ledger_id and not s.error])
 
-    def _row(self, one: Marked, now: int) -> JournalRow:
+    def _row(self, one: LedgerOutcome, now: int) -> JournalRow:
         sent = {kind: s for (ledger_id, kind), s in self._sent.items() if ledger_id == one.ledger_id}
         kind = LedgerType.LEDGER if LedgerType.LEDGER in sent else LedgerType.OFFLOAD_LEDGER
         messages = {kind.value: s.message_id.hex() for kind, s in sent.items()}

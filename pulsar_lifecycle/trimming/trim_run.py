@@ -22,57 +22,57 @@ from pulsar_lifecycle.runs.caps import effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.marks import GOES, Marked, Report
+from pulsar_lifecycle.topics.marks import GOES, LedgerOutcome, Report
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
-from pulsar_lifecycle.topics.unloads import RunGuard, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import delete_topic
-from pulsar_lifecycle.trimming.trim import TrimOrder, merged, plan_trim, trim_topics, unheard
+from pulsar_lifecycle.trimming.trim import TrimOrder, merged, no_report, plan_trim, trim_topics
 
 
 def trim(
-    cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool, report: Report = unheard
-) -> list[Marked]:
+    cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool, report: Report = no_report
+) -> list[LedgerOutcome]:
     """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
 
     Raises Refused when another run acts, the newest scan is not covered, or more would go than the settings' caps
     allow; Paused, LeaseLost, Overloaded.
     """
 
-    def planned(run: TopicRun, tools: Ports) -> list[Marked]:
+    def planned(run: TopicRun, tools: Ports) -> list[LedgerOutcome]:
         return [one for order in merged(orders).values() for one in plan_trim(run, tools, order)]
 
     if dry_run:
         with _looking(cluster, run_id) as (run, tools):
             return planned(run, tools)
-    with _acting(cluster, run_id) as (run, tools, permit):
+    with _acting(cluster, run_id) as (run, tools, guard):
         counted = _check_caps(cluster, planned(run, tools))
         orders = [replace(order, counted=counted.get(str(order.topic), frozenset())) for order in orders]
-        return trim_topics(run, tools, permit, orders, report)
+        return trim_topics(run, tools, guard, orders, report)
 
 
 def delete_topics(
-    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool, report: Report = unheard
-) -> list[Marked]:
+    cluster: Cluster, run_id: str, topics: Sequence[Topic], *, force: bool, dry_run: bool, report: Report = no_report
+) -> list[LedgerOutcome]:
     """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
 
-    def planned(run: TopicRun, tools: Ports, report: Report) -> list[Marked]:
+    def planned(run: TopicRun, tools: Ports, report: Report) -> list[LedgerOutcome]:
         return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, tools, topic), report)
 
     if dry_run:
         with _looking(cluster, run_id) as (run, tools):
             return planned(run, tools, report)
-    with _acting(cluster, run_id) as (run, tools, permit):
-        counted = _check_caps(cluster, planned(run, tools, unheard))
-        settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
+    with _acting(cluster, run_id) as (run, tools, guard):
+        counted = _check_caps(cluster, planned(run, tools, no_report))
+        finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
 
-        def delete(topic: Topic) -> list[Marked]:
-            return delete_topic.delete_topic(run, tools, permit, topic, force, counted.get(str(topic), frozenset()))
+        def delete(topic: Topic) -> list[LedgerOutcome]:
+            return delete_topic.delete_topic(run, tools, guard, topic, force, counted.get(str(topic), frozenset()))
 
         return _each(topics, delete, report)
 
 
-def _check_caps(cluster: Cluster, planned: Sequence[Marked]) -> dict[str, frozenset[int]]:
+def _check_caps(cluster: Cluster, planned: Sequence[LedgerOutcome]) -> dict[str, frozenset[int]]:
     """By topic, the ledgers that were counted: only they may go, as each is judged anew when its turn comes.
 
     Raises Refused if they exceed the caps of one launch, before anything goes.
@@ -93,8 +93,8 @@ def _check_caps(cluster: Cluster, planned: Sequence[Marked]) -> dict[str, frozen
     return {topic: frozenset(ledgers) for topic, ledgers in counted.items()}
 
 
-def _each(topics: Sequence[Topic], work: Callable[[Topic], list[Marked]], report: Report) -> list[Marked]:
-    outcomes: list[Marked] = []
+def _each(topics: Sequence[Topic], work: Callable[[Topic], list[LedgerOutcome]], report: Report) -> list[LedgerOutcome]:
+    outcomes: list[LedgerOutcome] = []
     for topic in dict.fromkeys(topics):
         found = work(topic)
         report(found)

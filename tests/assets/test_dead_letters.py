@@ -14,7 +14,7 @@ from assets import dead_letters
 from orchestration import jobs, schedules
 from orchestration.definitions import build_defs
 from orchestration.schedules import PAGE
-from pulsar_lifecycle.deletion.redrive import Redriven, Wanted
+from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.lake.journal import FileJournal
@@ -324,15 +324,15 @@ def test_a_redrive_is_a_dry_run_by_default(scene: Scene) -> None:
 
 
 def test_a_redrive_does_what_its_configuration_says(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Wanted, int]] = []
+    asked: list[tuple[LetterFilter, int]] = []
 
-    def redrive_now(settings: Any, run_id: str, wanted: Wanted, max_messages: int, progress: Any) -> Redriven:
+    def redrive_now(settings: Any, run_id: str, wanted: LetterFilter, max_messages: int, progress: Any) -> Redriven:
         asked.append((wanted, max_messages))
         return Redriven(looked=5, sent=2, failed=0, unparseable=1)
 
     monkeypatch.setattr(jobs, "redrive_now", redrive_now)
     shown = run_redrive(scene, dry_run=False, ledger_ids=[4], topics=[BILLS], reason=" changed ", max_messages=7)
-    assert asked == [(Wanted(frozenset({4}), frozenset({BILLS}), frozenset(), "changed"), 7)]
+    assert asked == [(LetterFilter(frozenset({4}), frozenset({BILLS}), frozenset(), "changed"), 7)]
     assert (shown["sent"], shown["looked at"], shown["unparseable, left"]) == (2, 5, 1)
 
 

@@ -13,20 +13,22 @@ from assets import offload as asset
 from assets.offload import CHECK, check_done, named, outcomes_shown
 from orchestration import offload
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, RELEASE, UNPROVEN
-from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASE
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 
 NAME = "persistent://acme/orders/placed"
-DONE = Offloaded(NAME, 1, OFFLOADED, "", 10)
-LEFT = Offloaded(NAME, -1, LEFT_TO_BROKER, "19 of its ledgers wait", 190, ledgers=19)
-ALARM = Offloaded(NAME, 2, UNPROVEN, "one byte is another", 10)
-ROW = JournalRow("r", "pulsar", "", 2, "", NAME, RELEASE, "release", UNPROVEN, "one byte is another", 10, "", "{}", 1)
+DONE = OffloadOutcome(NAME, 1, OFFLOADED, "", 10)
+LEFT = OffloadOutcome(NAME, -1, LEFT_TO_BROKER, "19 of its ledgers wait", 190, ledgers=19)
+ALARM = OffloadOutcome(NAME, 2, PROOF_FAILED, "one byte is another", 10)
+ROW = JournalRow(
+    "r", "pulsar", "", 2, "", NAME, RELEASE, "release", PROOF_FAILED, "one byte is another", 10, "", "{}", 1
+)
 
 
 def launched(
-    monkeypatch: pytest.MonkeyPatch, outcomes: Sequence[Offloaded], unproven: Sequence[JournalRow]
+    monkeypatch: pytest.MonkeyPatch, outcomes: Sequence[OffloadOutcome], unproven: Sequence[JournalRow]
 ) -> tuple[dg.ExecuteInProcessResult, list[tuple[str, bool]]]:
     """The run, and what its instance has of checks."""
     plan: Any = SimpleNamespace(epoch_id="e")
@@ -35,7 +37,7 @@ def launched(
     )
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
     monkeypatch.setattr(offload, "offload_now", lambda *_: list(outcomes))
-    monkeypatch.setattr(asset, "unproven_now", lambda *_: list(unproven))
+    monkeypatch.setattr(asset, "failed_proofs_now", lambda *_: list(unproven))
     config = {"ops": {"offload_ledgers": {"config": {"plan_id": "p", "digest": "d"}}}}
     resources = {"lifecycle": LifecycleResource()}
     with dg.DagsterInstance.ephemeral() as instance:
@@ -69,14 +71,14 @@ def test_what_was_left_to_brokers_counts_ledgers() -> None:
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (Offloaded(NAME, 44, FAILED, "S3 says no"), f"{NAME}, ledger 44: S3 says no"),
-        (Offloaded(NAME, -1, FAILED, "it is owed an unload: x"), f"{NAME}: it is owed an unload: x"),
-        (Offloaded(NAME, -1, FAILED, f"{NAME}: ledger 44 was offloaded"), f"{NAME}: ledger 44 was offloaded"),
-        (Offloaded("", -1, FAILED, "/pulsar-lifecycle/x: no JSON"), "/pulsar-lifecycle/x: no JSON"),
+        (OffloadOutcome(NAME, 44, FAILED, "S3 says no"), f"{NAME}, ledger 44: S3 says no"),
+        (OffloadOutcome(NAME, -1, FAILED, "an unload of it is pending: x"), f"{NAME}: an unload of it is pending: x"),
+        (OffloadOutcome(NAME, -1, FAILED, f"{NAME}: ledger 44 was offloaded"), f"{NAME}: ledger 44 was offloaded"),
+        (OffloadOutcome("", -1, FAILED, "/pulsar-lifecycle/x: no JSON"), "/pulsar-lifecycle/x: no JSON"),
     ],
 )
-def test_each_topic_and_ledger_is_named_once(one: Offloaded, text: str) -> None:
+def test_each_topic_and_ledger_is_named_once(one: OffloadOutcome, text: str) -> None:
     assert named(one) == text
     with pytest.raises(dg.Failure) as raised:
-        check_done([Offloaded(NAME, 1, OFFLOADED, ""), one])
+        check_done([OffloadOutcome(NAME, 1, OFFLOADED, ""), one])
     assert raised.value.description == f"1 ledgers or topics failed, the first: {text}; what was done stays done"

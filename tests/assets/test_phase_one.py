@@ -11,7 +11,7 @@ from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import REFUSED
-from pulsar_lifecycle.topics.marks import NOTHING, REMOVED, Marked, Report
+from pulsar_lifecycle.topics.marks import NOTHING, REMOVED, LedgerOutcome, Report
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.trimming.trim import TrimOrder
 
@@ -52,10 +52,10 @@ def test_a_topic_needs_its_full_name() -> None:
 
 def test_what_needs_an_eye_comes_first() -> None:
     rows = [
-        Marked(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger"),
-        Marked(NAME, 2, REFUSED, "cursor s stands at 2:0", 20, "Managed-Ledger"),
-        Marked(f"{NAME}-2", -1, FAILED, "no answer"),
-        Marked(f"{NAME}-3", 3, LEFT_TO_BROKER, "its topic counts as loaded", 30, "Managed-Ledger"),
+        LedgerOutcome(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger"),
+        LedgerOutcome(NAME, 2, REFUSED, "cursor s stands at 2:0", 20, "Managed-Ledger"),
+        LedgerOutcome(f"{NAME}-2", -1, FAILED, "no answer"),
+        LedgerOutcome(f"{NAME}-3", 3, LEFT_TO_BROKER, "its topic counts as loaded", 30, "Managed-Ledger"),
     ]
     metadata = shown(rows, dry_run=False)
     sample = metadata["sample"]
@@ -73,8 +73,8 @@ def test_what_needs_an_eye_comes_first() -> None:
 
 
 def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
-    def work(report: Report) -> list[Marked]:
-        report([Marked(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger")])
+    def work(report: Report) -> list[LedgerOutcome]:
+        report([LedgerOutcome(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger")])
         raise Paused("paused: why")
 
     with pytest.raises(dg.Failure, match="paused: why") as failure:
@@ -82,8 +82,8 @@ def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     assert failure.value.metadata["ledgers"].value == 1
 
 
-NO_TOPIC = Marked(NAME, -1, REFUSED, "it is no topic")
-HELD = Marked(f"{NAME}-2", 1, REFUSED, "a legal hold", 10, "Managed-Ledger")
+NO_TOPIC = LedgerOutcome(NAME, -1, REFUSED, "it is no topic")
+HELD = LedgerOutcome(f"{NAME}-2", 1, REFUSED, "a legal hold", 10, "Managed-Ledger")
 
 
 def test_a_run_that_was_refused_everything_fails() -> None:
@@ -114,7 +114,7 @@ def test_failed_topics_are_counted_once() -> None:
 
 
 def test_a_run_that_is_stopped_before_it_did_anything_says_only_why() -> None:
-    def work(report: Report) -> list[Marked]:
+    def work(report: Report) -> list[LedgerOutcome]:
         raise Paused("paused: why")
 
     with pytest.raises(Paused):

@@ -63,16 +63,16 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
 
 
 def test_ledgers_that_their_topics_gave_up_have_words_of_their_own() -> None:
-    unlisted, given_up = "what a restored ledger needs", "what a ledger given up by its topic needs"
+    unlisted, released = "what a restored ledger needs", "what a ledger given up by its topic needs"
     found = result(RESTORED, RESTORED)
     found.ledgers[1].topic = "persistent://acme/orders/placed"
-    assert given_up not in undone_shown(found)
-    found.ledgers[1].given_up = True
+    assert released not in undone_shown(found)
+    found.ledgers[1].released = True
     shown = undone_shown(found)
     assert "| (no topic) | 1 |" in shown[unlisted].value
     assert "placed" not in shown[unlisted].value
-    assert "take_back_offloads" in shown[given_up].value
-    assert "| persistent://acme/orders/placed | 1 |" in shown[given_up].value
+    assert "revert_offloads" in shown[released].value
+    assert "| persistent://acme/orders/placed | 1 |" in shown[released].value
     assert unlisted not in undone_shown(Result(found.ledgers[1:], ()))
 
 

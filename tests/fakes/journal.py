@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
-from pulsar_lifecycle.journal.in_doubt import ARCHIVE, SAID, unsettled
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, deletions_in_doubt
 from pulsar_lifecycle.journal.marks import open_marks
 from pulsar_lifecycle.journal.offloads import released_of
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records.copies import Released
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, RELEASE, UNPROVEN
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED, GONE, MARKED, PROOF_FAILED, RELEASE
 
 ENDED = pa.schema([JOURNAL_SCHEMA.field("ledger_id"), JOURNAL_SCHEMA.field("at")])
 
@@ -34,14 +34,14 @@ class FakeJournal:
     def archive(self, nodes: Sequence[Archived]) -> str:
         return self._store(self.nodes, nodes)
 
-    def unsettled_nodes(self, cluster: str, since: int) -> list[Archived]:
-        """As ``io.lake.journal.unsettled_nodes``."""
+    def nodes_in_doubt(self, cluster: str, since: int) -> list[Archived]:
+        """As ``io.lake.journal.nodes_in_doubt``."""
         nodes = [n for n in self.nodes if n.cluster == cluster and n.at >= since]
         if not nodes:
             return []
         phases = ("delete", "undo")
         rows = [r for r in self.rows if r.phase in phases and r.cluster == cluster and r.at >= since]
-        found = unsettled(_table(nodes, ARCHIVE), _table(rows, SAID))
+        found = deletions_in_doubt(_table(nodes, ARCHIVE), _table(rows, JOURNAL_COLUMNS))
         return [n for n in nodes if (n.run_id, n.ledger_id, n.at) in found]
 
     def released(self, cluster: str) -> dict[int, Released]:
@@ -49,7 +49,7 @@ class FakeJournal:
         mine = [r for r in self.rows if r.cluster == cluster]
         marked = [r for r in mine if (r.action, r.outcome) == (RELEASE, MARKED)]
         ended = [r for r in mine if r.phase == "delete" and r.action == DELETE_LEDGER and r.outcome in (DELETED, GONE)]
-        ended += [r for r in mine if (r.action, r.outcome) == (RELEASE, UNPROVEN)]
+        ended += [r for r in mine if (r.action, r.outcome) == (RELEASE, PROOF_FAILED)]
         stand = open_marks(_table(marked, JOURNAL_SCHEMA), _table(ended, ENDED)).to_pylist()
         found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in stand}
         return {ledger_id: one for ledger_id, one in found.items() if one}

@@ -246,10 +246,10 @@ class FakeStore:
 
         return self._effect("create", (path,), act)
 
-    def write(self, path: str, data: bytes, version: int, beside: str = "") -> Stat:
+    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
         def act() -> Stat:
-            if beside and self.server.stat(beside) is None:
-                raise Conflict(f"write {path}: {beside} is not there")
+            if checked and self.server.stat(checked) is None:
+                raise Conflict(f"write {path}: {checked} is not there")
             return self.server.write(path, data, version)
 
         return self._effect("write", (path,), act)

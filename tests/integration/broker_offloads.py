@@ -33,7 +33,7 @@ def place(sandbox: Cluster) -> dict[str, str]:
 
 def with_offloader(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
     """Sections of settings: driver and lag are asked of the brokers, and one must read what is committed."""
-    return with_bucket(sandbox, **{"brokers": place(sandbox), "waive_canary": False, **offload})
+    return with_bucket(sandbox, **{"brokers": place(sandbox), "waive_read_check": False, **offload})
 
 
 def set_policy(sandbox: Cluster, namespace: str, lag_ms: int, **more: Any) -> None:

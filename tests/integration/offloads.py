@@ -56,7 +56,7 @@ def with_bucket(sandbox: Cluster, **offload: Any) -> dict[str, dict[str, Any]]:
             "sign_payload": False,
             "exclusive": True,
         },
-        "offload": {"brokers": BROKERS, "release": "ours", "deletion_lag": 0, "waive_canary": True, **offload},
+        "offload": {"brokers": BROKERS, "release": "ours", "deletion_lag": 0, "waive_read_check": True, **offload},
     }
 
 
@@ -179,4 +179,6 @@ def check_settled(sandbox: Cluster, settings: Settings, topic: str, ledgers: lis
     assert uploads(s3) == []
     assert open_attempts(settings).keys().isdisjoint(ledgers)
     with KazooStore(settings.zookeeper, read_only=True) as store:
-        assert [owed for owed in control.owed_unloads(store) if str(owed.topic) == topic] == []
+        assert [
+            left_pending for left_pending in control.pending_unloads(store) if str(left_pending.topic) == topic
+        ] == []

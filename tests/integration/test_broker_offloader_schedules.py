@@ -13,7 +13,7 @@ from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.tiered.offload_run import take_back
+from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import topics, znodes
@@ -115,14 +115,14 @@ def test_a_copy_that_we_refuse_to_give_up_is_given_up_by_no_broker(
     plan, rows = planned(pipeline, namespace)
     assert {row["ledger_id"] for row in rows if row["action"] == "release"} == {damaged, sound}
     said = offload(pipeline, plan, "release")
-    assert said[damaged][0] == "unproven", said
-    assert "take_back_offloads" in said[damaged][1]
+    assert said[damaged][0] == "proof-failed", said
+    assert "revert_offloads" in said[damaged][1]
     assert said[sound][0] == "released", said
     assert given_up(offloading, topic) == {sound}
     assert not is_loaded(offloading, topic)
     back = operator(pipeline.lake, loaded_topics=True)
-    outcomes = take_back(back.where, "back", Topic.parse(topic), [damaged], dry_run=False)
-    assert [one.outcome for one in outcomes] == ["rolled-back"], outcomes
+    outcomes = revert_offloads(back.where, "back", Topic.parse(topic), [damaged], dry_run=False)
+    assert [one.outcome for one in outcomes] == ["reverted"], outcomes
     assert [payload for *_, payload in read_by_broker(offloading, topic, 120)] == payloads
 
 
@@ -150,7 +150,9 @@ def test_nothing_is_released_at_a_location_that_a_broker_cannot_read(
         assert {row["topic"] for row in rows} == {passed, failing}
         said = offload(pipeline, plan, "broken")
         assert {topic: given_up(offloading, topic) for topic in (passed, failing)} == before, said
-        asked = [row for row in journal_rows(pipeline.lake, run_id="broken").to_pylist() if row["outcome"] == "unseen"]
+        asked = [
+            row for row in journal_rows(pipeline.lake, run_id="broken").to_pylist() if row["outcome"] == "read-failed"
+        ]
         assert asked
     finally:
         offloading.restart("broker-1", {})
@@ -177,7 +179,7 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
     def fail_first(*begun: Any) -> Any:
         said = offload(pipeline, plan, "beside")
         asked = [row["outcome"] for row in journal_rows(pipeline.lake, run_id="beside").to_pylist()]
-        assert "unseen" in asked, said
+        assert "read-failed" in asked, said
         return delete(*begun)
 
     offloading.restart("broker-1", {"s3ManagedLedgerOffloadServiceEndpoint": "http://127.0.0.1:9"})

@@ -287,7 +287,7 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
     with cluster.metadata() as zk:
         assert not set(asked) & set(znodes.listed_ledgers(zk, topic)), "it was killed before its write"
 
-    pipeline.scan_and_delete()  # settles the owed unload first
+    pipeline.scan_and_delete()  # settles the pending unload first
     traffic.check()
     for _ in range(8):
         if not existing(cluster, set(asked)):

@@ -47,7 +47,7 @@ def s3(sandbox: Cluster) -> Iterator[Any]:
         yield client
 
 
-class Place:
+class NamespaceLocation:
     """A namespace, and what is put into the bucket for its topics."""
 
     def __init__(self, sandbox: Cluster, s3: Any) -> None:
@@ -118,14 +118,14 @@ def forget_leftovers(sandbox: Cluster, s3: Any) -> None:
 
 
 @pytest.fixture
-def place(sandbox: Cluster, s3: Any) -> Iterator[Place]:
+def place(sandbox: Cluster, s3: Any) -> Iterator[NamespaceLocation]:
     forget_leftovers(sandbox, s3)
-    made = Place(sandbox, s3)
+    made = NamespaceLocation(sandbox, s3)
     yield made
     made.clean()
 
 
-def prepared(pipeline: Pipeline, place: Place, ledger_id: int, uuid: UUID) -> None:
+def prepared(pipeline: Pipeline, place: NamespaceLocation, ledger_id: int, uuid: UUID) -> None:
     """What an offload run wrote two days ago, before it began to upload."""
     row = JournalRow(
         run_id="offload",
@@ -154,7 +154,7 @@ def inventory(pipeline: Pipeline) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_exactly_what_is_leaked_and_ours_goes(
-    place: Place, pipelines: Callable[..., Pipeline], sandbox: Cluster, s3: Any
+    place: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster, s3: Any
 ) -> None:
     pipeline = pipelines(offloads.with_bucket(sandbox))
     began = time.time()
@@ -249,7 +249,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
 
 
 def test_an_operator_reads_the_inventory_is_alarmed_and_sweeps_what_the_page_says(
-    place: Place, pipelines: Callable[..., Pipeline], sandbox: Cluster
+    place: NamespaceLocation, pipelines: Callable[..., Pipeline], sandbox: Cluster
 ) -> None:
     pipeline = pipelines({**offloads.with_bucket(sandbox), "apply": {"max_share": 1.0}})
     live, lost, leaked, half = place.copy(), place.copy(index=False), place.copy(), place.copy(data=False)

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.copies.objects import Kind
-from pulsar_lifecycle.journal.offloads import unproven_now
+from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
-from pulsar_lifecycle.records.outcomes import OFFLOADED, RELEASED, ROLLED_BACK, UNPROVEN
+from pulsar_lifecycle.records.outcomes import OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.topics.write import FAILED
@@ -298,8 +298,8 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
     said = offloads.offload(pipeline, plan, "release")
-    assert said[bad][0] == UNPROVEN
-    assert "take_back_offloads" in said[bad][1]
+    assert said[bad][0] == PROOF_FAILED
+    assert "revert_offloads" in said[bad][1]
     assert keys(s3, bad)[0] in said[bad][1]
     assert said[good][0] == RELEASED
     made = contexts(cluster, scene.topic)
@@ -308,8 +308,8 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     take_inventory(pipeline.where, epoch)
     kinds = {row["ledger_id"]: row["kind"] for row in pipeline.where.table(epoch.epoch_id, "objects").collect()}
     assert (kinds[bad], kinds[good]) == (Kind.BROKEN, Kind.COMPLETE)
-    (alarm,) = [row for row in unproven_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
-    assert (alarm.ledger_id, alarm.outcome) == (bad, UNPROVEN)
+    (alarm,) = [row for row in failed_proofs_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
+    assert (alarm.ledger_id, alarm.outcome) == (bad, PROOF_FAILED)
     pipeline.scan_and_delete()
     assert existing(cluster, scene.ledgers) == {bad}
     # where the settings say so, the next run lets the topic read it from BookKeeper again
@@ -317,9 +317,9 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     reverting = operator(revert_unproven=True)
     plan, _ = planned(reverting, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     outcomes = offload_now(reverting.where, "revert", OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
-    assert [one.outcome for one in outcomes if one.ledger_id == bad] == [UNPROVEN, ROLLED_BACK]
+    assert [one.outcome for one in outcomes if one.ledger_id == bad] == [PROOF_FAILED, REVERTED]
     assert contexts(cluster, scene.topic)[bad] is None
-    assert unproven_now(pipeline.where, pipeline.scan().epoch_id) == []
+    assert failed_proofs_now(pipeline.where, pipeline.scan().epoch_id) == []
 
 
 def entry_logs(cluster: Cluster, bookie: str) -> list[Path]:

@@ -38,7 +38,7 @@ OFFLOAD = {
     "after the data object": {"port": "objects", "method": "complete_upload", "after": True},
     "after the index object": {"port": "objects", "method": "put", "after": True},
     "after it was proven": {"port": "journal", "method": "record", "about": "verified", "after": True},
-    "after the unload was owed": {"port": "store", "method": "create", "about": "unload-owed", "after": True},
+    "after the unload was owed": {"port": "store", "method": "create", "about": "pending-unloads", "after": True},
     "after the compare-and-set": {"port": "store", "method": "write", "about": "/managed-ledgers/", "after": True},
     "before the attempt is forgotten": {
         "port": "store",

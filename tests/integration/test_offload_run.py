@@ -25,7 +25,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.outcomes import OFFLOADED, RELEASED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered.asked_entries import entries_to_ask
-from pulsar_lifecycle.tiered.offload_run import take_back
+from pulsar_lifecycle.tiered.offload_run import revert_offloads
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import BUCKET, Cluster
@@ -166,17 +166,17 @@ def test_batches_chunks_and_transactions_come_back_as_bookkeeper_has_them(
 
 def test_a_broker_that_cannot_read_gets_its_ledger_back(sandbox: Cluster, operator: Callable[..., Pipeline]) -> None:
     """The sandbox's brokers have no offloader: a consumer would stall on the first ledger that is committed."""
-    namespace = new_namespace(sandbox, "canary")
+    namespace = new_namespace(sandbox, "read_check")
     topic, payloads, _ = published(sandbox, namespace, "t", 120)
     unloaded(sandbox, topic)
-    pipeline = operator(waive_canary=False)
+    pipeline = operator(waive_read_check=False)
     plan, _ = planned(pipeline, namespace)
     outcome, why = offload(pipeline, plan)[-1]
     assert outcome == "failed"
     assert "its broker cannot read it from bucket" in why
     assert "give the brokers an offloader" in why
     assert not any(context and context.complete for context in contexts(sandbox, topic).values())
-    rows = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "rolled-back"]
+    rows = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "reverted"]
     assert len(rows) == 1
     with pulsar_client(sandbox.service_url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -269,7 +269,7 @@ def test_live_clients_notice_nothing(sandbox: Cluster, operator: Callable[..., P
     made = contexts(sandbox, topic)
     assert all(made[ledger].complete for ledger in going)
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
-        assert control.owed_unloads(store) == []
+        assert control.pending_unloads(store) == []
 
 
 def test_a_copy_that_is_gone_is_taken_back_and_made_anew(
@@ -286,10 +286,10 @@ def test_a_copy_that_is_gone_is_taken_back_and_made_anew(
     for key in keys(bucket, ledger):
         bucket.delete_object(Bucket=BUCKET, Key=key)
     asked = (pipeline.where, "back", Topic.parse(topic), [ledger])
-    assert [one.outcome for one in take_back(*asked, dry_run=True)] == ["goes"]
+    assert [one.outcome for one in revert_offloads(*asked, dry_run=True)] == ["goes"]
     assert contexts(sandbox, topic)[ledger].complete
     unloaded(sandbox, topic)
-    assert [one.outcome for one in take_back(*asked, dry_run=False)] == ["rolled-back"]
+    assert [one.outcome for one in revert_offloads(*asked, dry_run=False)] == ["reverted"]
     with pulsar_client(sandbox.service_url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
         assert [reader.read_next(60_000).data() for _ in payloads] == payloads

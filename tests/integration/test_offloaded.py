@@ -64,7 +64,7 @@ class Attempt:
 
 
 @dataclass
-class Place:
+class NamespaceLocation:
     """The sandbox's metadata store and its S3 server."""
 
     sandbox: Cluster
@@ -109,7 +109,7 @@ class Place:
 
 
 @pytest.fixture
-def place(sandbox: Cluster) -> Iterator[Place]:
+def place(sandbox: Cluster) -> Iterator[NamespaceLocation]:
     secret = {name: (sandbox.data / f"s3-{name}-key").read_text() for name in ("access", "secret")}
     client = boto3.client(
         "s3",
@@ -120,7 +120,7 @@ def place(sandbox: Cluster) -> Iterator[Place]:
         config=Config(s3={"addressing_style": "path"}),
     )
     with closing(client), sandbox.metadata() as zk:
-        yield Place(sandbox, zk, client, new_namespace(sandbox, "offloaded"))
+        yield NamespaceLocation(sandbox, zk, client, new_namespace(sandbox, "offloaded"))
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def mark(pipeline: Pipeline, attempt: Attempt) -> None:
     FileJournal(pipeline.lake).record([row])
 
 
-def test_exactly_the_unreferenced_objects_go(place: Place, pipeline: Pipeline) -> None:
+def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline: Pipeline) -> None:
     began = time.time()
     a, b, shadow, empty = (place.topic(name) for name in ("a b+é", "b", "shadow", "empty"))
     live, leaked, under_way, listed_elsewhere = (place.attempt(a) for _ in range(4))
@@ -217,13 +217,13 @@ def test_exactly_the_unreferenced_objects_go(place: Place, pipeline: Pipeline) -
     _clean(place, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])
 
 
-def _clean(place: Place, attempts: list[Attempt]) -> None:
+def _clean(place: NamespaceLocation, attempts: list[Attempt]) -> None:
     for key in {key for one in attempts for key in one.keys}:
         place.s3.delete_object(Bucket=BUCKET, Key=key)
 
 
 def test_a_message_waits_where_no_object_store_is_declared(
-    place: Place, pipelines: Callable[..., Pipeline], tmp_path: Path
+    place: NamespaceLocation, pipelines: Callable[..., Pipeline], tmp_path: Path
 ) -> None:
     pipeline = pipelines()
     leaked = place.attempt(place.topic("a"))

@@ -17,7 +17,7 @@ from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics.marks import GOES, REMOVED, Marked
+from pulsar_lifecycle.topics.marks import GOES, REMOVED, LedgerOutcome
 from pulsar_lifecycle.topics.write import FAILED
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder
@@ -46,16 +46,16 @@ PATIENCE = 120.0
 """Seconds until a message must come, on a busy machine too."""
 
 
-def trim(pipeline: Pipeline, topic: str, up_to: int, *, dry_run: bool = False) -> dict[int, Marked]:
+def trim(pipeline: Pipeline, topic: str, up_to: int, *, dry_run: bool = False) -> dict[int, LedgerOutcome]:
     order = TrimOrder(Topic.parse(topic), up_to=up_to)
     return by_ledger(trim_run.trim(pipeline.where, "trim", [order], dry_run=dry_run))
 
 
-def by_ledger(found: list[Marked]) -> dict[int, Marked]:
+def by_ledger(found: list[LedgerOutcome]) -> dict[int, LedgerOutcome]:
     return {one.ledger_id: one for one in found}
 
 
-def outcomes(found: dict[int, Marked]) -> dict[int, str]:
+def outcomes(found: dict[int, LedgerOutcome]) -> dict[int, str]:
     return {ledger: one.outcome for ledger, one in found.items()}
 
 
@@ -64,9 +64,9 @@ def listed(sandbox: Cluster, topic: str) -> list[int]:
         return sorted(znodes.listed_ledgers(zk, topic))
 
 
-def owed(pipeline: Pipeline) -> list[control.OwedUnload | control.BrokenOwed]:
+def left_pending(pipeline: Pipeline) -> list[control.PendingUnload | control.BrokenPendingUnload]:
     with KazooStore(pipeline.where.settings.zookeeper, read_only=True) as store:
-        return control.owed_unloads(store)
+        return control.pending_unloads(store)
 
 
 def deleted(pipeline: Pipeline, ledgers: set[int], final: frozenset[str] = frozenset({"deleted"})) -> None:
@@ -143,7 +143,7 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
 
     assert outcomes(trim(pipeline, topic, ids[3])) == {i: REMOVED if o == GOES else o for i, o in expected.items()}
     assert listed(sandbox, topic) == ids[2:]
-    assert owed(pipeline) == []
+    assert left_pending(pipeline) == []
     assert waiting(sandbox) == before_it + 2
     marked = [(r["ledger_id"], r["outcome"]) for r in journal_rows(pipeline.lake, run_id="trim").to_pylist()]
     assert marked == [(i, o) for o in ("sent", "marked", "removed") for i in ids[:2]]
@@ -242,11 +242,11 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
             gone |= set(ids[:2])
             so_far = traffic.sent
             wait_for("the consumer to go on", lambda so_far=so_far: max(traffic.received) > so_far + 60)
-        assert owed(pipeline) == []
+        assert left_pending(pipeline) == []
         with KazooStore(pipeline.where.settings.zookeeper) as store:  # as a run leaves it that was killed
-            control.owe_unload(store, control.OwedUnload(Topic.parse(topic), True, 0, control.LEASE))
+            control.note_unload(store, control.PendingUnload(Topic.parse(topic), True, 0, control.LEASE))
         assert trim_run.delete_topics(pipeline.where, "settle", [], force=False, dry_run=False) == []
-        assert owed(pipeline) == []
+        assert left_pending(pipeline) == []
         wait_listed(sandbox, topic)
         deleted(pipeline, gone)
         assert not existing(sandbox, gone)

@@ -418,8 +418,8 @@ ORPHANS = ["data", "cursor", "schema", "compacted", "bucket", "half-listed"]
 def test_what_must_stay_is_not_planned(story: Story, kind: str) -> None:
     ids = story.world.kept[kind]
     assert ids, f"nothing of kind {kind} was planted"
-    condemned = {i: story.findings[i]["reason"] for i in ids & story.planned.ids}
-    assert not condemned
+    aborting = {i: story.findings[i]["reason"] for i in ids & story.planned.ids}
+    assert not aborting
     assert Finding.ORPHAN not in {story.findings[i]["finding"] for i in ids if i in story.findings}
 
 

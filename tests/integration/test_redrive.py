@@ -12,7 +12,7 @@ import pytest
 
 from assets import dead_letters
 from orchestration.definitions import build_defs
-from pulsar_lifecycle.deletion.redrive import Redriven, Wanted, redrive_now
+from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven, redrive_now
 from pulsar_lifecycle.errors import Paused, Refused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
@@ -62,14 +62,14 @@ def buried(settings: Settings, queue: PulsarDeletionQueue) -> None:
     client.close()
 
 
-def go(settings: Settings, wanted: Wanted, max_messages: int = 100) -> Redriven:
+def go(settings: Settings, wanted: LetterFilter, max_messages: int = 100) -> Redriven:
     return redrive_now(settings, "run-1", wanted, max_messages, lambda _: None)
 
 
 def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
     settings: Settings, queue: PulsarDeletionQueue, buried: None
 ) -> None:
-    done = go(settings, Wanted(ledger_ids=frozenset({1, 3})))
+    done = go(settings, LetterFilter(ledger_ids=frozenset({1, 3})))
     assert (done.looked, done.sent, done.failed, done.unparseable) == (5, 2, 0, 1)
     received = queue.receive(2, 60_000)
     assert sorted(one.info.ledger_id for one in received if one.info) == [1, 3]
@@ -84,7 +84,7 @@ def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
         ("redrive", "sent", 1),
         ("redrive", "sent", 3),
     ]
-    assert (go(settings, Wanted(ledger_ids=frozenset({1, 3}))).sent, queue.backlog()) == (0, 0)
+    assert (go(settings, LetterFilter(ledger_ids=frozenset({1, 3}))).sent, queue.backlog()) == (0, 0)
 
 
 def test_pause_and_a_foreign_lease_and_the_switch_refuse_it(
@@ -94,23 +94,23 @@ def test_pause_and_a_foreign_lease_and_the_switch_refuse_it(
         update={"deletion": settings.deletion.model_copy(update={"topicTwoPhaseDeletionEnabled": False})}
     )
     with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled"):
-        go(off, Wanted())
+        go(off, LetterFilter())
     quick = settings.model_copy(update={"zookeeper": settings.zookeeper.model_copy(update={"session_timeout": 4.0})})
     with KazooStore(settings.zookeeper) as store:
         control.pause(store, "a test")
         try:
             with pytest.raises(Paused):
-                go(settings, Wanted())
+                go(settings, LetterFilter())
         finally:
             control.resume(store)
         lease = control.take_lease(store, "another run", SystemClock(), 0)
         try:
             with pytest.raises(Refused, match="another run"):
-                go(quick, Wanted())
+                go(quick, LetterFilter())
         finally:
             control.release_lease(store, lease)
     assert queue.backlog() == 0
-    assert go(settings, Wanted(), 2).sent == 2
+    assert go(settings, LetterFilter(), 2).sent == 2
 
 
 def test_the_alarm_reports_each_dead_letter_once(config: str, queue: PulsarDeletionQueue, buried: None) -> None:

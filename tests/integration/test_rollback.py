@@ -17,7 +17,7 @@ from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.deletion.redrive import Wanted, redrive_now
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
-from pulsar_lifecycle.journal.queries import intents_standing
+from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.trimming import trim_run
 from sandbox import plant, topics, verify, znodes
@@ -114,14 +114,14 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     pipeline.scan()
     first = reconciled(pipeline, [chosen], apply=False)
     assert set(first.rows.column("ledger_id").to_pylist()) == ours
-    assert [(s.namespace, s.orphans, s.in_flight) for s in first.standings] == [(chosen, 4, 0)]
+    assert [(s.namespace, s.orphans, s.in_flight) for s in first.namespace_intents] == [(chosen, 4, 0)]
     assert (first.applied, waiting(sandbox)) == (None, 0)
 
     sent = reconciled(pipeline, [chosen], apply=True)
     assert sent.applied is not None
     assert (sent.applied.sent, waiting(sandbox)) == (4, 4)
-    standing = intents_standing(pipeline.lake, "sandbox").to_pylist()
-    assert {row["ledger_id"]: row["state"] for row in standing} == dict.fromkeys(ours, IN_FLIGHT)
+    intent_states = read_intent_states(pipeline.lake, "sandbox").to_pylist()
+    assert {row["ledger_id"]: row["state"] for row in intent_states} == dict.fromkeys(ours, IN_FLIGHT)
 
     again = reconciled(pipeline, [chosen, other], apply=True)  # what is in flight is not sent twice
     assert again.applied is not None
@@ -136,7 +136,7 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     assert not existing(sandbox, ours | theirs)
     after = reconciled(pipeline, [chosen, other], apply=True)
     assert after.applied is None
-    assert [(s.orphans, s.in_flight, s.settled) for s in after.standings] == [(0, 0, 4), (0, 0, 2)]
+    assert [(s.orphans, s.in_flight, s.settled) for s in after.namespace_intents] == [(0, 0, 4), (0, 0, 2)]
 
 
 def test_an_operator_reconciles_in_the_ui(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:

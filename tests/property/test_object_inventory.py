@@ -84,7 +84,9 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
     now = scan(offloading.cluster)
     store = offloading.cluster.open_store()
     topics = list(read_managed_ledgers(store, topic_units(store)))
-    namings = plan_objects.by_uuid(row for batch in topics for row in plan_objects.namings(batch, "").to_pylist())
+    offload_references = plan_objects.by_uuid(
+        row for batch in topics for row in plan_objects.offload_references(batch, "").to_pylist()
+    )
     open_ones = {
         ledger: draw(st.sampled_from(UUIDS)) for ledger in draw(st.lists(st.sampled_from(LEDGERS), unique=True))
     }
@@ -104,7 +106,7 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         frozenset(open_ones.values()),
     )
     look = Inventory(BUCKETS, rules, now.offload_uuids, before.offload_uuids, now.refs, before.refs, "/ledgers")
-    rows = list(look_below(look, store, offloading.cluster.reader, offloading.store, "", namings))
+    rows = list(look_below(look, store, offloading.cluster.reader, offloading.store, "", offload_references))
     going = [row for row in rows if row["action"]]
     event("planned" if going else "nothing planned")
     for row in going:
@@ -124,7 +126,9 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
     listed = [row for row in rows if row["objects"]]
     assert sum(row["objects"] for row in listed) == sum(len(offloading.buckets.objects[name]) for name in BUCKETS)
     said = {(row["uuid"], row["ledger_id"], row["bucket"]): row["kind"] for row in rows}
-    for one in (one for several in namings.values() for one in several if one.complete and one.bucket and not late):
+    for one in (
+        one for several in offload_references.values() for one in several if one.complete and one.bucket and not late
+    ):
         assert one.ledger_id is not None
         whole = all((one.bucket, name(one.uuid, one.ledger_id)) in says for name in (data_key, index_key))
         assert said[str(one.uuid), one.ledger_id, one.bucket] == (Kind.COMPLETE if whole else Kind.BROKEN)

@@ -333,7 +333,7 @@ class Laws:
         if not path.startswith("/managed-ledgers/") or path.count("/persistent/") != 1 or not old:
             raise Violation(f"I8: the product writes {path}")
         listed = managed_ledger.decode(old).ledgers
-        worse = store.trace is not None and store.trace.read_badly  # what no broker could read is taken back at once
+        worse = store.trace is not None and store.trace.read_badly  # what no broker could read is reverted at once
         if any(item.offload and item.offload.uuid and not item.offload.complete for item in listed) and not worse:
             raise Violation(f"the product writes {path}, and ends the offload attempt of a broker there")
         before = [item.ledger_id for item in listed]

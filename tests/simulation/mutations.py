@@ -168,7 +168,7 @@ def lost_means_not_deleted() -> Iterator[None]:
     def confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
         for path, d in doomed.items():
             if outcomes.get(path) == "lost":
-                d.settle(RETRYING, "the connection was lost: it was not deleted")
+                d.decide(RETRYING, "the connection was lost: it was not deleted")
         confirmed(tools, doomed, outcomes, failed)
 
     confirmed = batch._confirm
@@ -335,7 +335,7 @@ def trim_past_cursors() -> AbstractContextManager[Any]:
 
 def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
     """What a run deleted and could not journal is nobody's business."""
-    return patch.object(in_doubt, "settle", lambda *given: 0)
+    return patch.object(in_doubt, "resolve", lambda *given: 0)
 
 
 @contextmanager
@@ -474,7 +474,7 @@ def cursors_have_z_nodes() -> AbstractContextManager[Any]:
 @contextmanager
 def trimmed_snapshots_are_free() -> Iterator[None]:
     """A snapshot whose range the topic has no ledgers of is nobody's."""
-    at_scan, at_deletion = snapshot_inquiry._memory, owners._settle_pending
+    at_scan, at_deletion = snapshot_inquiry._memory, owners._decide_pending
 
     def trimmed(key: str | None, first: int | None) -> bool:
         return bool(key and first is not None and int(key.split("_")[2]) < first)
@@ -488,7 +488,7 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
         at_deletion(run, tools, topic, node, info, internals, left)
 
-    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owners, "_settle_pending", settle):
+    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owners, "_decide_pending", settle):
         yield
 
 
@@ -569,9 +569,9 @@ def compare_small_copies() -> Iterator[None]:
     """A large copy is not read before it goes."""
     real = offloaded_copies.why_unlike
 
-    def hasty(spare: Any, location: Location, places: Any, **ports: Any) -> Any:
+    def hasty(other_copy: Any, location: Location, places: Any, **ports: Any) -> Any:
         head = ports["objects"].head(location.bucket, location.data_key)
-        return "" if head and head.size > LARGE else real(spare, location, places, **ports)
+        return "" if head and head.size > LARGE else real(other_copy, location, places, **ports)
 
     with patch.object(offloaded_copies, "why_unlike", hasty):
         yield

@@ -31,7 +31,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Asked, Released, Site
+from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
 from pulsar_lifecycle.runs import control
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
@@ -136,7 +136,7 @@ class Offloading:
     offload: OffloadPolicy | None = POLICY
     marked: dict[int, tuple[Asked, int]] = field(default_factory=dict)
     released: Mapping[int, Released] = field(default_factory=dict[int, Released])
-    unseen: frozenset[Site] = frozenset()
+    failed_locations: frozenset[OffloadLocation] = frozenset()
     undecoded: int = 0
     batch: int = 0
     now: Scan | None = None
@@ -207,7 +207,7 @@ class Offloading:
         store, queue = self.cluster.open_store(), self.cluster.open_queue()
         run, lease = begin(self.cluster, store, self.now, self.before, self.policy)
         evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
-        evidence = replace(evidence, released=self.released, unseen=self.unseen)
+        evidence = replace(evidence, released=self.released, failed_locations=self.failed_locations)
         run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
         run = replace(run, run_id=run_id or run.run_id, batch=self.batch or run.batch)
         tools = tools_of(self.cluster, store, queue)

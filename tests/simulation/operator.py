@@ -23,7 +23,7 @@ import pyarrow as pa
 from pulsar_lifecycle.cli.plans import refusal_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion import redrive as redriving
-from pulsar_lifecycle.deletion.redrive import Wanted
+from pulsar_lifecycle.deletion.redrive import LetterFilter
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.deletion.workers import WITHHELD, Outcome, _Worker
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
@@ -483,7 +483,7 @@ class Operator:
         run_id = self._run_id("redrive")
         self.world.trace = None
         with self._adapters(), self._within_caps(run_id):
-            done = redriving.redrive_now(self.settings, run_id, Wanted(), most, lambda line: None)
+            done = redriving.redrive_now(self.settings, run_id, LetterFilter(), most, lambda line: None)
         return f"{done.sent} of {done.looked} dead letters are sent again"
 
     # ------------------------------------------------------------------------------------------------- in place of
@@ -511,7 +511,7 @@ class Operator:
             "system_clock": lambda: world.clock,
             "marked_ledgers": self._marked_ledgers,
             "marked_offloads": self._marked_offloads,
-            "unsettled_nodes": lambda lake, cluster, since: world.journal.unsettled_nodes(cluster, since),
+            "nodes_in_doubt": lambda lake, cluster, since: world.journal.nodes_in_doubt(cluster, since),
             "uuid4": lambda: UUID(int=world.random.getrandbits(128), version=4),
             "secrets": SimpleNamespace(token_hex=lambda n: f"{self.lake.plan_count:04x}"),
         }

@@ -146,12 +146,12 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
         shared_with=policy.shared_with,
         acknowledged=policy.acknowledged,
         reference_errors=tuple(e for e in errors if not e.startswith(KEEPS_OWNER)),
-        broker_errors=(brokers.silence,) if brokers.silence else (),
+        broker_errors=(brokers.error,) if brokers.error else (),
     )
     tagged = _values(ledgers, "component").count("schema")
     last = max((one.epoch.started_at for one in previous if one.epoch.covered), default=0)
     deleted = len({row.ledger_id for row in cluster.journal.rows if row.outcome == "deleted" and row.at >= last})
-    deleted += len(in_doubt.absent(store, cluster.journal.unsettled_nodes("simulated", last)))
+    deleted += len(in_doubt.absent(store, cluster.journal.nodes_in_doubt("simulated", last)))
     epochs = [one.epoch for one in previous]
     epoch = replace(epoch, broken=broken_history(epoch, epochs))
     coded = neighbours.undeclared(
@@ -325,15 +325,15 @@ def begin(
     context = replace(
         now.context, holds=policy.holds, gone_namespaces=policy.gone_namespaces, system_topics=policy.system_topics
     )
-    left = cluster.journal.unsettled_nodes("simulated", cluster.clock.now_ms() - in_doubt.WITHIN_MS)
-    in_doubt.settle(run_id, left, store, cluster.journal, "/ledgers")
+    left = cluster.journal.nodes_in_doubt("simulated", cluster.clock.now_ms() - in_doubt.WITHIN_MS)
+    in_doubt.resolve(run_id, left, store, cluster.journal, "/ledgers")
     run = Run(
         run_id=run_id,
         cluster="simulated",
         guard=lease.guard,
         ledgers_root="/ledgers",
         now=min(lease.taken_at, cluster.clock.now_ms()),
-        brokers=load_state.hear(store, cluster.admin),
+        brokers=load_state.fetch_brokers(store, cluster.admin),
         evidence=Evidence(
             now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
         ),
@@ -436,7 +436,7 @@ def _offload_uuids(*owners: pa.Table) -> OffloadUuids:
 
 def _hear(cluster: SimulatedCluster, store: MetadataStore) -> Brokers:
     try:
-        return load_state.hear(store, cluster.admin)
+        return load_state.fetch_brokers(store, cluster.admin)
     except LifecycleError as error:
         return Brokers({}, 0, str(error))
 
@@ -472,7 +472,7 @@ def _references(
         if r["broker"] and r["last_ledger_state"] == "OPEN"
     ]
     asked = [(r["topic"], r["broker"]) for r in loaded if r["managed_ledger"] in with_cursor]
-    others = stored_references.witnesses((r["topic"], r["broker"]) for r in loaded)
+    others = stored_references.other_topics((r["topic"], r["broker"]) for r in loaded)
     open_cursors = [
         (r["managed_ledger"], r["path"], r["cursors_ledger_id"]) for r in compaction if r["cursors_ledger_id"] >= 0
     ]
@@ -559,5 +559,5 @@ def _settled(
         exists = (row["topic"], row["cursor"]) in known
         rows.append({**row, "topic_exists": fact is not None, "cursor_exists": exists, **added})
     inquiry = snapshot_inquiry.Inquiry(store, cluster.admin, "/ledgers")
-    settled = orphans.settle(snapshot_inquiry.with_memory(rows, inquiry))
+    settled = orphans.decide_pending(snapshot_inquiry.with_memory(rows, inquiry))
     return pa.concat_tables([judged.filter(pc.invert(pending)), settled])

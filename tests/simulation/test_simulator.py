@@ -33,7 +33,7 @@ def test_every_invariant_holds_in_every_schedule() -> None:
     for what in (
         "offloaded",
         "released",
-        "taken back",
+        "reverted",
         "copies deleted",
         "swept",
         "uploads dropped",

@@ -19,7 +19,7 @@ from tests.simulation.ports import Trace
 from tests.simulation.world import ModelTopic, World
 
 OFFLOAD, SWEEP = "offload", "sweep"
-"""Kinds of runs that act on tiered storage; they take back, too."""
+"""Kinds of runs that act on tiered storage; they revert, too."""
 
 
 class TieredLaws:
@@ -67,9 +67,9 @@ class TieredLaws:
         self, topic: ModelTopic, ledger: int, was: OffloadContext | None, now: OffloadContext | None, trace: Trace
     ) -> str:
         if was and was.complete and now is None:
-            self.counts["taken back"] += 1
+            self.counts["reverted"] += 1
             whole = self.world.in_bookkeeper(ledger)
-            return "" if whole else "it is taken back, and BookKeeper does not have it whole"
+            return "" if whole else "it is reverted, and BookKeeper does not have it whole"
         if now is None or now.uuid is None or not now.complete:
             return f"{was} becomes {now}"
         if ledger == max(topic.ledgers):
@@ -93,7 +93,7 @@ class TieredLaws:
         if self.world.attempts[now.uuid] != (topic.name, ledger):
             return f"{now.uuid} is committed, an attempt on {self.world.attempts[now.uuid]}"
         if now.bookkeeper_deleted:
-            return "it is committed and given up in BookKeeper at once"
+            return "it is committed and released in BookKeeper at once"
         self.completed[now.uuid] = self.world.time.now_ms()
         self.counts["offloaded"] += 1
         return ""
@@ -104,17 +104,17 @@ class TieredLaws:
         assert now.uuid is not None
         since = self.completed.get(now.uuid, was.timestamp or 0)
         if self.world.time.now_ms() - since < self.lag_ms:
-            return f"I2: its copy in BookKeeper is given up {self.world.time.now_ms() - since} ms after its offload"
+            return f"I2: its copy in BookKeeper is released {self.world.time.now_ms() - since} ms after its offload"
         if not trace.read_well:
             return (
-                "I2: its copy in BookKeeper is given up, and no broker read its location in this run, or one could not"
+                "I2: its copy in BookKeeper is released, and no broker read its location in this run, or one could not"
             )
         if self.marked.get(ledger) != (trace.run_id, now.uuid):
-            return "its copy in BookKeeper is given up before the journal says so"
+            return "its copy in BookKeeper is released before the journal says so"
         if ledger not in self.messages:
-            return "its copy in BookKeeper is given up before its message is sent"
+            return "its copy in BookKeeper is released before its message is sent"
         if now.uuid in self.world.opened():
-            return "I2: its copy in BookKeeper is given up while its attempt is open"
+            return "I2: its copy in BookKeeper is released while its attempt is open"
         self.counts["released"] += 1
         return ""
 
@@ -139,8 +139,8 @@ class TieredLaws:
         """An upload begins, goes on, or ends; or an object is put."""
         if trace is None or trace.kind != OFFLOAD:
             return "it is written outside of an offload run"
-        condemned = self.world.opened().get(UUID(key[:36]))
-        return "" if condemned is False else "it is of no open attempt of ours, or of a condemned one"
+        aborting = self.world.opened().get(UUID(key[:36]))
+        return "" if aborting is False else "it is of no open attempt of ours, or of a condemned one"
 
     def upload_is_dropped(self, key: str, trace: Trace | None) -> str:
         """An upload of which parts may be there is dropped."""
@@ -174,6 +174,6 @@ class TieredLaws:
                 return f"I2: the journal says that {uuid} of {row.ledger_id} is proven, and it is not what was written"
         if (row.action, row.outcome) == ("release-bookkeeper-copy", "marked"):
             self.marked[row.ledger_id] = row.run_id, uuid
-        if row.outcome == "abandoned" and data_key(uuid, row.ledger_id) in self.world.buckets.objects[BUCKET]:
+        if row.outcome == "attempt-aborted" and data_key(uuid, row.ledger_id) in self.world.buckets.objects[BUCKET]:
             return f"the journal says that the objects of {uuid} are gone, and they are there"
         return ""

@@ -69,7 +69,7 @@ def release_before_the_lag() -> Iterator[None]:
 def condemn_a_committed_attempt() -> Iterator[None]:
     """An attempt that a run left open is taken for one that its topic never got to name, whatever scans have seen."""
     with (
-        patch.object(interrupted, "_standing_of", lambda *_: (None, "its topic does not list its ledger any more")),
+        patch.object(interrupted, "_state_of", lambda *_: (None, "its topic does not list its ledger any more")),
         patch.object(interrupted, "_not_its_own", lambda *_: ""),
     ):
         yield
@@ -77,7 +77,7 @@ def condemn_a_committed_attempt() -> Iterator[None]:
 
 def remove_without_condemning() -> AbstractContextManager[Any]:
     """The objects of an attempt go, and a run that comes later may finish it."""
-    return patch.object(attempts, "condemn", lambda store, attempt: attempt)
+    return patch.object(attempts, "abort", lambda store, attempt: attempt)
 
 
 def sweep_at_first_sight() -> AbstractContextManager[Any]:
@@ -89,7 +89,7 @@ def sweep_at_first_sight() -> AbstractContextManager[Any]:
 def release_unread() -> Iterator[None]:
     """Copies in BookKeeper go whether or not a broker can read the others."""
     with (
-        patch.object(bookkeeper_copies, "_unseen", lambda *_: {}),
+        patch.object(bookkeeper_copies, "_unread", lambda *_: {}),
         patch.object(offload_run._Work, "read_first", lambda *_: None),
     ):
         yield
@@ -101,12 +101,12 @@ def go_on_unread() -> AbstractContextManager[Any]:
 
 
 def release_unsaid() -> AbstractContextManager[Any]:
-    """The journal does not say what was proven before a copy in BookKeeper is given up."""
+    """The journal does not say what was proven before a copy in BookKeeper is released."""
     return patch.object(bookkeeper_copies, "_record", lambda *_: None)
 
 
 def release_unsent() -> AbstractContextManager[Any]:
-    """A copy in BookKeeper is given up, and its message is for later."""
+    """A copy in BookKeeper is released, and its message is for later."""
 
     def send(run: Any, tools: Any, messages: Sequence[Any], lengths: Mapping[int, int]) -> list[Sent]:
         return [Sent(message, b"", "") for message in messages]
@@ -116,12 +116,12 @@ def release_unsent() -> AbstractContextManager[Any]:
 
 @contextmanager
 def revert_beside_a_deletion_run() -> Iterator[None]:
-    """An offload is taken back without the lease of deletion runs."""
+    """An offload is reverted without the lease of deletion runs."""
     real = control.held_lease
 
     @contextmanager
     def held(settings: Any, store: Any, what: str, *path: str) -> Iterator[Any]:
-        if what.startswith("taking offloads back"):
+        if what.startswith("reverting offloads"):
             yield None
             return
         with real(settings, store, what, *path) as lease:
@@ -159,7 +159,7 @@ def delete_whatever_brokers_read() -> Iterator[None]:
     """A deletion run asks for no location that a broker could not read."""
     with (
         patch.object(unread_locations, "held", lambda *_: frozenset()),
-        patch.object(deletion_run, "unseen_sites", lambda *_: frozenset()),
+        patch.object(deletion_run, "failed_locations", lambda *_: frozenset()),
     ):
         yield
 

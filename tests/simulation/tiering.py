@@ -49,7 +49,7 @@ WAITS = {"lag": LAG + HOUR, "wait": HOUR, "day": 25 * HOUR, "week": 8 * 24 * HOU
 EXTRAS = {
     "offload": 4,
     "plan_offload": 2,
-    "take_back": 4,
+    "revert": 4,
     "inventory": 2,
     "sweep": 2,
     "damage": 3,
@@ -57,7 +57,7 @@ EXTRAS = {
     "attempt": 3,
 }
 """Beside the routine: what an operator, the bucket and the brokers do."""
-RUNS = frozenset({"offload", "plan_offload", "take_back", "inventory", "sweep"})
+RUNS = frozenset({"offload", "plan_offload", "revert", "inventory", "sweep"})
 BESIDES = frozenset({"damage", "blind", "attempt", "leave", "harm"})
 """Those that are no runs of ours."""
 
@@ -146,19 +146,19 @@ class Tiering:
             done = offload_run.offload_now(operator.cluster, run_id, order, lambda line: None)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
-    def take_back(self, *, given_up: bool = False) -> str:
-        """Let a topic read some of its ledgers from BookKeeper again; ``given_up``: what deletion runs may be at."""
+    def revert_offloads(self, *, released: bool = False) -> str:
+        """Let a topic read some of its ledgers from BookKeeper again; ``released``: what deletion runs may be at."""
         operator, world = self.operator, self.world
         found = [t for t in world.model.topics.values() if any(c.complete for c in t.offloaded.values()) and not t.away]
         if not found:
-            return "nothing to take back"
+            return "nothing to revert"
         gone = [t for t in found if any(c.bookkeeper_deleted and world.exists(i) for i, c in t.offloaded.items())]
-        topic = operator.random.choice(sorted(gone if given_up and gone else found, key=lambda t: str(t.name)))
+        topic = operator.random.choice(sorted(gone if released and gone else found, key=lambda t: str(t.name)))
         ledgers = sorted(i for i, c in topic.offloaded.items() if c.complete)
         some = operator.random.sample(ledgers, operator.random.randint(1, len(ledgers)))
         run_id = operator._run_id("take-back")
         with operator._tracing(Trace(run_id, kind=OFFLOAD)), operator._adapters():
-            done = offload_run.take_back(operator.cluster, run_id, topic.name, some, dry_run=False)
+            done = offload_run.revert_offloads(operator.cluster, run_id, topic.name, some, dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
     def inventory(self) -> str:
@@ -348,7 +348,7 @@ def takes_back_amid(tiering: Tiering, random: Random, count: Callable[[str], Non
         world = tiering.world
         trace, world.trace = world.trace, None
         try:
-            done = tiering.take_back(given_up=True)
+            done = tiering.revert_offloads(released=True)
         except LifecycleError as refused:
             done = f"{type(refused).__name__}: {refused}"
         finally:
@@ -356,4 +356,4 @@ def takes_back_amid(tiering: Tiering, random: Random, count: Callable[[str], Non
         world.interceptor.fired.append(f"meanwhile {done}")
 
     calls = random.choice([("store.delete_many",), ("journal.archive",), ("store.", "objects.")])
-    return Injection("take back", calls, random.randrange(1 if len(calls) == 1 else 12), "before", act)
+    return Injection("revert", calls, random.randrange(1 if len(calls) == 1 else 12), "before", act)

@@ -93,7 +93,7 @@ def one_good_copy(random: Random, world: World, operator: Operator) -> Iterator[
     counts = random.choices(["damaged", "lacking", "whole"], [6, 3, 2])[0]
     unnamed = random.choices(["whole", "damaged", "lacking"], [6, 2, 1])[0]
     there = _copy(random, written, counts)
-    spare = world.upload(
+    other_copy = world.upload(
         topic.name, ledger, CLUSTER, index=random.random() < 0.8, entries=_copy(random, written, unnamed)
     )
     if random.random() < 0.6:
@@ -108,7 +108,7 @@ def one_good_copy(random: Random, world: World, operator: Operator) -> Iterator[
     yield "scan", operator.scan
     world.wait_ms(DAY + HOUR)
     yield "scan", operator.scan
-    _send(world, world.copy_message(spare))
+    _send(world, world.copy_message(other_copy))
     if random.random() < 0.3:
         _takes_away(world, topic.name, 20)
     world.wait_ms(HOUR)

@@ -496,7 +496,7 @@ class World(SimulatedCluster):
             for context in topic.stale.values():
                 if context and context.uuid and context.complete:
                     found.setdefault(context.uuid, f"the broker of {topic.name} reads it still")
-        found |= {uuid: "our attempt is open" for uuid, condemned in self.opened().items() if not condemned}
+        found |= {uuid: "our attempt is open" for uuid, aborting in self.opened().items() if not aborting}
         return found
 
     def opened(self) -> dict[UUID, bool]:
@@ -506,7 +506,7 @@ class World(SimulatedCluster):
             return {}
         paths = [f"{attempts.ATTEMPTS}/{name}" for name in self.zookeeper.names(attempts.ATTEMPTS)]
         found = (json.loads(self.zookeeper.data(path)) for path in paths)
-        return {UUID(one["uuid"]): one.get("condemned", False) for one in found}
+        return {UUID(one["uuid"]): one.get("aborting", False) for one in found}
 
     def held(self) -> list[str]:
         """Locations of which the metadata store says that a broker could not read there."""

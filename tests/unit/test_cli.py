@@ -449,11 +449,11 @@ def test_status_shows_owed_unloads_that_can_be_read_or_not(
     cluster = SimulatedCluster()
     monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
     topic = Topic.parse("persistent://acme/orders/placed")
-    control.owe_unload(cluster.open_store(), control.OwedUnload(topic, False, 1, control.LEASE))
-    garbage = f"{control.UNLOAD_OWED[control.LEASE]}/garbage"
+    control.note_unload(cluster.open_store(), control.PendingUnload(topic, False, 1, control.LEASE))
+    garbage = f"{control.PENDING_UNLOADS[control.LEASE]}/garbage"
     cluster.put(garbage, b"{}")
     run("status", "--json")
-    found = {one["path"]: one for one in json.loads(capsys.readouterr().out)["owed_unloads"]}
+    found = {one["path"]: one for one in json.loads(capsys.readouterr().out)["pending_unloads"]}
     assert garbage in found.pop(garbage)["error"]
     assert [(one["topic"], one["loaded"]) for one in found.values()] == [(str(topic), False)]
     run("status")

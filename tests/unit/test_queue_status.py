@@ -350,14 +350,19 @@ def test_an_owed_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
-    control.owe_unload(store, control.OwedUnload(topic, True, NOW, lease))
+    control.note_unload(store, control.PendingUnload(topic, True, NOW, lease))
     if held:
         control.take_lease(store, "run", FakeClock(), 0, held)
     at_work = held == lease
     assert run("queue", "status", "--json") == (0 if at_work else 1)
     found = document(capsys)
-    (owed,) = found["owed_unloads"]
-    assert (owed["topic"], owed["loaded"], owed["since"], owed["lease"]) == (str(topic), True, NOW, lease)
+    (left_pending,) = found["pending_unloads"]
+    assert (left_pending["topic"], left_pending["loaded"], left_pending["since"], left_pending["lease"]) == (
+        str(topic),
+        True,
+        NOW,
+        lease,
+    )
     said = "its run is at work" if at_work else "the next run that trims, deletes topics, deletes ledgers or offloads"
     assert [said in finding for finding in found["findings"]] == ([] if at_work else [True])
     run("queue", "status")
@@ -369,10 +374,10 @@ def test_a_holder_that_is_no_sessions_is_no_run_at_work(
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
-    control.owe_unload(store, control.OwedUnload(topic, True, NOW, control.OFFLOAD_LEASE))
+    control.note_unload(store, control.PendingUnload(topic, True, NOW, control.OFFLOAD_LEASE))
     store.create(control.holder_of(control.OFFLOAD_LEASE), b"restored", parents=True)
     assert run("queue", "status", "--json") == 1
-    assert not document(capsys)["owed_unloads"][0]["at_work"]
+    assert not document(capsys)["pending_unloads"][0]["at_work"]
 
 
 def test_a_pause_and_a_holder_that_cannot_be_read_have_no_age(
@@ -397,11 +402,11 @@ def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
     cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     store = zookeeper.session()
-    store.create(f"{control.UNLOAD_OWED[control.LEASE]}/garbage", b"{}", parents=True)
+    store.create(f"{control.PENDING_UNLOADS[control.LEASE]}/garbage", b"{}", parents=True)
     control.take_lease(store, "run", FakeClock(), 0)
-    zookeeper.unreadable.add(f"{control.UNLOAD_OWED[control.LEASE]}{name}")
+    zookeeper.unreadable.add(f"{control.PENDING_UNLOADS[control.LEASE]}{name}")
     assert run("queue", "status", "--json") == 1
-    assert f"{control.UNLOAD_OWED[control.LEASE]}{name}" in document(capsys)["findings"][0]
+    assert f"{control.PENDING_UNLOADS[control.LEASE]}{name}" in document(capsys)["findings"][0]
 
 
 def test_a_location_that_is_held_is_shown_and_a_finding(
@@ -419,7 +424,7 @@ def test_a_location_that_is_held_is_shown_and_a_finding(
     (finding,) = found["findings"]
     assert "aws-s3 bucket tiered, endpoint http://s3: a broker could not read there since" in finding
     assert "500: no such bucket" in finding
-    assert "take_back_offloads" in finding
+    assert "revert_offloads" in finding
     zookeeper.unreadable.add(path)
     assert run("queue", "status") == 1
     assert f"UNREADABLE: {path} cannot be read" in " ".join(capsys.readouterr().out.split())

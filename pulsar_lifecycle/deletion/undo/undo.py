@@ -69,7 +69,7 @@ def preview(run: UndoRun, tools: UndoPorts, archived: Sequence[Archived], pendin
         _first_check(run, tools, some)
         for one in some:
             if not one.outcome:
-                one.settle(RESTORABLE, described(one))
+                one.decide(RESTORABLE, described(one))
     return ledgers
 
 
@@ -133,17 +133,17 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
     for one in ledgers:
         row = one.archived
         if row.cluster != cluster:
-            one.settle(REFUSED, f"it was deleted from another cluster, {row.cluster}")
+            one.decide(REFUSED, f"it was deleted from another cluster, {row.cluster}")
         elif row.path != ledger_path.ledger_path(row.ledger_id, root):
-            one.settle(REFUSED, f"it was deleted from another place, {row.path}")
+            one.decide(REFUSED, f"it was deleted from another place, {row.path}")
         else:
             try:
                 one.metadata = ledger_metadata.decode(row.data)
             except CorruptFormat as error:
-                one.settle(REFUSED, f"what the archive holds is no ledger metadata: {error}")
+                one.decide(REFUSED, f"what the archive holds is no ledger metadata: {error}")
                 continue
             if one.metadata.state is not LedgerState.CLOSED:
-                one.settle(REFUSED, f"it was {one.metadata.state.name}: what it should hold is not known")
+                one.decide(REFUSED, f"it was {one.metadata.state.name}: what it should hold is not known")
     _name(ledgers, root)
     return ledgers
 
@@ -168,22 +168,22 @@ def _look(tools: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int
     for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
         row = one.archived
         if row.czxid > newest:
-            one.settle(
+            one.decide(
                 REFUSED, "the metadata store is younger than the archived z-node: it was restored, or is another"
             )
         elif node is None:
             continue
         elif not isinstance(node, Node):
-            one.settle(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
+            one.decide(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
         elif not _is_same(node.data, one.metadata):
-            one.settle(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
+            one.decide(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
         elif node.stat.czxid == row.czxid:
-            one.settle(PRESENT, "it was never deleted")
+            one.decide(PRESENT, "it was never deleted")
         elif pending.get(row.ledger_id) == row.czxid:
             one.node = node
-            one.settle(RECREATED, "re-created by an undo that did not end; its second check is due")
+            one.decide(RECREATED, "re-created by an undo that did not end; its second check is due")
         else:
-            one.settle(PRESENT, "it is restored already")
+            one.decide(PRESENT, "it is restored already")
     _look_at_topics(tools, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
 
 
@@ -209,7 +209,7 @@ def _look_at_topics(tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
         with contextlib.suppress(CorruptFormat):  # what it lists is not known
             for item in managed_ledger.decode(node.data).ledgers:
                 if item.ledger_id in group and item.offload:
-                    group[item.ledger_id].given_up = item.offload.complete and item.offload.bookkeeper_deleted
+                    group[item.ledger_id].released = item.offload.complete and item.offload.bookkeeper_deleted
 
 
 def _first_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
@@ -217,9 +217,9 @@ def _first_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> N
     for one in _checked(tools, ledgers):
         assert one.check is not None
         if one.check.lost:
-            one.settle(LOST, f"past saving: {described(one)}")
+            one.decide(LOST, f"past saving: {described(one)}")
         elif one.check.silent and not run.accept_unknown:
-            one.settle(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
+            one.decide(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
 
 
 def _checked(tools: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
@@ -241,7 +241,7 @@ def _recreate(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone], budget:
         return
     control.check_not_paused(tools.store)
     for one in ledgers:
-        one.settle(RECREATING, described(one))
+        one.decide(RECREATING, described(one))
     record_undone(run, tools, ledgers)
     tried: list[Undone] = []
     try:
@@ -262,13 +262,13 @@ def _create(tools: UndoPorts, one: Undone) -> None:
         tools.store.sync(row.path)
         node = tools.store.read([row.path])[0]
         if node is None:
-            one.settle(UNKNOWN, f"its z-node could not be created, run again: {error}")
+            one.decide(UNKNOWN, f"its z-node could not be created, run again: {error}")
             return
         if not isinstance(node, Node) or node.data != row.data:
-            one.settle(REFUSED, "its id was issued again at this moment: the z-node is another")
+            one.decide(REFUSED, "its id was issued again at this moment: the z-node is another")
             return
         one.node = node
-    one.settle(RECREATED, one.reason)
+    one.decide(RECREATED, one.reason)
 
 
 def _wait(run: UndoRun, tools: UndoPorts, back: Sequence[Undone]) -> None:
@@ -292,12 +292,12 @@ def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> 
     for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
         assert one.node is not None
         if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
-            one.settle(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
+            one.decide(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
             continue
         try:
             one.metadata = ledger_metadata.decode(node.data)
         except CorruptFormat as error:
-            one.settle(UNCONFIRMED, f"its z-node was changed meanwhile: {error}")
+            one.decide(UNCONFIRMED, f"its z-node was changed meanwhile: {error}")
             continue
         one.node = node
         left.append(one)
@@ -307,9 +307,9 @@ def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> 
         if one.check.lost:
             lost.append(one)
         elif one.check.unproven or (one.check.silent and not run.accept_unknown):
-            one.settle(UNCONFIRMED, f"{described(one)}; its z-node is back, run again to check again")
+            one.decide(UNCONFIRMED, f"{described(one)}; its z-node is back, run again to check again")
         else:
-            one.settle(RESTORED, described(one))
+            one.decide(RESTORED, described(one))
     try:
         _take_away(run, tools, lost)
     finally:
@@ -321,13 +321,13 @@ def _take_away(run: UndoRun, tools: UndoPorts, lost: Sequence[Undone]) -> None:
     ours: list[Undone] = []
     for one in lost:
         assert one.node is not None
-        one.settle(UNCONFIRMED, f"past saving: {described(one)}; its z-node is left, it was changed since it came back")
+        one.decide(UNCONFIRMED, f"past saving: {described(one)}; its z-node is left, it was changed since it came back")
         if one.node.stat.version == 0 and one.node.data == one.archived.data:
             ours.append(one)
     if not ours:
         return
     for one in ours:
-        one.settle(UNCONFIRMED, f"past saving: {described(one)}; its z-node is still there, run again")
+        one.decide(UNCONFIRMED, f"past saving: {described(one)}; its z-node is still there, run again")
     control.check_not_paused(tools.store)
     try:
         tools.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
@@ -336,4 +336,4 @@ def _take_away(run: UndoRun, tools: UndoPorts, lost: Sequence[Undone]) -> None:
             tools.store.sync("/")
             for one, node in zip(ours, tools.store.read([one.archived.path for one in ours]), strict=True):
                 if node is None:
-                    one.settle(LOST, f"past saving, collected while it came back: {described(one)}")
+                    one.decide(LOST, f"past saving, collected while it came back: {described(one)}")

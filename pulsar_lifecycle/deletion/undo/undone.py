@@ -83,14 +83,14 @@ class UndoPorts:
 class Undone:
     """One archived ledger and what became of it; ``node`` is its z-node once it is back.
 
-    ``given_up``: its topic lists it as offloaded, with its copy in BookKeeper given up.
+    ``released``: its topic lists it as offloaded, with its copy in BookKeeper given up.
     """
 
     archived: Archived
     metadata: LedgerMetadata | None = None
     component: str = ""
     topic: str = ""
-    given_up: bool = False
+    released: bool = False
     outcome: str = ""
     reason: str = ""
     check: ReplicaCheck | None = None
@@ -106,7 +106,7 @@ class Undone:
         """Bytes of its entries, once."""
         return self.metadata.length if self.metadata else 0
 
-    def settle(self, outcome: str, reason: str) -> None:
+    def decide(self, outcome: str, reason: str) -> None:
         """Where it stands now."""
         self.outcome, self.reason = outcome, reason
 

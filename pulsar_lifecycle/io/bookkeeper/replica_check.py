@@ -41,12 +41,12 @@ def check_replicas(bookies: BookiePool, ledgers: Sequence[tuple[int, LedgerMetad
         todo = [copy for copy in some if copy[2] not in silent]
         for tally, _, bookie in some:
             if bookie in silent:
-                tally.silence(bookie, silent[bookie])
+                tally.error(bookie, silent[bookie])
         answers = bookies.exchange([(bookie, tally.ledger_id, e) for tally, e, bookie in todo])
         for (tally, e, bookie), answer in zip(todo, answers, strict=True):
             if isinstance(answer, LifecycleError):
                 silent.setdefault(bookie, answer)
-            tally.hear(bookie, e, answer)
+            tally.answer(bookie, e, answer)
     return [tally.result() for tally in tallies]
 
 
@@ -57,7 +57,7 @@ def _check_run(
     at = first
     while at <= last:
         if bookie in silent:
-            tally.silence(bookie, silent[bookie])
+            tally.error(bookie, silent[bookie])
             return last + 1
         if bookie in bookies.single_reads_only:
             return at
@@ -68,16 +68,16 @@ def _check_run(
             continue
         if answer.code == Code.NO_LEDGER:
             for e in range(at, last + 1):
-                tally.hear(bookie, e, answer)
+                tally.answer(bookie, e, answer)
             return last + 1
         if answer.code not in (Code.OK, Code.NO_ENTRY):
-            tally.silence(bookie, refusal(answer.code))
+            tally.error(bookie, refusal(answer.code))
             return last + 1
         found = answer.bounds[: last - at + 1]
         for e, bounds in enumerate(found, at):
-            tally.hear(bookie, e, Answer(Code.OK, answer.frame, (bounds,)))
+            tally.answer(bookie, e, Answer(Code.OK, answer.frame, (bounds,)))
         if not found:
-            tally.hear(bookie, at, Answer(Code.NO_ENTRY))
+            tally.answer(bookie, at, Answer(Code.NO_ENTRY))
         at += max(1, len(found))
     return at
 
@@ -98,19 +98,19 @@ class _Tally:
         """The bookies to ask for an entry."""
         return striping.replicas(self.metadata, entry_id)
 
-    def hear(self, bookie: str, entry_id: int, answer: Answer | LifecycleError) -> None:
+    def answer(self, bookie: str, entry_id: int, answer: Answer | LifecycleError) -> None:
         """One bookie's answer for one entry."""
         if isinstance(answer, LifecycleError):
-            self.silence(bookie, answer)
+            self.error(bookie, answer)
         elif answer.code == Code.OK and self._is_good(answer.data, entry_id):
             self._good[entry_id] += 1
         elif answer.code in (Code.OK, *ABSENT):
             self._bad[entry_id] += 1
             self._missing[bookie] += 1
         else:
-            self.silence(bookie, refusal(answer.code))
+            self.error(bookie, refusal(answer.code))
 
-    def silence(self, bookie: str, why: LifecycleError) -> None:
+    def error(self, bookie: str, why: LifecycleError) -> None:
         """A bookie that gave no answer that says anything."""
         self._silent.setdefault(bookie, str(why))
 

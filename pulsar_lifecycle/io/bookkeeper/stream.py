@@ -191,7 +191,7 @@ class LedgerStream:
         part.reserved = self._mean if part.count == 1 else BATCH_BYTES
         self._reserved += part.reserved
         count = None if part.count == 1 else part.count
-        part.request = Request(self._ledger_id, part.first, partial(self._hear, part), count, BATCH_BYTES)
+        part.request = Request(self._ledger_id, part.first, partial(self._receive, part), count, BATCH_BYTES)
         self._bookies.ask(bookie, part.request)
 
     def _replace(self, part: _Part, *by: _Part) -> None:
@@ -207,7 +207,7 @@ class LedgerStream:
 
     # -------------------------------------------------------------------------------------------------------- hearing
 
-    def _hear(self, part: _Part, answer: Answer | LifecycleError) -> None:
+    def _receive(self, part: _Part, answer: Answer | LifecycleError) -> None:
         assert part.request is not None
         if not part.request.wanted:
             return

@@ -128,7 +128,7 @@ class HttpBrokerAdmin:
         if not isinstance(found, str) or not found:
             raise _unexpected(path, f"{key} of broker {broker}")
         url = _url(found, path)
-        self._refuse_stranger(url, path)
+        self._refuse_foreign(url, path)
         return url
 
     # ------------------------------------------------------------------------------------------------------- topics
@@ -282,7 +282,7 @@ class HttpBrokerAdmin:
             if response.status_code not in (307, 308):
                 return _checked(method, response)
             target = url.join(response.headers.get("location", ""))
-            self._refuse_stranger(target, str(url))
+            self._refuse_foreign(target, str(url))
             url = target
         return _checked(method, self._send(method, url, body))
 
@@ -309,7 +309,7 @@ class HttpBrokerAdmin:
             raise ConfigError("pulsar.token: the secret is no token: expected printable ASCII without spaces")
         return {"Authorization": f"Bearer {token}"}
 
-    def _refuse_stranger(self, target: httpx.URL, source: str) -> None:
+    def _refuse_foreign(self, target: httpx.URL, source: str) -> None:
         """The token goes only to the configured host and to hosts the cluster lists as its brokers."""
         if target.scheme not in ("http", "https") or (self._base.scheme == "https" and target.scheme != "https"):
             raise StoreError(f"{source}: refused to go on to {target}: not {self._base.scheme}")

@@ -86,15 +86,15 @@ class PulsarSession:
         for index, one in enumerate(outgoing):
             sending.slots.acquire()
             if one.topic in closed:
-                sending.settle(index, b"", closed[one.topic])
+                sending.confirm(index, b"", closed[one.topic])
                 continue
             if sending.timed_out:
-                sending.settle(index, b"", "not sent, because the broker did not answer to an earlier one")
+                sending.confirm(index, b"", "not sent, because the broker did not answer to an earlier one")
                 continue
             try:
                 self._producer_of(one.topic).send_async(one.content, sending.receipt_of(index), **one.options())
             except (pulsar.exceptions.PulsarException, ValueError) as error:
-                sending.settle(index, b"", str(error))
+                sending.confirm(index, b"", str(error))
         return sending.outcomes()
 
     def _producer_of(self, topic: Topic) -> pulsar.Producer:
@@ -195,14 +195,14 @@ class _Sending:
     def receipt_of(self, index: int) -> Callable[[Any, Any], None]:
         def receipt(result: Any, message_id: Any) -> None:
             if result == _pulsar.Result.Ok:
-                self.settle(index, message_id.serialize(), "")
+                self.confirm(index, message_id.serialize(), "")
             else:
                 self.timed_out |= result == _pulsar.Result.Timeout
-                self.settle(index, b"", str(result).removeprefix("Result."))
+                self.confirm(index, b"", str(result).removeprefix("Result."))
 
         return receipt
 
-    def settle(self, index: int, message_id: bytes, error: str) -> None:
+    def confirm(self, index: int, message_id: bytes, error: str) -> None:
         self._receipts[index] = (message_id, error)
         self.slots.release()
 

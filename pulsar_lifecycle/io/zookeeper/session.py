@@ -92,13 +92,13 @@ class ZooKeeperSession:
     """One session for requests and one for the latency probe; connects when first asked for its client.
 
     A forked child that finds its parent's session connects anew and leaves the parent's alone. kazoo replaces an
-    expired session by itself; what got lost with it is remembered here: ``sync_owed`` (a new session may have reached a
+    expired session by itself; what got lost with it is remembered here: ``sync_due`` (a new session may have reached a
     server that lags behind what the old one had seen) and the ephemeral nodes. One thread at a time.
     """
 
     def __init__(self, settings: ZooKeeperSettings, clock: Clock, key: str) -> None:
         self.key = key
-        self.sync_owed = False
+        self.sync_due = False
         self._settings = settings
         self._guard = LatencyGuard(self._probe, settings.slow_above, settings.stop_above, clock)
         self._warning = _LastWarning()
@@ -192,7 +192,7 @@ class ZooKeeperSession:
         self._denied = False
         self._warning.fatal = None
         self._live.clear()
-        self.sync_owed = True  # another server than the one that listed may lag behind it
+        self.sync_due = True  # another server than the one that listed may lag behind it
         client = self._client = self._new_client()
         client.add_listener(lambda state: self._state_changed(client, state))
         wait = min(CONNECT_SECONDS, self._settings.session_timeout)
@@ -215,7 +215,7 @@ class ZooKeeperSession:
         mine = self._process == os.getpid()
         clients = [client for client in (self._client, self._probe_client) if client is not None]
         self._client = self._probe_client = None
-        self.sync_owed = bool(clients)
+        self.sync_due = bool(clients)
         self._guard.stop()
         if mine:
             for client in clients:
@@ -269,7 +269,7 @@ class ZooKeeperSession:
             self._live.set()
             return
         self._live.clear()
-        self.sync_owed = True
+        self.sync_due = True
         if state == KazooState.LOST:
             self._denied = self._denied or client.client_state == KeeperState.AUTH_FAILED
             self._lost_ephemerals = self._lost_ephemerals or bool(self._ephemerals)

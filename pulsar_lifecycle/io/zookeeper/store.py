@@ -207,14 +207,14 @@ class KazooStore:
         self._session.hold()
         self._budget.take(len(batch))
         client = self._session.client()
-        if self._session.sync_owed:
+        if self._session.sync_due:
             # A new session may have reached a server that lags behind what the old one had seen.
             self._sync("/")
         return _send(MultiReadRequest([self._session.absolute(path) for path in batch], children), client)
 
     def _sync(self, path: str) -> None:
         client = self._session.client()
-        self._session.sync_owed = False  # before the request: a connection that breaks under it owes one again
+        self._session.sync_due = False  # before the request: a connection that breaks under it owes one again
         self._session.answer(client.sync_async(path), f"sync of {path}")
 
     def _missing(self, path: str, code: int) -> Unread | None:
@@ -251,24 +251,24 @@ class KazooStore:
             self._session.owns(path)
         return _stat(stat)
 
-    def write(self, path: str, data: bytes, version: int, beside: str = "") -> Stat:
-        """Compare-and-set, with ``beside`` in one transaction that checks that this z-node is there, too.
+    def write(self, path: str, data: bytes, version: int, checked: str = "") -> Stat:
+        """Compare-and-set, with ``checked`` in one transaction that checks that this z-node is there, too.
 
-        Raises Conflict on another version or if ``beside`` is not there, NotFound, OutcomeUnknown.
+        Raises Conflict on another version or if ``checked`` is not there, NotFound, OutcomeUnknown.
         """
         what = f"write {path}"
-        if not beside:
+        if not checked:
             return _stat(self._effect(what, lambda client: client.set_async(path, data, version)))
 
         def submit(client: KazooClient) -> Any:
             transaction = client.transaction()
-            transaction.check(beside, -1)
+            transaction.check(checked, -1)
             transaction.set_data(path, data, version)
             return transaction.commit_async()
 
         answers = self._effect(what, submit)
         if answers and isinstance(answers[0], NoNodeError):
-            raise Conflict(f"{what}: {beside} is not there")
+            raise Conflict(f"{what}: {checked} is not there")
         for found in reversed(answers):  # of the two only one says why; the other was rolled back
             if isinstance(found, KazooException) and not isinstance(found, RolledBackError | RuntimeInconsistency):
                 raise self._session.translate(found, what)

@@ -36,7 +36,7 @@ class Sweep:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class UploadOutcome:
     """What became of one planned upload: ``aborted``, ``kept``, or ``retrying`` (apply the plan again)."""
 
     bucket: str
@@ -58,7 +58,7 @@ def abort_uploads(
     objects: ObjectStore,
     journal: Journal,
     clock: Clock,
-) -> Iterator[list[Dropped]]:
+) -> Iterator[list[UploadOutcome]]:
     """Drop uploads that a plan names, a batch at a time, each looked at again. Raises Paused and what the stores raise.
 
     The journal says of each that it is about to be dropped before it is. Repeating it is harmless.
@@ -70,9 +70,9 @@ def abort_uploads(
         ours = began({row["ledger_id"] for row in some})
         kept = {row["upload_id"]: _why_not(objects, row, rules, known.get(row["ledger_id"]), ours) for row in some}
         going = [row for row in some if not kept[row["upload_id"]]]
-        _record(sweep, journal, clock, [_dropped(row, ABORTING, row["reason"]) for row in going])
+        _record(sweep, journal, clock, [_outcome(row, ABORTING, row["reason"]) for row in going])
         done = [_abort(objects, row) for row in going]
-        done += [_dropped(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
+        done += [_outcome(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
         _record(sweep, journal, clock, done)
         yield done
 
@@ -107,24 +107,24 @@ def _find(objects: ObjectStore, row: Row) -> int | None:
     return None
 
 
-def _abort(objects: ObjectStore, row: Row) -> Dropped:
+def _abort(objects: ObjectStore, row: Row) -> UploadOutcome:
     try:
         objects.abort_upload(row["bucket"], row["key"], row["upload_id"])
         if _find(objects, row) is None:
-            return _dropped(row, ABORTED, row["reason"])
-        return _dropped(row, RETRYING, "it is still there")
+            return _outcome(row, ABORTED, row["reason"])
+        return _outcome(row, RETRYING, "it is still there")
     except Refused:
         raise
     except LifecycleError as error:
-        return _dropped(row, RETRYING, f"whether it was aborted is not known: {error}")
+        return _outcome(row, RETRYING, f"whether it was aborted is not known: {error}")
 
 
-def _dropped(row: Row, outcome: str, reason: str) -> Dropped:
+def _outcome(row: Row, outcome: str, reason: str) -> UploadOutcome:
     where = (row["bucket"], row["key"], row["upload_id"], row["ledger_id"], row["topic"])
-    return Dropped(*where, outcome, reason)
+    return UploadOutcome(*where, outcome, reason)
 
 
-def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[Dropped]) -> None:
+def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[UploadOutcome]) -> None:
     now = clock.now_ms()
     journal.record(
         [

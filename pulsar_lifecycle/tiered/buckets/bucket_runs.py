@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies import objects as copies_objects
-from pulsar_lifecycle.copies.objects import NAMINGS
+from pulsar_lifecycle.copies.objects import OFFLOAD_REFERENCES
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal import operator_words
-from pulsar_lifecycle.journal.offloads import begun_attempts, sent_copies, unproven_copies
+from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
@@ -44,14 +44,14 @@ from pulsar_lifecycle.scan.confirmation import in_use_at_any
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.tiered.buckets import look as looking
 from pulsar_lifecycle.tiered.buckets import rules
-from pulsar_lifecycle.tiered.buckets.abort import Dropped, Sweep, abort_uploads
+from pulsar_lifecycle.tiered.buckets.abort import Sweep, UploadOutcome, abort_uploads
 from pulsar_lifecycle.tiered.buckets.look import Inventory
 from pulsar_lifecycle.tiered.buckets.rules import ABORT, DELETE, Gap, Rules
 from pulsar_lifecycle.topics import topic_run
 
 TABLE = "objects"
-NAMED = "offload_namings"
-"""Tables of an epoch: ``plan.objects.OBJECTS`` and ``NAMINGS``."""
+NAMED = "offload_references"
+"""Tables of an epoch: ``plan.objects.OBJECTS`` and ``OFFLOAD_REFERENCES``."""
 
 FEW_TASKS = 16
 FEW_COPIES = 1_000_000
@@ -89,7 +89,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     topics = [
         (root, part) for root in cluster.roots() for part in cluster.parts(epoch.epoch_id, "managed_ledgers", root)
     ]
-    cluster.store(epoch.epoch_id, NAMED, NAMINGS, _References(lake).rows, topics)
+    cluster.store(epoch.epoch_id, NAMED, OFFLOAD_REFERENCES, _References(lake).rows, topics)
     few = cluster.tasks.at_once <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
     prefixes = rules.prefixes(1 if few else 2)
     parts = [_Part(prefix=prefix) for prefix in prefixes]
@@ -124,7 +124,7 @@ def _rules(
         open_attempts=frozenset(one.uuid for one in attempts.whole(open_ones)),
         unproven={
             (uuid, ledger_id): f"a proof of run {row.run_id} found it damaged: {row.reason}"
-            for (ledger_id, uuid), row in unproven_copies(settings.lake.path, settings.cluster).items()
+            for (ledger_id, uuid), row in failed_proofs(settings.lake.path, settings.cluster).items()
         },
     )
 
@@ -166,7 +166,7 @@ class _References:
         root, part = piece
         columns = ["topic", "path", "ledgers", "offload_uuids"]
         batches = self.lake.batches([part], columns, pc.field("offload_uuids").is_valid())
-        found = [copies_objects.namings(batch, root) for batch in batches]
+        found = [copies_objects.offload_references(batch, root) for batch in batches]
         if found:
             yield from pa.concat_tables(found).sort_by("uuid").to_batches()
 
@@ -189,7 +189,7 @@ class _Looking:
     settings: Settings
     lake: Lake
     inventory: Inventory
-    namings: list[str]
+    offload_references: list[str]
 
     def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
         """Rows of ``OBJECTS``."""
@@ -218,7 +218,7 @@ class _Looking:
     def _named(self, prefix: str) -> dict[UUID, list[copies_objects.OffloadReference]]:
         uuid = pc.field("uuid")
         share = (uuid >= prefix) & (uuid < rules.following(prefix))
-        batches = self.lake.batches(self.namings, NAMINGS.names, share)
+        batches = self.lake.batches(self.offload_references, OFFLOAD_REFERENCES.names, share)
         return copies_objects.by_uuid(row for batch in batches for row in batch.to_pylist())
 
 
@@ -231,7 +231,7 @@ class Swept:
     """What a sweep did: messages sent about copies, and what became of uploads."""
 
     applied: Applied
-    dropped: tuple[Dropped, ...]
+    dropped: tuple[UploadOutcome, ...]
 
 
 def rows_to_sweep(cluster: Cluster, order: Order) -> pa.Table:

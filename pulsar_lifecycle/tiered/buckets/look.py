@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
 
-from pulsar_lifecycle.copies.last_copy import OtherCopy, Places, heads_of, why_last
+from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, heads_of, why_last
 from pulsar_lifecycle.copies.objects import (
     CLOCK_SKEW_MS,
     Copy,
@@ -47,7 +47,7 @@ from pulsar_lifecycle.tiered.buckets.rules import DELETE, Gap, Rules
 T = TypeVar("T")
 Row = dict[str, Any]
 """A row of ``plan.objects.OBJECTS``."""
-Place = tuple[str, UUID, int]
+NamespaceLocation = tuple[str, UUID, int]
 """A copy's bucket (empty: its topic names none), UUID and ledger id."""
 
 AT_ONCE = 1_000
@@ -88,7 +88,7 @@ def look_below(
     ``named``: what metadata names of UUIDs with this prefix. Raises what the stores raise.
     """
     whole: set[OffloadReference] = set()
-    damaged: dict[Place, Copy] = {}
+    damaged: dict[NamespaceLocation, Copy] = {}
     for bucket in inventory.buckets:
         for some in batched(paired(bucket, _listed(objects, bucket, prefix))):
             unnamed: list[Copy] = []
@@ -103,7 +103,7 @@ def look_below(
                     damaged[bucket, one.uuid, one.ledger_id] = one
                 else:
                     if said[0] is Kind.COMPLETE:
-                        whole.update(naming for naming in named[one.uuid] if naming.reads(one))
+                        whole.update(reference for reference in named[one.uuid] if reference.reads(one))
                     yield one.row(*said)
             yield from _unnamed(inventory, store, reader, objects, unnamed)
     missing = {
@@ -237,8 +237,8 @@ def _owned(
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
             unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
-    places = Places(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
-    last = why_last([spare for *_, spare in unneeded], places, store=store, reader=reader, objects=objects)
+    places = Copies(inventory.buckets, inventory.ledgers_root, inventory.referenced, inventory.listed_earlier)
+    last = why_last([other_copy for *_, other_copy in unneeded], places, store=store, reader=reader, objects=objects)
     for (one, whose, _), found in zip(unneeded, last, strict=True):
         unknown = isinstance(found, LifecycleError)
         why = f"the objects that its topic reads could not be looked at: {found}" if unknown else found
@@ -260,39 +260,39 @@ def _missing(
     inventory: Inventory,
     store: MetadataStore,
     objects: ObjectStore,
-    named: Mapping[Place, OffloadReference],
-    damaged: dict[Place, Copy],
+    named: Mapping[NamespaceLocation, OffloadReference],
+    damaged: dict[NamespaceLocation, Copy],
 ) -> Iterator[Row]:
     """Copies that topics read and that were not listed whole: as the topics and the buckets are now."""
     nodes = store.read([one.path for one in named.values()])
     asked: dict[str, list[tuple[Copy, OffloadReference]]] = {}
-    for ((bucket, uuid, ledger_id), naming), node in zip(named.items(), nodes, strict=True):
+    for ((bucket, uuid, ledger_id), reference), node in zip(named.items(), nodes, strict=True):
         info = _decoded(node)
         if isinstance(info, str):
-            raise StoreError(f"{naming.path}: {info}")
-        context = _context(info, naming)
+            raise StoreError(f"{reference.path}: {info}")
+        context = _context(info, reference)
         if context is None:
             continue
         copy = Copy(bucket, uuid, ledger_id)
         if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
-            asked.setdefault(bucket, []).append((copy, naming))
+            asked.setdefault(bucket, []).append((copy, reference))
         else:
-            yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", naming.topic)
+            yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", reference.topic)
     for bucket, several in asked.items():
         heads = heads_of(objects, bucket, [copy for copy, _ in several])
-        for copy, (_, naming) in zip(heads, several, strict=True):
+        for copy, (_, reference) in zip(heads, several, strict=True):
             if isinstance(copy, LifecycleError):
                 raise copy
             damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
-            wrong = inventory.rules.wrong(copy, naming)
+            wrong = inventory.rules.wrong(copy, reference)
             kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
-            yield copy.row(kind, why, naming.topic)
+            yield copy.row(kind, why, reference.topic)
 
 
-def _context(info: ManagedLedgerInfo, naming: OffloadReference) -> OffloadContext | None:
+def _context(info: ManagedLedgerInfo, reference: OffloadReference) -> OffloadContext | None:
     """The complete offload that a scan found; None where its topic does not have it, or there, any more."""
-    item = next((item for item in info.ledgers if item.ledger_id == naming.ledger_id), None)
+    item = next((item for item in info.ledgers if item.ledger_id == reference.ledger_id), None)
     offload = item.offload if item else None
-    if offload is None or not offload.complete or offload.uuid != naming.uuid:
+    if offload is None or not offload.complete or offload.uuid != reference.uuid:
         return None
-    return offload if offload.driver_metadata.get("bucket", "") == (naming.bucket or "") else None
+    return offload if offload.driver_metadata.get("bucket", "") == (reference.bucket or "") else None

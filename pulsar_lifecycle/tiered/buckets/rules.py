@@ -53,9 +53,9 @@ class Rules:
     open_attempts: frozenset[UUID]
     unproven: Mapping[tuple[UUID, int], str] = field(default_factory=dict[tuple[UUID, int], str])
 
-    def wrong(self, copy: Copy, naming: OffloadReference) -> str:
+    def wrong(self, copy: Copy, reference: OffloadReference) -> str:
         """What is wrong with a copy that a topic reads: by a listing, or by its last proof; empty if nothing is."""
-        return damage(copy, naming) or self.unproven.get((copy.uuid, copy.ledger_id), "")
+        return damage(copy, reference) or self.unproven.get((copy.uuid, copy.ledger_id), "")
 
     def too_young(self, written: int) -> bool:
         """Whether something may be within the grace period, by whichever clock."""

@@ -10,11 +10,11 @@ import pytest
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.copies.unread_locations import TRIES, held, hold, let_go, look, path_of
 from pulsar_lifecycle.errors import AccessDenied, Conflict, OutcomeUnknown, StoreError
-from pulsar_lifecycle.records.copies import Site
+from pulsar_lifecycle.records.copies import OffloadLocation
 from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
-HERE: Site = ("aws-s3", "tiered", "", "http://s3:1/é/..%2f")
-OTHERS: list[Site] = [
+HERE: OffloadLocation = ("aws-s3", "tiered", "", "http://s3:1/é/..%2f")
+OTHERS: list[OffloadLocation] = [
     ("s3", *HERE[1:]),
     (HERE[0], "another", *HERE[2:]),
     (*HERE[:2], "r", HERE[3]),

@@ -485,7 +485,7 @@ def empty_data(scene: Scene) -> None:
     scene.buckets.objects[BUCKET][key] = replace(head, size=149)
 
 
-@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("delisted", [False, True])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -495,11 +495,11 @@ def empty_data(scene: Scene) -> None:
     ],
 )
 def test_an_earlier_attempt_stays_where_the_objects_that_its_topic_reads_are_not_whole(
-    scene: Scene, damage: Callable[[Scene], None], reason: str, given_up: bool
+    scene: Scene, damage: Callable[[Scene], None], reason: str, delisted: bool
 ) -> None:
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
     scene.put(UUID(int=7), scene.gone, TOPIC)
-    relist(scene, attempt(UUID(int=7), bookkeeper_deleted=given_up))
+    relist(scene, attempt(UUID(int=7), bookkeeper_deleted=delisted))
     damage(scene)
     scene.send(scene.intent)
     scene.one(KEPT, f"the copy that its topic reads is not proven: {reason}")

@@ -262,7 +262,7 @@ def test_a_context_survives_json() -> None:
 def settled(component: str, **facts: Any) -> str:
     row = bucket() | {"component": component, "topic": X, "topic_exists": True, "load_state": "loaded"} | facts
     known = {name: value for name, value in row.items() if name in snapshot_memory.OWNER_FACTS.names}
-    (found,) = orphans.settle(pa.Table.from_pylist([known], snapshot_memory.OWNER_FACTS)).to_pylist()
+    (found,) = orphans.decide_pending(pa.Table.from_pylist([known], snapshot_memory.OWNER_FACTS)).to_pylist()
     return found["finding"]
 
 

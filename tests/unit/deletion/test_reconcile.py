@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from assets.reconciliation import reconciled_shown, standings_shown
+from assets.reconciliation import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
@@ -79,7 +79,7 @@ def test_a_partition_without_subscription_counts_as_empty_and_is_named(scene: Sc
     found = scene.reconcile(apply=apply)
     assert (found.backlog, found.unsubscribed) == (3, (str(lost),))
     assert (found.applied is not None) == apply
-    for shown in (reconciled_shown(found), standings_shown(found)[NAMESPACE]):
+    for shown in (reconciled_shown(found), intents_shown(found)[NAMESPACE]):
         assert str(lost) in shown["without subscription"]
     assert scene.planned == [[3]]
 

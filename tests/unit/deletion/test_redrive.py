@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pulsar_lifecycle.deletion.redrive import BATCH, UNKNOWN, Redriven, Wanted, chosen, letters_of, look, redrive
+from pulsar_lifecycle.deletion.redrive import BATCH, UNKNOWN, LetterFilter, Redriven, chosen, letters_of, look, redrive
 from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
@@ -61,13 +61,13 @@ class Scene:
             )
             self.topics.publish(encode_deletion_message(info), properties, topic=DLQ_TOPIC)
 
-    def redrive(self, wanted: Wanted | None = None, max_messages: int = 1_000, reasons=None) -> Redriven:
+    def redrive(self, wanted: LetterFilter | None = None, max_messages: int = 1_000, reasons=None) -> Redriven:
         lease = control.take_lease(self.store, "redrive", self.clock, 0)
         try:
             return redrive(
                 "run-1",
                 "east",
-                wanted or Wanted(),
+                wanted or LetterFilter(),
                 max_messages,
                 reasons or {},
                 store=self.store,
@@ -113,20 +113,20 @@ def test_dead_letters_go_back_as_they_were_sent_first(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("wanted", "sent"),
     [
-        (Wanted(), [1, 2, 3, 4]),
-        (Wanted(ledger_ids=frozenset({2, 4, 99})), [2, 4]),
-        (Wanted(topics=frozenset({BILLS})), [3]),
-        (Wanted(topics=frozenset({"persistent://acme/orders/placed"})), [1, 2, 4]),
-        (Wanted(topics=frozenset({ORDERS})), [1, 2, 4]),
-        (Wanted(topics=frozenset({"persistent://acme/orders/place"})), []),
-        (Wanted(namespaces=frozenset({"acme/bills"})), [3]),
-        (Wanted(namespaces=frozenset({"acme"})), []),
-        (Wanted(reason="CREDENTIALS"), [4]),
-        (Wanted(reason="changed meanwhile"), [1]),
-        (Wanted(ledger_ids=frozenset({1, 3}), namespaces=frozenset({"acme/orders"})), [1]),
+        (LetterFilter(), [1, 2, 3, 4]),
+        (LetterFilter(ledger_ids=frozenset({2, 4, 99})), [2, 4]),
+        (LetterFilter(topics=frozenset({BILLS})), [3]),
+        (LetterFilter(topics=frozenset({"persistent://acme/orders/placed"})), [1, 2, 4]),
+        (LetterFilter(topics=frozenset({ORDERS})), [1, 2, 4]),
+        (LetterFilter(topics=frozenset({"persistent://acme/orders/place"})), []),
+        (LetterFilter(namespaces=frozenset({"acme/bills"})), [3]),
+        (LetterFilter(namespaces=frozenset({"acme"})), []),
+        (LetterFilter(reason="CREDENTIALS"), [4]),
+        (LetterFilter(reason="changed meanwhile"), [1]),
+        (LetterFilter(ledger_ids=frozenset({1, 3}), namespaces=frozenset({"acme/orders"})), [1]),
     ],
 )
-def test_the_filter_says_which(scene: Scene, wanted: Wanted, sent: list[int]) -> None:
+def test_the_filter_says_which(scene: Scene, wanted: LetterFilter, sent: list[int]) -> None:
     scene.bury(intent(1), intent(2), intent(3, BILLS), offloaded(4))
     reasons = {
         (1, DELETE_LEDGER): "its z-node was changed meanwhile; 10 retries did not help",
@@ -146,7 +146,7 @@ def test_the_cap_holds_over_batches(scene: Scene) -> None:
 
 def test_what_the_broker_keeps_back_is_told(scene: Scene) -> None:
     scene.bury(*(intent(n) for n in range(BATCH + 3)))
-    unwanted = Wanted(ledger_ids=frozenset({BATCH + 1}))
+    unwanted = LetterFilter(ledger_ids=frozenset({BATCH + 1}))
     assert scene.redrive(unwanted).withheld == 0
     scene.topics.held.update(list(scene.topics.dead_letters)[-2:])
     done = scene.redrive(unwanted)
@@ -234,7 +234,7 @@ def test_a_lost_lease_stops_it_between_batches(scene: Scene) -> None:
 
 def test_a_dry_run_chooses_what_the_run_would_send(scene: Scene) -> None:
     scene.bury(intent(1), intent(2, BILLS), intent(3, BILLS), intent(4, BILLS))
-    wanted = Wanted(namespaces=frozenset({"acme/bills"}))
+    wanted = LetterFilter(namespaces=frozenset({"acme/bills"}))
     some = chosen(letters_of(look(FakeQueueReader(scene.topics), DLQ_TOPIC, 10).messages, {}), wanted, 2)
     assert [letter.message.info for letter in some] == [intent(2, BILLS), intent(3, BILLS)]
     assert {letter.reason for letter in some} == {UNKNOWN}

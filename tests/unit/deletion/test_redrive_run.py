@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.deletion import redrive
-from pulsar_lifecycle.deletion.redrive import Redriven, Wanted
+from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
@@ -53,7 +53,7 @@ class Scene:
         self.lake.store_epoch(replace(found, cluster=cluster), Referenced(), context)
 
     def redrive(self) -> Redriven:
-        return redrive.redrive_now(self.settings, "run-1", Wanted(), 10, lambda _: None)
+        return redrive.redrive_now(self.settings, "run-1", LetterFilter(), 10, lambda _: None)
 
 
 @pytest.fixture

@@ -258,7 +258,7 @@ def test_an_empty_znode_is_named(world: World) -> None:
     assert world.explain(7).answer == "empty znode: the z-node has no data"
 
 
-@pytest.mark.parametrize(("given_up", "word"), [(False, "says"), (True, "its copy in BookKeeper is given up")])
+@pytest.mark.parametrize(("given_up", "word"), [(False, "says"), (True, "its copy in BookKeeper is released")])
 def test_where_the_offloaded_copy_of_a_ledger_is(world: World, given_up: bool, word: str) -> None:
     uuid = UUID(int=5)
     world.ledger(7, DATA)

@@ -13,15 +13,15 @@ import pytest
 
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, FileJournal
-from pulsar_lifecycle.journal.archive import archived_nodes, last_archived, unsettled_nodes
+from pulsar_lifecycle.journal.archive import archived_nodes, last_archived, nodes_in_doubt
 from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.metrics import count
 from pulsar_lifecycle.journal.offloads import (
     begun_attempts,
     deleted_copies,
+    failed_proofs,
     released_ledgers,
     sent_copies,
-    unproven_copies,
     verified_copies,
 )
 from pulsar_lifecycle.journal.queries import (
@@ -39,9 +39,9 @@ from pulsar_lifecycle.records.outcomes import (
     DELETED,
     MARKED,
     OFFLOAD,
+    PROOF_FAILED,
     RELEASE,
-    ROLLED_BACK,
-    UNPROVEN,
+    REVERTED,
     VERIFIED,
 )
 from tests.fakes.journal import FakeJournal
@@ -320,16 +320,16 @@ def test_what_settles_one_offloaded_copy_ends_the_mark_of_no_other(tmp_path):
     older, asks, asks_none, no_uuid = "{}", f'{{"uuid": "{ours}"}}', '{"uuid": ""}', '{"uuid": "1"}'
     marks = [older, asks, asks, asks, asks_none, older, no_uuid]
     journal.record([replace(mark, ledger_id=i, detail=detail) for i, detail in enumerate(marks)])
-    standing = {0: Asked(ROW.topic), **dict.fromkeys((1, 2, 3), Asked(ROW.topic, ours)), 5: Asked(ROW.topic)}
-    assert marked_offloads(lake, "sandbox") == {i: (asked, NOON) for i, asked in standing.items()}
+    intent_states = {0: Asked(ROW.topic), **dict.fromkeys((1, 2, 3), Asked(ROW.topic, ours)), 5: Asked(ROW.topic)}
+    assert marked_offloads(lake, "sandbox") == {i: (asked, NOON) for i, asked in intent_states.items()}
     another = f'{{"uuid": "{other}"}}'
     said = {0: another, 1: another, 2: asks, 3: older, 5: older}
     journal.record([replace(gone, ledger_id=i, detail=detail) for i, detail in said.items()])
-    assert marked_offloads(lake, "sandbox") == {i: (standing[i], NOON) for i in (1, 3)}
+    assert marked_offloads(lake, "sandbox") == {i: (intent_states[i], NOON) for i in (1, 3)}
     journal.record(
         [replace(mark, ledger_id=1, detail=asks_none, at=NOON + 2), replace(mark, ledger_id=3, outcome="left")]
     )
-    assert marked_offloads(lake, "sandbox") == {1: (standing[1], NOON)}
+    assert marked_offloads(lake, "sandbox") == {1: (intent_states[1], NOON)}
     journal.record([replace(gone, ledger_id=1, detail=asks, at=NOON + 3)])
     assert marked_offloads(lake, "sandbox") == {}
 
@@ -359,22 +359,22 @@ def test_a_mark_that_names_no_z_node_waives_nothing(tmp_path, detail):
 
 
 def test_what_was_archived_and_never_journalled_is_found(journal, tmp_path):
-    def unsettled(since):
+    def deletions_in_doubt(since):
         if isinstance(journal, FakeJournal):
-            return journal.unsettled_nodes("sandbox", since)
-        return unsettled_nodes(str(tmp_path), "sandbox", since)
+            return journal.nodes_in_doubt("sandbox", since)
+        return nodes_in_doubt(str(tmp_path), "sandbox", since)
 
-    assert unsettled(0) == []
+    assert deletions_in_doubt(0) == []
     nodes = [replace(NODE, ledger_id=i) for i in range(3)]
     journal.archive([*nodes, replace(NODE, ledger_id=3, cluster="neighbour")])
     journal.archive([replace(nodes[2], run_id="run-0", at=NOON - 86_400_000)])
     said = replace(ROW, phase="delete", action="delete-ledger", outcome="deleted", checksum="abc")
     journal.record([replace(said, ledger_id=1), replace(said, ledger_id=0, cluster="neighbour")])
-    assert sorted(unsettled(0), key=lambda node: node.ledger_id) == [nodes[0], nodes[2]]
-    assert len(unsettled(NOON)) == 2
-    assert unsettled(NOON + 1) == []
+    assert sorted(deletions_in_doubt(0), key=lambda node: node.ledger_id) == [nodes[0], nodes[2]]
+    assert len(deletions_in_doubt(NOON)) == 2
+    assert deletions_in_doubt(NOON + 1) == []
     journal.record([replace(said, ledger_id=2), replace(said, ledger_id=0)])
-    assert unsettled(0) == []
+    assert deletions_in_doubt(0) == []
 
 
 def test_unfinished_objects_are_not_read(tmp_path):
@@ -548,28 +548,28 @@ def test_a_release_of_what_failed_a_later_proof_is_none_any_more(tmp_path: Path)
     journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
     detail = json.dumps({**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9})
     row = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=detail)
-    journal.record([replace(row, outcome=UNPROVEN, at=row.at - 1), row])
+    journal.record([replace(row, outcome=PROOF_FAILED, at=row.at - 1), row])
     assert set(released_ledgers(lake, "sandbox")) == {ROW.ledger_id}
-    journal.record([replace(row, outcome=UNPROVEN, at=row.at + 1)])
+    journal.record([replace(row, outcome=PROOF_FAILED, at=row.at + 1)])
     assert released_ledgers(lake, "sandbox") == {}
 
 
 def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_taken_back(tmp_path: Path) -> None:
     journal, lake = FileJournal(str(tmp_path)), str(tmp_path)
     detail = json.dumps({"uuid": str(UUIDS[0]), "bucket": "b"})
-    row = replace(ROW, action=RELEASE, phase="release", outcome=UNPROVEN, detail=detail)
+    row = replace(ROW, action=RELEASE, phase="release", outcome=PROOF_FAILED, detail=detail)
     journal.record([row, replace(row, ledger_id=2), replace(row, ledger_id=3, detail="{}")])
     journal.record([replace(row, ledger_id=2, action=OFFLOAD, outcome=VERIFIED, at=row.at + 1, run_id="later")])
     other = json.dumps({**PROOF, "uuid": str(UUIDS[1])})
     whole = replace(row, action=OFFLOAD, outcome=VERIFIED)
     journal.record([replace(whole, detail=other, at=row.at + 1), replace(whole, at=row.at - 1)])
     journal.record([replace(whole, at=row.at + 1)])  # of an executor whose clock is ahead: the run proves none again
-    assert unproven_copies(lake, "sandbox") == {(ROW.ledger_id, UUIDS[0]): row}
-    assert unproven_copies(lake, "another") == {}
-    journal.record([replace(whole, outcome=ROLLED_BACK, at=row.at + 2)])
-    assert unproven_copies(lake, "sandbox") == {}
+    assert failed_proofs(lake, "sandbox") == {(ROW.ledger_id, UUIDS[0]): row}
+    assert failed_proofs(lake, "another") == {}
+    journal.record([replace(whole, outcome=REVERTED, at=row.at + 2)])
+    assert failed_proofs(lake, "sandbox") == {}
     journal.record([replace(row, at=row.at + 3)])
-    assert list(unproven_copies(lake, "sandbox")) == [(ROW.ledger_id, UUIDS[0])]
+    assert list(failed_proofs(lake, "sandbox")) == [(ROW.ledger_id, UUIDS[0])]
 
 
 def test_attempts_that_our_own_runs_began_and_when_they_were_last_spoken_of(tmp_path):
@@ -580,7 +580,7 @@ def test_attempts_that_our_own_runs_began_and_when_they_were_last_spoken_of(tmp_
     def of(uuid, **others):
         return replace(row, detail=json.dumps({"uuid": str(uuid)}), **others)
 
-    journal.record([of(ours, at=NOON + 5, outcome="abandoned"), of(ours), of(verified_only, outcome="verified")])
+    journal.record([of(ours, at=NOON + 5, outcome="attempt-aborted"), of(ours), of(verified_only, outcome="verified")])
     journal.record([of(cut, cluster="neighbour"), replace(row, detail="{"), of(UUID(int=4), ledger_id=8)])
     assert begun_attempts(lake, row.cluster, [7, 9]) == {ours: Begun(row.topic, NOON + 5)}
     assert begun_attempts(lake, row.cluster, []) == {}

@@ -17,7 +17,7 @@ END = bytes.fromhex("ffffffff01ffffffff")
 CHECKED = bytes.fromhex("0000000d 00 00000000")
 DELETED = bytes.fromhex("00000002 00 00000000")
 NO_NODE = -101
-ROLLED_BACK = 0
+REVERTED = 0
 AFTER_A_FAILURE = -2
 
 paths = st.text(st.characters(codec="utf-8"), min_size=1).map(lambda name: f"/{name}")
@@ -52,7 +52,7 @@ def test_nothing_is_wrong_with_a_transaction_that_went_through(count: int) -> No
 
 @pytest.mark.parametrize("bad", [0, 1, 3])
 def test_what_aborted_a_transaction_has_its_position_and_code(bad: int) -> None:
-    codes = [ROLLED_BACK] * bad + [NO_NODE] + [AFTER_A_FAILURE] * (3 - bad)
+    codes = [REVERTED] * bad + [NO_NODE] + [AFTER_A_FAILURE] * (3 - bad)
 
     assert answer(3, failed(*codes)) == [(bad, NO_NODE)]
 
@@ -64,10 +64,10 @@ def test_what_aborted_a_transaction_has_its_position_and_code(bad: int) -> None:
         CHECKED + DELETED,
         CHECKED + DELETED * 3,
         DELETED * 3,
-        failed(ROLLED_BACK, ROLLED_BACK, ROLLED_BACK),
+        failed(REVERTED, REVERTED, REVERTED),
         failed(AFTER_A_FAILURE, AFTER_A_FAILURE, AFTER_A_FAILURE),
-        failed(ROLLED_BACK, NO_NODE),
-        failed(ROLLED_BACK, NO_NODE, AFTER_A_FAILURE, AFTER_A_FAILURE),
+        failed(REVERTED, NO_NODE),
+        failed(REVERTED, NO_NODE, AFTER_A_FAILURE, AFTER_A_FAILURE),
         CHECKED + DELETED + failed(NO_NODE),
         struct.pack("!iBii", 2, 0, NO_NODE, NO_NODE) * 3,
     ],
@@ -77,7 +77,7 @@ def test_a_reply_to_another_request_is_corrupt_and_no_success(results: bytes) ->
         answer(2, results)
 
 
-@pytest.mark.parametrize("results", [CHECKED + DELETED * 2, failed(ROLLED_BACK, NO_NODE, AFTER_A_FAILURE)])
+@pytest.mark.parametrize("results", [CHECKED + DELETED * 2, failed(REVERTED, NO_NODE, AFTER_A_FAILURE)])
 def test_a_reply_that_is_cut_is_corrupt(results: bytes) -> None:
     whole = results + END
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pulsar_lifecycle.journal.in_doubt import ARCHIVE, SAID, unsettled
+from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, deletions_in_doubt
 
 WORD = {"run_id": "a", "ledger_id": 7, "at": 10, "phase": "delete", "action": "delete-ledger", "outcome": "deleted"}
 WORD |= {"reason": "", "checksum": "abc"}
@@ -16,7 +16,7 @@ WORD |= {"reason": "", "checksum": "abc"}
 def left(*archived: tuple[str, int, int], said: tuple[dict[str, Any], ...] = ()) -> set[tuple[str, int, int]]:
     nodes = [dict(zip(ARCHIVE.names, one, strict=True)) for one in archived]
     rows = [WORD | row for row in said]
-    return unsettled(pa.Table.from_pylist(nodes, ARCHIVE), pa.Table.from_pylist(rows, SAID))
+    return deletions_in_doubt(pa.Table.from_pylist(nodes, ARCHIVE), pa.Table.from_pylist(rows, JOURNAL_COLUMNS))
 
 
 def test_what_was_archived_and_never_spoken_of_is_left() -> None:

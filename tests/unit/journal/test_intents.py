@@ -11,10 +11,10 @@ from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
 from pulsar_lifecycle.journal.intents import (
     DEAD,
     IN_FLIGHT,
-    STANDING,
-    Standing,
+    INTENT_COLUMNS,
+    NamespaceIntents,
     by_namespace,
-    standing,
+    intent_states,
     still_there,
     to_send,
     unknown,
@@ -29,7 +29,7 @@ SENT = JournalRow(
 
 
 def intents(*rows: JournalRow) -> pa.Table:
-    return standing(pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA).select(STANDING))
+    return intent_states(pa.Table.from_pylist([asdict(row) for row in rows], JOURNAL_SCHEMA).select(INTENT_COLUMNS))
 
 
 def states(*rows: JournalRow) -> dict[int, str]:
@@ -102,8 +102,8 @@ def test_every_wanted_namespace_stands_somewhere() -> None:
     )
     rows = pa.concat_tables([orphans(1, 4), orphans(9, namespace="o/n")])
     assert by_namespace(found, rows, ["a/b", "e/f"]) == [
-        Standing("a/b", {IN_FLIGHT: 1, outcomes.DELETED: 1}, 2, 10),
-        Standing("e/f"),
+        NamespaceIntents("a/b", {IN_FLIGHT: 1, outcomes.DELETED: 1}, 2, 10),
+        NamespaceIntents("e/f"),
     ]
     everywhere = by_namespace(found, rows, None)
     assert [(s.namespace, s.in_flight, s.settled, s.orphans) for s in everywhere] == [
@@ -114,10 +114,10 @@ def test_every_wanted_namespace_stands_somewhere() -> None:
 
 
 def test_a_namespace_is_unknown_if_it_does_not_exist_and_nothing_of_it_is_left() -> None:
-    standings = [
-        Standing("a/exists"),
-        Standing("a/leaked", orphans=1),
-        Standing("a/sent", {IN_FLIGHT: 1}),
-        Standing("a/mistyped"),
+    namespace_intents = [
+        NamespaceIntents("a/exists"),
+        NamespaceIntents("a/leaked", orphans=1),
+        NamespaceIntents("a/sent", {IN_FLIGHT: 1}),
+        NamespaceIntents("a/mistyped"),
     ]
-    assert unknown(standings, {"a/exists", "a/other"}) == ["a/mistyped"]
+    assert unknown(namespace_intents, {"a/exists", "a/other"}) == ["a/mistyped"]

@@ -151,16 +151,16 @@ def test_a_metadata_root_is_told_from_every_other_by_its_birth(cluster: Simulate
 def test_a_broker_that_is_registered_and_not_asked_makes_the_brokers_unheard(cluster: SimulatedCluster) -> None:
     """An admin URL of another cluster would make every loaded topic look at rest."""
     store = cluster.open_store()
-    assert load_state.hear(store, cluster.admin).stats_interval == 60_000
+    assert load_state.fetch_brokers(store, cluster.admin).stats_interval == 60_000
     cluster.put(f"{load_state.BROKERS_ROOT}/{BROKER}", b"{}")
     cluster.load(V2)
-    assert load_state.hear(store, cluster.admin).loaded == {str(V2): BROKER}
+    assert load_state.fetch_brokers(store, cluster.admin).loaded == {str(V2): BROKER}
     cluster.admin.broker_ids = ["elsewhere:8080"]
     with pytest.raises(Unavailable, match=rf"{BROKER} is registered .* none of those"):
-        load_state.hear(store, cluster.admin)
+        load_state.fetch_brokers(store, cluster.admin)
     cluster.zookeeper.unreadable.add(load_state.BROKERS_ROOT)
     with pytest.raises(AccessDenied):
-        load_state.hear(store, cluster.admin)
+        load_state.fetch_brokers(store, cluster.admin)
 
 
 def test_every_offload_attempt_is_in_the_table_of_topics(cluster: SimulatedCluster) -> None:

@@ -22,7 +22,13 @@ from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.owners import parent_of
 from pulsar_lifecycle.scan.references import Word
-from pulsar_lifecycle.scan.stored_references import WITNESSES, broker_words, compaction_words, schema_words, witnesses
+from pulsar_lifecycle.scan.stored_references import (
+    OTHER_TOPICS,
+    broker_words,
+    compaction_words,
+    other_topics,
+    schema_words,
+)
 from tests.simulation.cluster import (
     BROKER,
     SimulatedCluster,
@@ -199,11 +205,11 @@ def test_a_broker_with_nothing_but_partitions_of_one_mute_topic_is_asked_otherwi
     loaded(cluster, *partitions)
     cluster.admin.silent = dict.fromkeys(partitions, BROKEN)
     names = [(str(topic), BROKER) for topic in partitions]
-    found = broker_words(cluster.admin, names, witnesses(names))
+    found = broker_words(cluster.admin, names, other_topics(names))
     assert {w.owner for w in found} == {"acme/orders/paid", *(t.managed_ledger for t in partitions)}
     assert {w.error for w in found} == {f"unanswered: {BROKEN}"}
     cluster.admin.failing.add(BROKER)
-    assert {w.keeps_owner for w in broker_words(cluster.admin, names, witnesses(names))} == {False}
+    assert {w.keeps_owner for w in broker_words(cluster.admin, names, other_topics(names))} == {False}
 
 
 def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
@@ -212,15 +218,15 @@ def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
     cluster.admin.silent[PARTITION] = BROKEN
     cluster.admin.failing.add(BROKER)
     both = [(str(PARTITION), BROKER), (str(OTHER), "broker-2:8080")]
-    assert [w.keeps_owner for w in broker_words(cluster.admin, both, witnesses(both))] == [False]
+    assert [w.keeps_owner for w in broker_words(cluster.admin, both, other_topics(both))] == [False]
     assert [w.keeps_owner for w in broker_words(cluster.admin, [(one, BROKER) for one, _ in both], {})] == [True, True]
 
 
 def test_witnesses_are_few_and_no_partitions_of_one_topic() -> None:
     partitions = [(f"persistent://acme/orders/p-partition-{n}", BROKER) for n in range(99)]
     others = [(f"persistent://acme/orders/{n}", BROKER) for n in range(99)]
-    found = witnesses([*partitions, *others, (str(OTHER), "broker-2:8080")])
-    assert len({parent_of(topic) for topic in found[BROKER]}) == WITNESSES + 1
+    found = other_topics([*partitions, *others, (str(OTHER), "broker-2:8080")])
+    assert len({parent_of(topic) for topic in found[BROKER]}) == OTHER_TOPICS + 1
     assert found["broker-2:8080"] == [str(OTHER)]
 
 
@@ -229,9 +235,9 @@ def test_witnesses_are_the_same_in_any_order_and_are_not_the_first_ones() -> Non
     mute = [Topic.parse(f"persistent://acme/lost/{n}") for n in range(30)]
     healthy = [Topic.parse(f"persistent://acme/orders/{n}") for n in range(100)]
     names = [(str(topic), BROKER) for topic in (*mute, *healthy)]
-    found = witnesses(names)
-    assert found == witnesses(reversed(names))
-    assert found == witnesses([*((topic, BROKER) for topic in witnesses(names[:50])[BROKER]), *names[50:]])
+    found = other_topics(names)
+    assert found == other_topics(reversed(names))
+    assert found == other_topics([*((topic, BROKER) for topic in other_topics(names[:50])[BROKER]), *names[50:]])
     cluster = SimulatedCluster()
     loaded(cluster, *mute, *healthy, compaction=False)
     cluster.admin.silent = dict.fromkeys(mute, BROKEN)

@@ -54,13 +54,13 @@ from pulsar_lifecycle.records.outcomes import (
     Waiting,
 )
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
-from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, cursor_tags, data_tags
@@ -131,8 +131,8 @@ class Scene:
         self.refused: set[int] = set()
         self.limit = 500
         self.tick: Callable[[str], None] = lambda name: None
-        self.permit: RunGuard | None = None
-        self.canary = ReadCheck(waived=True)
+        self.guard: RunGuard | None = None
+        self.read_check = ReadCheck(waived=True)
 
     # ---------------------------------------------------------------------------------------------------- what is there
 
@@ -145,7 +145,7 @@ class Scene:
         return {item.ledger_id: item.offload for item in self.info.ledgers if item.offload}
 
     @property
-    def given_up(self) -> list[int]:
+    def released_ids(self) -> list[int]:
         return sorted(i for i, context in self.contexts.items() if context.bookkeeper_deleted)
 
     @property
@@ -159,8 +159,8 @@ class Scene:
         return [(row.ledger_id, row.phase, row.outcome) for row in rows if row.ledger_id in self.due]
 
     @property
-    def owed(self) -> list[bool]:
-        return [o.loaded for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, OwedUnload)]
+    def left_pending(self) -> list[bool]:
+        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
 
     @property
     def waiting(self) -> int:
@@ -238,18 +238,18 @@ class Scene:
         run = TopicRun("run", "simulated", "/ledgers", clock.now_ms(), heard, CONTEXT, 0, self.loaded_topics, shadows)
         return run, tools, RunGuard(lease.guard, Unloads(5, self.limit, clock))
 
-    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, Offloaded]:
+    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, OffloadOutcome]:
         """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
         try:
-            run, tools, permit = self.begin()
-            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False)
+            run, tools, guard = self.begin()
+            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
             found = list(due) or [
                 self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
             ]
             said = bookkeeper_copies.release_topic(
-                replace(run, **changes), tools, permit, TOPIC, found, lag, self.canary
+                replace(run, **changes), tools, guard, TOPIC, found, lag, self.read_check
             )
-            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
             return {one.ledger_id: one for one in said}
         finally:
             self.store.close()  # a process that is gone loses its session, too
@@ -276,7 +276,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(said: dict[int, Offloaded]) -> dict[int, str]:
+def outcomes(said: dict[int, OffloadOutcome]) -> dict[int, str]:
     return {i: one.outcome for i, one in said.items()}
 
 
@@ -315,13 +315,13 @@ def test_what_no_broker_can_read_stays_in_bookkeeper() -> None:
         raise Failed("500 UnsupportedOperationException: no offloader")
 
     scene.cluster.admin.on_read = read
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     said = scene.release()
     assert {one.reason.partition(" (")[0] for one in said.values()} == {
         f"its copy in BookKeeper stays: its broker cannot read it from bucket {BUCKET}: "
         "500 UnsupportedOperationException: no offloader"
     }
-    assert (asked, scene.given_up, scene.waiting) == (scene.due[:1], [], 0)
+    assert (asked, scene.released_ids, scene.waiting) == (scene.due[:1], [], 0)
     assert [outcome for _, phase, outcome in scene.rows if phase == "release"] == ["failed", "failed"]
 
 
@@ -329,9 +329,9 @@ def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None
     """The next one may come when what its broker has shown does not count any more."""
     scene = Scene()
     scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release()).values()) == {RELEASED}
-    assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+    assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
 @pytest.mark.parametrize("changed", [{"serviceEndpoint": "https://old"}, {"serviceEndpoint": "", "region": "old"}])
@@ -344,19 +344,19 @@ def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, 
     said = scene.release()
     assert set(outcomes(said).values()) == {REFUSED}
     assert all("old" in one.reason for one in said.values())
-    assert scene.given_up == []
+    assert scene.released_ids == []
 
 
 def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: Scene) -> None:
     scene.released()
-    scene.off.unseen = frozenset({SITE})
+    scene.off.failed_locations = frozenset({SITE})
     for n in range(20):  # it is no message's fault: none becomes a dead letter, however long it lasts
         found = scene.delete(run_id=f"run-{n}")
         assert {(d.outcome, d.waiting) for d in found} == {(WAITING, Waiting.UNREAD_LOCATION)}
         assert all("could not read an offloaded ledger of the same location" in d.reason for d in found)
         scene.scan()
     assert scene.left == scene.due
-    scene.off.unseen = frozenset({(SITE[0], "b", *SITE[2:]), ("s3", *SITE[1:])})
+    scene.off.failed_locations = frozenset({(SITE[0], "b", *SITE[2:]), ("s3", *SITE[1:])})
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {DELETED}
 
@@ -370,14 +370,14 @@ def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_fir
             scene.broker.load()
 
     scene.cluster.admin.on_read = read
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert asked == scene.due[1:]
 
 
 def test_what_rest_cannot_show_at_all_stays(scene: Scene) -> None:
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     for ledger_id in scene.due:
         scene.cluster.reader.payloads[ledger_id] = [CHUNK]
     said = scene.release()
@@ -393,17 +393,17 @@ def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
         scene.cluster.reader.payloads[ledger_id] = [CHUNK]
     begin = scene.cluster.clock.now_ms() % len(scene.due)
     scene.cluster.clock.sleep((len(scene.due) - begin) / 1000)  # the next run begins with the first of them
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
     assert f"of ledger {scene.due[ASKED - 1]}: none of its first 20 entries" in said[scene.due[-1]].reason
 
     scene.cluster.clock.sleep(0.001)
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release()).values()) == {RELEASED}
 
 
-@pytest.mark.parametrize("spoil", ["taken back", "offloaded anew", "the last"])
+@pytest.mark.parametrize("spoil", ["reverted", "offloaded anew", "the last"])
 def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil: str) -> None:
     """What it reads would stand for all that is in the place, and none of it would be read."""
     scene = Scene()
@@ -411,7 +411,7 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
     proven = scene.proven(first, scene.uuids[first]), scene.proven(second, scene.uuids[second])
     info = scene.info
     ledgers = {item.ledger_id: item for item in info.ledgers}
-    if spoil == "taken back":
+    if spoil == "reverted":
         changed = [replace(item, offload=None) for item in ledgers.values()]
     elif spoil == "offloaded anew":
         changed = [
@@ -423,9 +423,9 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
     scene.cluster.wait(1)
     asked: list[int] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     assert set(outcomes(scene.release(*proven)).values()) == {REFUSED}
-    assert (asked, scene.canary.reads(SITE, ""), scene.given_up) == ([], False, [])
+    assert (asked, scene.read_check.reads(SITE, ""), scene.released_ids) == ([], False, [])
 
 
 # -------------------------------------------------------------------------------------------------------- the whole way
@@ -436,8 +436,8 @@ def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> Non
     scene = Scene(loaded=loaded)
     before, keys = scene.cluster.ledger_ids(), scene.off.buckets.keys(BUCKET)
     scene.released()
-    assert scene.given_up == scene.due
-    assert (scene.broker.memory, scene.owed) == (None, [])
+    assert scene.released_ids == scene.due
+    assert (scene.broker.memory, scene.left_pending) == (None, [])
     why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
     assert settled(scene.delete()) == {(DELETED, why)}
     assert before - scene.cluster.ledger_ids() == set(scene.due)
@@ -621,7 +621,7 @@ def test_a_loaded_topic_that_the_policy_does_not_name_gets_no_message() -> None:
     scene.loaded_topics = False
     said = scene.release()
     assert outcomes(said) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
-    assert (scene.given_up, scene.waiting, scene.owed) == ([], 0, [])
+    assert (scene.released_ids, scene.waiting, scene.left_pending) == ([], 0, [])
     scene.change(scene.due[0], bookkeeper_deleted=True)
     assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT_TO_BROKER}
 
@@ -630,7 +630,7 @@ def test_no_loaded_topic_without_an_unload_left() -> None:
     scene = Scene(loaded=True)
     scene.limit = 0
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
-    assert scene.given_up == []
+    assert scene.released_ids == []
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {RETRYING}
     assert scene.left == scene.due
@@ -643,7 +643,7 @@ def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene
     scene.refused = {scene.due[0]}
     said = scene.release()
     assert outcomes(said) == {scene.due[0]: LEFT, scene.due[1]: RELEASED}
-    assert scene.given_up == scene.due[1:]
+    assert scene.released_ids == scene.due[1:]
     scene.scan()
     scene.delete()
     assert scene.left == scene.due[:1]
@@ -652,7 +652,7 @@ def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene
 def test_without_any_acknowledgement_nothing_is_written(scene: Scene) -> None:
     scene.refused = set(scene.due)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT)
-    assert (scene.given_up, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
+    assert (scene.released_ids, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
 
 
 @pytest.mark.parametrize("error", [Paused, LeaseLost, StoreError, Unavailable, AccessDenied])
@@ -680,7 +680,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bo
     scene = Scene(loaded=loaded)
     on_write(scene, raising(OutcomeUnknown("no answer")), when)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
-    assert (scene.given_up, scene.broker.memory, scene.owed) == (scene.due, None, [])
+    assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
 def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
@@ -724,15 +724,15 @@ def test_a_ledger_that_becomes_the_last_between_look_and_write(scene: Scene) -> 
 def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scene) -> None:
     on_write(scene, scene.broker.load)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
-    assert scene.given_up == []
+    assert scene.released_ids == []
 
 
 def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
     scene = Scene(loaded=True)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     said = scene.release()
-    assert all("owed an unload" in one.reason for one in said.values())
-    assert (scene.given_up, scene.owed) == (scene.due, [True])
+    assert all("is pending" in one.reason for one in said.values())
+    assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {RETRYING}
     assert scene.left == scene.due
@@ -750,14 +750,14 @@ def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_sam
 
     def settle() -> None:
         scene.broker.unload(TOPIC)
-        control.settle_unload(scene.cluster._store, OwedUnload(TOPIC, True, 0, control.OFFLOAD_LEASE))
+        control.finish_unload(scene.cluster._store, PendingUnload(TOPIC, True, 0, control.OFFLOAD_LEASE))
         if when == "before":
             scene.broker.load()
 
     on_write(scene, settle, when)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     assert set(outcomes(scene.release()).values()) == {RELEASED}
-    assert (scene.given_up, scene.owed) == (scene.due, [True])
+    assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {RETRYING}
 
@@ -858,9 +858,11 @@ CHANGES: dict[str, Callable[[Scene, int], object]] = {
     "not complete": lambda scene, i: scene.change(i, complete=False),
     "not given up": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
     "the last": lambda scene, i: scene.list_only(scene.due[:1] if i == scene.due[0] else [i]),
-    "an unload is owed": lambda scene, i: control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1, control.LEASE)),
-    "an unload may be owed": lambda scene, i: control.owe_unload(
-        scene.store, OwedUnload(TOPIC, False, 1, control.LEASE)
+    "an unload is owed": lambda scene, i: control.note_unload(
+        scene.store, PendingUnload(TOPIC, True, 1, control.LEASE)
+    ),
+    "an unload may be owed": lambda scene, i: control.note_unload(
+        scene.store, PendingUnload(TOPIC, False, 1, control.LEASE)
     ),
     "it leaves its topic": lambda scene, i: scene.list_only(scene.ids[2:]),
     "its topic cannot be read": lambda scene, i: scene.cluster.put(scene.path, BROKEN),
@@ -1066,8 +1068,8 @@ def finished(scene: Scene) -> None:
         scene.scan()
         scene.delete()
     assert scene.left == []
-    assert scene.given_up == scene.due
-    assert (scene.waiting, scene.owed) == (0, [])
+    assert scene.released_ids == scene.due
+    assert (scene.waiting, scene.left_pending) == (0, [])
     scene.law()
 
 
@@ -1141,6 +1143,6 @@ def test_the_law_bites_where_an_owed_unload_is_overlooked(monkeypatch: pytest.Mo
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.release()
     scene.scan()
-    monkeypatch.setattr(control, "is_owed_unload", lambda *given: False)
+    monkeypatch.setattr(control, "has_pending_unload", lambda *given: False)
     with pytest.raises(AssertionError):
         scene.delete()

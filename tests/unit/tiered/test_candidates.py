@@ -218,8 +218,8 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
     attempt: UUID | None, ours: dict[int, UUID], alone: bool, everything: bool
 ) -> None:
     item = ledger(1, offload_uuid=str(attempt) if attempt else None)
-    given_up = complete(5, bookkeeper_deleted=True)
-    rows = judged(state(ledger(0), item, complete(3), given_up, LAST), ours=ours, everything=everything, leftovers={5})
+    released = complete(5, bookkeeper_deleted=True)
+    rows = judged(state(ledger(0), item, complete(3), released, LAST), ours=ours, everything=everything, leftovers={5})
     found = {i: rows[i]["action"] for i in (0, 1, 3, 5)}
     if alone:
         assert found == {0: KEEP, 1: KEEP, 3: DONE, 5: DONE}
@@ -288,8 +288,8 @@ def test_nothing_is_released_where_brokers_release_by_themselves(lag: int | None
 
 
 def test_what_a_run_would_leave_to_brokers_is_said_before_it() -> None:
-    given_up = complete(3, bookkeeper_deleted=True)
-    rows = judged(state(ledger(1), complete(2), given_up, ledger(4, size=0), LAST, left=True), leftovers={3})
+    released = complete(3, bookkeeper_deleted=True)
+    rows = judged(state(ledger(1), complete(2), released, ledger(4, size=0), LAST, left=True), leftovers={3})
     assert {i: row["outlook"] for i, row in rows.items()} == {
         1: LEFT_TO_BROKER,
         2: LEFT_TO_BROKER,
@@ -314,9 +314,9 @@ def test_what_is_given_up_already_is_done_unless_bookkeeper_has_it_still() -> No
     assert one(complete(1, offloaded_at=NOW), leftovers={1})[0] == DONE
 
 
-@pytest.mark.parametrize("given_up", [False, True])
-def test_an_offload_without_a_name_is_never_proven_so_never_released(given_up: bool) -> None:
-    nameless = complete(1, bookkeeper_deleted=given_up, offload_uuid=None)
+@pytest.mark.parametrize("released", [False, True])
+def test_an_offload_without_a_name_is_never_proven_so_never_released(released: bool) -> None:
+    nameless = complete(1, bookkeeper_deleted=released, offload_uuid=None)
     action, reason = one(nameless, leftovers={1})
     assert (action, "does not name the attempt" in reason) == (DONE, True)
 
@@ -333,7 +333,7 @@ def test_what_is_given_up_stays_where_its_driver_does_not_act(driver: str) -> No
 def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
     lag: int | None, offloads: bool, release: bool, everything: bool
 ) -> None:
-    """The canary would read the very copy that goes; whoever gives it up, brokers may not be able to read the other."""
+    """The read check would read the very copy that goes; whoever gives it up, brokers may not be able to read the other."""
     policy = replace(POLICY, deletion_lag_ms=lag, tiered_first=False)
     our_lag = LAG if release else None
     action, reason = one(ledger(1), policy, our_lag_ms=our_lag, everything=everything)
@@ -357,9 +357,9 @@ def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
     assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=Retention(1, 1))[0] == RELEASE
 
 
-@pytest.mark.parametrize("given_up", [False, True])
-def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(given_up: bool) -> None:
-    item = complete(1, offload_bucket="old", bookkeeper_deleted=given_up)
+@pytest.mark.parametrize("released", [False, True])
+def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(released: bool) -> None:
+    item = complete(1, offload_bucket="old", bookkeeper_deleted=released)
     row = judged(state(item, LAST), leftovers={1})[1]
     assert (row["action"], row["bucket"]) == (RELEASE, "old")
     row = judged(state(item, LAST), leftovers={1}, buckets={"b"})[1]

@@ -13,12 +13,12 @@ import pytest
 
 from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE
-from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, ROLLED_BACK
+from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, REVERTED
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.choice import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
-from pulsar_lifecycle.tiered.outcome import Offloaded
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from tests.simulation.cluster import data_tags
@@ -161,7 +161,7 @@ def test_what_changed_since_the_plan_was_made_is_left_alone(
 
 def waiting(scene: Scene) -> Waiting:
     session = scene.session_again()
-    return Waiting(session.run, scene.store, lambda: session.permit.check(scene.store))
+    return Waiting(session.run, scene.store, lambda: session.guard.check(scene.store))
 
 
 @pytest.mark.parametrize("action", [OFFLOAD, RELEASE])
@@ -231,10 +231,10 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
     done: list[tuple[str, list[int]]] = []
 
     class Work:
-        outcomes: Sequence[Offloaded] = ()
+        outcomes: Sequence[OffloadOutcome] = ()
         unread = ()
 
-        def settle(self, planned: pa.Table, _: object) -> None:
+        def finish_attempts(self, planned: pa.Table, _: object) -> None:
             done.append(("settle", planned.column("ledger_id").to_pylist()))
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
@@ -266,14 +266,14 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
 
 def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
-    taken_back = Offloaded(str(TOPIC), 1, ROLLED_BACK, "its broker cannot read it")
+    taken_back = OffloadOutcome(str(TOPIC), 1, REVERTED, "its broker cannot read it")
 
     class Work:
         def __init__(self) -> None:
-            self.outcomes: list[Offloaded] = [Offloaded(str(OTHER), 9, OFFLOADED, "")]
+            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, OFFLOADED, "")]
             self.unread = ()
 
-        def settle(self, planned: pa.Table, _: object) -> None: ...
+        def finish_attempts(self, planned: pa.Table, _: object) -> None: ...
 
         def read_first(self, rows: Sequence[Row], _: object) -> None: ...
 
@@ -291,7 +291,7 @@ def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch:
     found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
     assert [(one.ledger_id, one.outcome, one.reason) for one in found] == [
         (-1, FAILED, "the run stopped there"),
-        (1, ROLLED_BACK, "its broker cannot read it"),
+        (1, REVERTED, "its broker cannot read it"),
         (9, OFFLOADED, ""),
     ]
     assert finished == [True]

@@ -42,34 +42,34 @@ from pulsar_lifecycle.formats.offload_object import (
     data_key,
     index_key,
 )
-from pulsar_lifecycle.journal.read_checks import places_read, sites_not_read
+from pulsar_lifecycle.journal.read_checks import locations_that_failed, locations_that_passed
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Place, Site
+from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import (
-    ABANDONED,
+    ATTEMPT_ABORTED,
     FOREIGN_ATTEMPT,
     LEFT,
     OFFLOAD,
     OFFLOADED,
     PREPARED,
     REFUSED,
-    ROLLED_BACK,
+    REVERTED,
 )
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
-from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed, Wanted
-from pulsar_lifecycle.tiered.interrupted import Ownership, remove_objects, settle_attempts
-from pulsar_lifecycle.tiered.outcome import Offloaded
-from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unseen
+from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
+from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remove_objects
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unread
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, TopicRun
 from tests.fakes.metadata_store import Operation
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
@@ -181,10 +181,10 @@ class Scene:
         self.limit = 500
         self.waived = False
         self.tiered_first: Collection[str] = (str(TOPIC), str(OTHER))
-        self.seen = dict[Place, int]()
+        self.seen = dict[NamespaceLocation, int]()
         self.named = OffloadUuids()
         self.grace = 0
-        self.silence = ""
+        self.error = ""
 
     @property
     def version(self) -> int:
@@ -213,8 +213,8 @@ class Scene:
         return [one.ledger_id for one in attempts.whole(attempts.open_attempts(self.cluster.open_store()))]
 
     @property
-    def owed(self) -> list[bool]:
-        return [o.loaded for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, OwedUnload)]
+    def left_pending(self) -> list[bool]:
+        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
 
     @property
     def rows(self) -> list[tuple[int, str]]:
@@ -262,13 +262,13 @@ class Scene:
 
     def topic_run(self, tools: Ports, run_id: str = "run") -> TopicRun:
         cluster = self.cluster
-        heard = Brokers({}, 60_000, self.silence) if self.silence else Brokers(dict(cluster.admin.loaded), 60_000)
+        heard = Brokers({}, 60_000, self.error) if self.error else Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), cluster.clock)
         now = cluster.clock.now_ms()
         context = replace(CONTEXT, grace=self.grace)
         return TopicRun(run_id, "simulated", "/ledgers", now, heard, context, 600_000, self.loaded_topics, shadows)
 
-    def canary(self) -> ReadCheck:
+    def read_check(self) -> ReadCheck:
         """``seen`` as the journal has it."""
         return ReadCheck(self.waived, self.tiered_first, dict(self.seen))
 
@@ -276,8 +276,8 @@ class Scene:
         """A run of its own, with its lease."""
         tools = self.tools()
         lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-        permit = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-        return Session(self, tools, permit, self.topic_run(tools), self.canary())
+        guard = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+        return Session(self, tools, guard, self.topic_run(tools), self.read_check())
 
     def release(self) -> None:
         """The run that :meth:`session` began is over."""
@@ -289,27 +289,27 @@ class Scene:
         self.release()
         return self.session()
 
-    def settle_later(self) -> list[Offloaded]:
+    def settle_later(self) -> list[OffloadOutcome]:
         """Another run that only settles."""
         self.release()
         self.cluster.wait(1)
         return self.proceed(())
 
-    def proceed(self, wanted: Sequence[int] | None = None) -> list[Offloaded]:
+    def proceed(self, wanted: Sequence[int] | None = None) -> list[OffloadOutcome]:
         """One whole run, in the order that a run has, with objects that are put there and not read back."""
         wanted = self.wanted if wanted is None else wanted
         self.release()
         tools = self.tools()
         try:
             lease = control.take_lease(tools.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-            permit = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-            session = Session(self, tools, permit, self.topic_run(tools), self.canary())
+            guard = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
+            session = Session(self, tools, guard, self.topic_run(tools), self.read_check())
             try:
                 outcomes = session.proceed(wanted)
             except LifecycleError:
-                settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+                finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
                 raise
-            settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=True)
+            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
             return outcomes
         finally:
             self.release()  # a process that is gone loses its session, too
@@ -319,33 +319,33 @@ class Scene:
 class Session:
     scene: Scene
     tools: Ports
-    permit: RunGuard
+    guard: RunGuard
     run: TopicRun
-    canary: ReadCheck
+    read_check: ReadCheck
     uuids: list[UUID] = field(default_factory=list)
 
-    def proceed(self, wanted: Sequence[int]) -> list[Offloaded]:
+    def proceed(self, wanted: Sequence[int]) -> list[OffloadOutcome]:
         tools = self.tools
-        owing = settle_unloads(tools.store, tools.admin, tools.clock, self.permit, wait=False)
-        resumed, outcomes = self.settle(wanted)
+        owing = finish_unloads(tools.store, tools.admin, tools.clock, self.guard, wait=False)
+        resumed, outcomes = self.finish_attempts(wanted)
         left = [i for i in wanted if i not in {one.ledger_id for one in resumed}]
         begun, refused = self.begin(left) if left else ([], [])
         todo = [] if str(TOPIC) in owing else [self.copy(one) for one in (*resumed, *begun)]
         return outcomes + refused + (self.commit(todo) if todo else [])
 
-    def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[Offloaded]]:
+    def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[OffloadOutcome]]:
         wanted = self.asked(ledger_ids, **changes)
 
         def new_uuid() -> UUID:
             self.uuids.append(uuid4())
             return self.uuids[-1]
 
-        return tiered_commit.begin_topic(self.run, self.tools, self.permit, TOPIC, wanted, new_uuid)
+        return tiered_commit.begin_topic(self.run, self.tools, self.guard, TOPIC, wanted, new_uuid)
 
     @staticmethod
-    def asked(ledger_ids: Collection[int], **changes: Any) -> list[Wanted]:
+    def asked(ledger_ids: Collection[int], **changes: Any) -> list[OffloadRequest]:
         """Rows of a plan."""
-        return [replace(Wanted(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
+        return [replace(OffloadRequest(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
 
     def copy(self, attempt: Attempt) -> Proven:
         """What ``tiered/upload.py`` and ``tiered/proof.py`` do, in short."""
@@ -355,17 +355,17 @@ class Session:
         objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", SAYS)
         return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
 
-    def commit(self, proven: Sequence[Proven]) -> list[Offloaded]:
-        return tiered_commit.commit_topic(self.run, self.tools, self.permit, TOPIC, proven, self.canary)
+    def commit(self, proven: Sequence[Proven]) -> list[OffloadOutcome]:
+        return tiered_commit.commit_topic(self.run, self.tools, self.guard, TOPIC, proven, self.read_check)
 
-    def offload(self, ledger_ids: Sequence[int]) -> list[Offloaded]:
+    def offload(self, ledger_ids: Sequence[int]) -> list[OffloadOutcome]:
         begun, refused = self.begin(ledger_ids)
         return refused + self.commit([self.copy(one) for one in begun])
 
-    def settle(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[Offloaded]]:
+    def finish_attempts(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[OffloadOutcome]]:
         asked = {one.ledger_id: one for one in self.asked(wanted)}
         ownership = Ownership("simulated", self.scene.named)
-        return settle_attempts(self.run, self.tools, self.permit, asked, self.canary, ownership, lambda _: None)
+        return finish_attempts(self.run, self.tools, self.guard, asked, self.read_check, ownership, lambda _: None)
 
 
 @pytest.fixture
@@ -373,7 +373,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(found: Sequence[Offloaded]) -> dict[int, str]:
+def outcomes(found: Sequence[OffloadOutcome]) -> dict[int, str]:
     return {one.ledger_id: one.outcome for one in found}
 
 
@@ -418,9 +418,9 @@ def test_a_whole_run_leaves_complete_contexts_and_nothing_else(loaded: bool) -> 
         assert not offload.bookkeeper_deleted
         assert offload.timestamp
     assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))
-    assert (scene.open_attempts, scene.owed) == ([], [])
+    assert (scene.open_attempts, scene.left_pending) == ([], [])
     if loaded:
-        assert scene.version > before + 1  # the canary's write, the others' write, the broker's loads between them
+        assert scene.version > before + 1  # the read check's write, the others' write, the broker's loads between them
     else:
         assert scene.version == before + 1  # all in one compare-and-set
         assert scene.cluster.admin.touched == []
@@ -524,7 +524,7 @@ def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: 
     assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
     assert scene.complete == scene.wanted
     assert unloads == [scene.wanted[:1], scene.wanted]  # after the read, and after all of them
-    assert (scene.open_attempts, scene.owed, scene.broker.memory) == ([], [], None)
+    assert (scene.open_attempts, scene.left_pending, scene.broker.memory) == ([], [], None)
 
 
 def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_canary(scene: Scene) -> None:
@@ -619,7 +619,7 @@ def test_bookies_that_are_away_settle_nothing(scene: Scene) -> None:
     scene.cluster.wait(1)
     for ledger_id in scene.wanted:
         scene.cluster.reader.failures[ledger_id] = Unavailable("no bookie answers")
-    _, found = scene.session_again().settle(())
+    _, found = scene.session_again().finish_attempts(())
     assert set(outcomes(found).values()) == {FAILED}
     assert scene.open_attempts == scene.wanted
 
@@ -631,10 +631,10 @@ def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene
     for ledger_id in scene.wanted[:1] if shown else scene.wanted:
         fill(scene, ledger_id, [CHUNK])
     scene.cluster.wait(1)
-    _, found = scene.session_again().settle(())
+    _, found = scene.session_again().finish_attempts(())
     assert set(outcomes(found).values()) == {OFFLOADED if shown else FAILED}
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
-    _, found = scene.session_again().settle(())
+    _, found = scene.session_again().finish_attempts(())
     assert set(outcomes(found).values()) == (set() if shown else {OFFLOADED})
     assert scene.open_attempts == []
 
@@ -648,26 +648,26 @@ def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: S
         session.commit(proven)
     now = scene.cluster.clock.now_ms()
     (row,) = words(scene)
-    assert row["outcome"] == "unanswered"
-    assert sites_not_read([row], "", now) == set()
-    assert session.canary.blocked == {}
-    seen = {**row, "outcome": "seen", "at": row["at"] - 1, "run_id": "another"}
-    assert places_read([seen, row], "", now) == {}
-    no = {**row, "outcome": "unseen", "at": row["at"] - 2}
-    assert sites_not_read([no, row], "", now) == {SITE}
-    assert sites_not_read([no, seen], "", now) == set()
-    assert sites_not_read([no, {**seen, "at": now + 1}], "", now) == {SITE}  # by a clock that was ahead
-    assert sites_not_read([seen, row], "", now, ("unseen", "unanswered")) == {SITE}
+    assert row["outcome"] == "read-unanswered"
+    assert locations_that_failed([row], "", now) == set()
+    assert session.read_check.blocked == {}
+    seen = {**row, "outcome": "read-passed", "at": row["at"] - 1, "run_id": "another"}
+    assert locations_that_passed([seen, row], "", now) == {}
+    no = {**row, "outcome": "read-failed", "at": row["at"] - 2}
+    assert locations_that_failed([no, row], "", now) == {SITE}
+    assert locations_that_failed([no, seen], "", now) == set()
+    assert locations_that_failed([no, {**seen, "at": now + 1}], "", now) == {SITE}  # by a clock that was ahead
+    assert locations_that_failed([seen, row], "", now, ("read-failed", "read-unanswered")) == {SITE}
 
 
 def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
-    canary = ReadCheck(False)
+    read_check = ReadCheck(False)
     ((attempt,), _) = scene.session().begin(scene.ids[:1])
-    assert canary.due(TOPIC, attempt)
-    canary.passed(TOPIC, Copy.of_attempt(attempt, 1), proves=False)
-    assert not canary.due(OTHER, attempt)
-    assert canary.due(Topic.parse("persistent://acme/else/x"), attempt)
-    assert canary.due(TOPIC, replace(attempt, metadata=(("bucket", "b"),)))
+    assert read_check.due(TOPIC, attempt)
+    read_check.passed(TOPIC, Copy.of_attempt(attempt, 1), proves=False)
+    assert not read_check.due(OTHER, attempt)
+    assert read_check.due(Topic.parse("persistent://acme/else/x"), attempt)
+    assert read_check.due(TOPIC, replace(attempt, metadata=(("bucket", "b"),)))
 
 
 def test_a_second_run_changes_nothing(scene: Scene) -> None:
@@ -758,7 +758,7 @@ def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
 
 
 def test_brokers_that_were_not_heard(scene: Scene) -> None:
-    scene.silence = "timed out"
+    scene.error = "timed out"
     begun, (found,) = scene.session().begin(scene.ids[:1])
     assert (begun, found.outcome) == ([], LEFT_TO_BROKER)
     assert "the brokers were not heard: timed out" in found.reason
@@ -897,7 +897,7 @@ def test_a_topic_that_was_deleted(scene: Scene) -> None:
     with pytest.raises(Refused, match="does not exist"):
         session.commit(proven)
     assert {one.reason for one in scene.proceed(())} == {"its topic is gone; its objects are removed"}
-    assert (scene.open_attempts, scene.keys, scene.owed) == ([], set(), [])
+    assert (scene.open_attempts, scene.keys, scene.left_pending) == ([], set(), [])
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -906,10 +906,10 @@ def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: b
     scene.cluster.remove(scene.path)
     keys = scene.keys
     if silent:
-        scene.silence = "timed out"
+        scene.error = "timed out"
     else:
         scene.cluster.load(TOPIC)
-    _, found = scene.session_again().settle()
+    _, found = scene.session_again().finish_attempts()
     assert {one.outcome for one in found} == {FAILED}
     assert ("not heard" if silent else "still lists") in found[0].reason
     assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
@@ -919,7 +919,7 @@ def test_a_topic_that_was_deleted_and_made_anew(scene: Scene) -> None:
     begun(scene)
     scene.cluster.topic(TOPIC)
     scene.cluster.wait(1)
-    assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
+    assert {one.outcome for one in scene.proceed(())} == {ATTEMPT_ABORTED}
     assert scene.keys == set()
 
 
@@ -939,7 +939,7 @@ def test_a_rollover_between_look_and_write() -> None:
     on_write(scene, scene.broker.load)
     assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
     assert scene.complete == scene.wanted
-    assert (scene.broker.memory, scene.owed) == (None, [])
+    assert (scene.broker.memory, scene.left_pending) == (None, [])
 
 
 def test_a_z_node_that_never_comes_to_rest() -> None:
@@ -950,9 +950,9 @@ def test_a_z_node_that_never_comes_to_rest() -> None:
         session.commit(proven)
     assert scene.complete == []
     assert scene.broker.version == scene.version
-    assert scene.owed == []  # nothing was written
+    assert scene.left_pending == []  # nothing was written
     scene.proceed(())
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_a_ledger_that_became_the_last(scene: Scene) -> None:
@@ -975,7 +975,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bo
     assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
     assert scene.complete == scene.wanted
     assert scene.open_attempts == []
-    assert scene.owed == ([] if loaded else [False])
+    assert scene.left_pending == ([] if loaded else [False])
     assert scene.broker.memory is None
 
 
@@ -984,15 +984,15 @@ def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
     session, proven = begun(scene)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     with pytest.raises(
-        ReadCheckFailed, match="whether its broker can read it is not known: its topic is owed an unload"
+        ReadCheckFailed, match="whether its broker can read it is not known: an unload of its topic is pending"
     ):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
-    assert scene.owed == [True]
+    assert scene.left_pending == [True]
     assert scene.open_attempts == scene.wanted
     scene.broker.reads = False
     scene.cluster.admin.on_unload = scene.broker.unload
-    assert outcomes(scene.settle_later())[scene.ids[0]] == ROLLED_BACK
+    assert outcomes(scene.settle_later())[scene.ids[0]] == REVERTED
     assert scene.complete == []
 
 
@@ -1003,8 +1003,8 @@ def test_without_the_canary_an_unload_that_fails_is_said(scene: Scene) -> None:
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     found = session.commit(proven)
     assert {one.outcome for one in found} == {OFFLOADED}
-    assert {"owed an unload: 503" in one.reason for one in found} == {True}
-    assert scene.owed == [True]
+    assert {"is pending: 503" in one.reason for one in found} == {True}
+    assert scene.left_pending == [True]
 
 
 def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
@@ -1051,26 +1051,26 @@ def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], ste
         "begin": lambda: session.begin(scene.ids[:1]),
         "commit": lambda: session.commit(proven),
         "before the write": lambda: session.commit(proven),
-        "settle": session.settle,
+        "settle": session.finish_attempts,
     }
     keys = scene.keys
     with pytest.raises(error):
         act[step]()
-    assert (scene.complete, scene.owed) == ([], [])
+    assert (scene.complete, scene.left_pending) == ([], [])
     assert scene.open_attempts == scene.wanted
     assert scene.keys == keys
 
 
-# ----------------------------------------------------------------------------------------------------------- the canary
+# ----------------------------------------------------------------------------------------------------------- the read check
 
 
 def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None:
-    """Naming a copy that nobody can read is worse than being owed an unload."""
+    """Naming a copy that nobody can read is worse than being is pending."""
     scene = Scene(reads=False)
     other = Topic.parse("persistent://theirs/orders/t")
     scene.cluster.topic(other, [scene.cluster.ledger(data_tags(other))])
     scene.cluster.load(other)
-    control.owe_unload(scene.cluster.open_store(), control.OwedUnload(other, True, 0, control.OFFLOAD_LEASE))
+    control.note_unload(scene.cluster.open_store(), control.PendingUnload(other, True, 0, control.OFFLOAD_LEASE))
 
     def fails(topic: Topic) -> None:
         raise AccessDenied("403")
@@ -1080,7 +1080,7 @@ def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None
         scene.proceed()
     assert scene.complete == []
     assert all(item.offload is None for item in scene.info.ledgers)
-    assert True in scene.owed
+    assert True in scene.left_pending
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -1096,10 +1096,10 @@ def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     assert scene.complete == []
     assert all(item.offload is None for item in scene.info.ledgers)
     assert scene.open_attempts == scene.wanted
-    assert (scene.broker.memory, scene.owed) == (None, [])
-    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, "unseen", ROLLED_BACK)]
+    assert (scene.broker.memory, scene.left_pending) == (None, [])
+    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, "read-failed", REVERTED)]
     scene.cluster.wait(1)
-    assert {one.outcome for one in scene.proceed(())} == {ABANDONED}
+    assert {one.outcome for one in scene.proceed(())} == {ATTEMPT_ABORTED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
@@ -1118,7 +1118,7 @@ def unreadable_bookkeeper(scene: Scene) -> None:
     scene.cluster.zookeeper.unreadable.add(scene.cluster.path(scene.ids[0]))
 
 
-def given_up(scene: Scene) -> None:
+def released(scene: Scene) -> None:
     offload = scene.items[scene.ids[0]].offload
     assert offload
     scene.offload(scene.ids[0], replace(offload, bookkeeper_deleted=True))
@@ -1129,7 +1129,7 @@ def given_up(scene: Scene) -> None:
     [
         (lambda scene: scene.cluster.remove(scene.cluster.path(scene.ids[0])), "BookKeeper does not have it"),
         (unreadable_bookkeeper, "no permission"),
-        (given_up, "its copy in BookKeeper is given up"),
+        (released, "its copy in BookKeeper is released"),
     ],
 )
 def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[Scene], None], why: str) -> None:
@@ -1144,7 +1144,7 @@ def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[
     with pytest.raises(ReadCheckFailed, match=why):
         session.commit(proven)
     assert scene.complete == scene.open_attempts == scene.ids[:1]
-    assert scene.rows[-2:] == [(scene.ids[0], "unseen"), (scene.ids[0], FAILED)]
+    assert scene.rows[-2:] == [(scene.ids[0], "read-failed"), (scene.ids[0], FAILED)]
 
 
 def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
@@ -1166,10 +1166,10 @@ def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_agai
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
     on_write(scene, lambda: on_write(scene, scene.broker.load, times=99), "after")
-    with pytest.raises(ReadCheckFailed, match="whether it was taken back is not known"):
+    with pytest.raises(ReadCheckFailed, match="whether it was reverted is not known"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
-    assert outcomes(scene.settle_later())[scene.ids[0]] == ROLLED_BACK
+    assert outcomes(scene.settle_later())[scene.ids[0]] == REVERTED
 
 
 def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
@@ -1189,7 +1189,7 @@ def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
 
 
 def cut_off(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) -> None:
-    """A run that is gone after its canary was committed."""
+    """A run that is gone after its read check was committed."""
     left = [times]
 
     def tick(name: str) -> None:
@@ -1213,10 +1213,10 @@ def test_a_canary_that_was_never_read_is_read_by_the_next_run(at: str, loaded: b
     cut_off(scene, at, scene.ids[:1])
     assert scene.complete == scene.open_attempts == scene.ids[:1]
     (one,) = scene.proceed(())
-    assert one.outcome == (OFFLOADED if reads else ROLLED_BACK)
+    assert one.outcome == (OFFLOADED if reads else REVERTED)
     assert scene.complete == (scene.ids[:1] if reads else [])
     assert scene.open_attempts == ([] if reads else scene.ids[:1])
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert loaded or scene.broker.memory is None  # what was loaded to be read is unloaded again
     scene.cluster.wait(1)
     scene.proceed(())
@@ -1243,9 +1243,9 @@ def test_a_canary_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(read
 def test_a_canary_whose_topic_is_owed_an_unload_is_not_read() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before unload", scene.ids[:1])
-    assert scene.owed == [True]
-    _, (one,) = scene.session_again().settle()
-    assert (one.outcome, "its topic is owed an unload" in one.reason) == (FAILED, True)
+    assert scene.left_pending == [True]
+    _, (one,) = scene.session_again().finish_attempts()
+    assert (one.outcome, "an unload of its topic is pending" in one.reason) == (FAILED, True)
     assert scene.open_attempts == scene.ids[:1]
 
 
@@ -1253,7 +1253,7 @@ def test_a_canary_that_could_not_be_taken_back_waits() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.limit = 0
-    _, (one,) = scene.session_again().settle()
+    _, (one,) = scene.session_again().finish_attempts()
     assert (one.outcome, "trimming.max_unloads" in one.reason) == (FAILED, True)
     assert scene.open_attempts == scene.complete == scene.ids[:1]
 
@@ -1262,7 +1262,7 @@ def test_where_the_canary_is_waived_a_committed_attempt_is_done() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.waived = True
-    _, (one,) = scene.session_again().settle()
+    _, (one,) = scene.session_again().finish_attempts()
     assert one.outcome == OFFLOADED
     assert scene.open_attempts == []
 
@@ -1270,11 +1270,11 @@ def test_where_the_canary_is_waived_a_committed_attempt_is_done() -> None:
 def test_one_attempt_that_cannot_be_settled_hinders_no_other(scene: Scene) -> None:
     begun(scene)
     scene.cluster.put(attempts.path_of(scene.ids[0]), b"{}")
-    _, found = scene.session_again().settle()
+    _, found = scene.session_again().finish_attempts()
     assert [(one.ledger_id, one.outcome) for one in found] == [
         (-1, FAILED),
-        (scene.ids[1], ABANDONED),
-        (scene.ids[2], ABANDONED),
+        (scene.ids[1], ATTEMPT_ABORTED),
+        (scene.ids[2], ATTEMPT_ABORTED),
     ]
     assert attempts.path_of(scene.ids[0]) in found[0].reason
 
@@ -1289,23 +1289,23 @@ def test_objects_that_cannot_be_removed_keep_their_attempt_open(scene: Scene, me
             raise Unavailable("503")
 
     setattr(scene.objects, fault, fail)
-    _, (one,) = scene.session_again().settle()
+    _, (one,) = scene.session_again().finish_attempts()
     if (method, fault) == ("list_uploads", "after"):
-        assert one.outcome == ABANDONED
+        assert one.outcome == ATTEMPT_ABORTED
         return
     assert (one.outcome, "could not be removed" in one.reason) == (FAILED, True)
     assert scene.open_attempts == scene.ids[:1]
     setattr(scene.objects, fault, lambda name, bucket, keys: None)
-    _, (one,) = scene.session_again().settle()
-    assert one.outcome == ABANDONED
+    _, (one,) = scene.session_again().finish_attempts()
+    assert one.outcome == ATTEMPT_ABORTED
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
 def test_an_attempt_in_a_bucket_that_does_not_exist_ends(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     del scene.buckets.objects[BUCKET]
-    _, (one,) = scene.session_again().settle()
-    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (ABANDONED, True)
+    _, (one,) = scene.session_again().finish_attempts()
+    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (ATTEMPT_ABORTED, True)
     assert scene.open_attempts == []
 
 
@@ -1313,7 +1313,7 @@ def test_an_attempt_in_a_bucket_that_is_named_no_more_fails_no_run_and_says_the_
     _, (one,) = begun(scene, scene.ids[:1])
     keys = scene.keys
     scene.objects.allowed = ["another"]
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert found.outcome == LEFT
     assert "not one of object_store.buckets" in found.reason
     assert one.attempt.path in found.reason
@@ -1346,7 +1346,7 @@ def test_objects_that_may_be_all_that_is_left_are_not_abandoned(
     scene.law = lambda: None  # type: ignore[method-assign]
     act(scene)
     keys = scene.keys
-    _, (one,) = scene.session_again().settle()
+    _, (one,) = scene.session_again().finish_attempts()
     assert (one.outcome, "all that is left of its ledger" in one.reason, why in one.reason) == (FAILED, True, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
@@ -1376,10 +1376,10 @@ def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scen
 
     while_uploads_are_listed(scene, taken_over)
     with pytest.raises(LeaseLost):
-        late.settle()
+        late.finish_attempts()
     assert scene.complete == scene.ids[:1]
     assert scene.pair(scene.items[scene.ids[0]]) == scene.keys
-    assert [outcome for _, outcome in scene.rows].count(ABANDONED) == 1
+    assert [outcome for _, outcome in scene.rows].count(ATTEMPT_ABORTED) == 1
 
 
 def commit_by_hand(scene: Scene, attempt: Attempt) -> None:
@@ -1400,7 +1400,7 @@ def test_what_changes_while_uploads_are_dropped_is_seen_before_objects_go(
     _, (one,) = begun(scene, scene.ids[:1])
     keys = scene.keys
     while_uploads_are_listed(scene, lambda: act(scene, one.attempt))
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, why in found.reason) == (FAILED, True)
     assert scene.keys == keys
 
@@ -1412,19 +1412,19 @@ def test_a_pair_is_kept_while_bookkeeper_cannot_give_its_ledger_whole(scene: Sce
     session, (one,) = begun(scene, scene.ids[:1])
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     keys = scene.keys
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, scene.keys, scene.open_attempts) == (FAILED, keys, scene.ids[:1])
     assert "all that is left of its ledger: BookKeeper cannot give it whole: entry 1: CRC32C" in found.reason
     assert session.copy(one.attempt) == one
     scene.cluster.reader.failures.clear()
-    _, (found,) = scene.session_again().settle()
-    assert (found.outcome, scene.keys, scene.open_attempts) == (ABANDONED, set(), [])
+    _, (found,) = scene.session_again().finish_attempts()
+    assert (found.outcome, scene.keys, scene.open_attempts) == (ATTEMPT_ABORTED, set(), [])
 
 
 def test_a_pair_is_kept_while_bookkeeper_has_less_than_its_topic_lists(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=[b"x" * 9])
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, "its topic says 1 entries of 10 bytes" in found.reason) == (FAILED, True)
     assert len(scene.keys) == 2
 
@@ -1434,9 +1434,9 @@ def test_half_a_pair_is_no_copy(scene: Scene, key: Callable[[UUID, int], str]) -
     _, (one,) = begun(scene, scene.ids[:1])
     del scene.buckets.objects[BUCKET][key(one.attempt.uuid, scene.ids[0])]
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     if key is data_key:
-        assert (found.outcome, scene.keys) == (ABANDONED, set())
+        assert (found.outcome, scene.keys) == (ATTEMPT_ABORTED, set())
     else:  # no broker can read it, but every entry may be in it
         assert found.outcome == FAILED
         assert "its objects may be all that is left of its ledger" in found.reason
@@ -1453,14 +1453,14 @@ def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
             raise Unavailable("503")
 
     scene.objects.before = fail
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, len(scene.keys), scene.open_attempts) == (FAILED, 2, scene.ids[:1])
 
 
-@pytest.mark.parametrize("given_up", [False, True])
+@pytest.mark.parametrize("released", [False, True])
 @pytest.mark.parametrize("theirs_is", ["half", "empty", "zeros", "another", "whole"])
 def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
-    scene: Scene, theirs_is: str, given_up: bool
+    scene: Scene, theirs_is: str, released: bool
 ) -> None:
     """Missing its index object, cut short, whole by its size alone, or with another entry."""
     there = theirs_is == "whole"
@@ -1479,7 +1479,7 @@ def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
         "whole": objects_of([b"x" * ENTRY_BYTES]),
     }[theirs_is]
     scene.law = lambda: None  # type: ignore[method-assign]
-    theirs = context(complete=True, bookkeeper_deleted=given_up)
+    theirs = context(complete=True, bookkeeper_deleted=released)
     assert theirs.uuid
     scene.offload(scene.ids[0], theirs)
     version = {FORMAT_VERSION: "1"}
@@ -1488,11 +1488,11 @@ def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
         scene.buckets.put(BUCKET, index_key(theirs.uuid, scene.ids[0]), index, version)
     keys = scene.keys
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
-    _, (found,) = scene.session_again().settle()
-    assert found.outcome == (ABANDONED if there else FAILED)
+    _, (found,) = scene.session_again().finish_attempts()
+    assert found.outcome == (ATTEMPT_ABORTED if there else FAILED)
     assert scene.keys == (scene.pair(scene.items[scene.ids[0]]) if there else keys)
     if not there:
-        assert ("objects are not there" if given_up else "CRC32C") in found.reason
+        assert ("objects are not there" if released else "CRC32C") in found.reason
 
 
 @pytest.mark.parametrize("error", [Paused, LeaseLost])
@@ -1518,7 +1518,7 @@ def test_a_run_that_may_not_go_on_reads_no_ledger_to_its_end(scene: Scene, error
 
     scene.cluster.reader.read = slow  # type: ignore[method-assign]
     with pytest.raises(error):
-        late.settle()
+        late.finish_attempts()
     assert (asked, len(scene.keys), scene.open_attempts) == ([0], 2, scene.ids[:1])
 
 
@@ -1528,7 +1528,7 @@ def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Sce
     ledger = scene.ids[1] if elsewhere else scene.ids[0]
     scene.offload(ledger, context(one.attempt.uuid))
     keys = scene.keys
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, "names its UUID" in found.reason) == (FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
@@ -1537,23 +1537,23 @@ def test_a_topic_that_cannot_be_read_keeps_its_attempts_open(scene: Scene) -> No
     begun(scene)
     scene.cluster.put(scene.path, b"\xff\xff")
     scene.law = lambda: None  # type: ignore[method-assign]
-    _, found = scene.session_again().settle(scene.wanted)
+    _, found = scene.session_again().finish_attempts(scene.wanted)
     assert {one.outcome for one in found} == {FAILED}
     assert len(scene.keys) == 6
 
 
 def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
     _, proven = begun(scene)
-    resumed, found = scene.session_again().settle(scene.ids[:2])
+    resumed, found = scene.session_again().finish_attempts(scene.ids[:2])
     assert resumed == [one.attempt for one in proven[:2]]
-    assert outcomes(found) == {scene.ids[2]: ABANDONED}
+    assert outcomes(found) == {scene.ids[2]: ATTEMPT_ABORTED}
 
 
-def taken_back(scene: Scene, *, dry_run: bool = False) -> list[Offloaded]:
+def taken_back(scene: Scene, *, dry_run: bool = False) -> list[OffloadOutcome]:
     session = scene.session_again()
     if dry_run:
-        return revert.plan_take_back(session.run, session.tools, TOPIC, scene.wanted)
-    return revert.take_back_topic(session.run, session.tools, session.permit, TOPIC, scene.wanted)
+        return revert.plan_revert(session.run, session.tools, TOPIC, scene.wanted)
+    return revert.revert_topic(session.run, session.tools, session.guard, TOPIC, scene.wanted)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -1565,10 +1565,10 @@ def test_a_damaged_offload_is_taken_back_while_bookkeeper_has_it(loaded: bool) -
     before = scene.info
     assert outcomes(taken_back(scene, dry_run=True)) == dict.fromkeys(scene.wanted, "goes")
     assert scene.info == before
-    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, ROLLED_BACK)
+    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, REVERTED)
     assert scene.complete == []
     assert len(scene.keys) == 6
-    assert scene.rows[-3:] == [(ledger_id, ROLLED_BACK) for ledger_id in scene.wanted]
+    assert scene.rows[-3:] == [(ledger_id, REVERTED) for ledger_id in scene.wanted]
     assert {one.reason for one in taken_back(scene)} == {"it is not offloaded"}
     scene.cluster.wait(1)
     assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
@@ -1594,14 +1594,14 @@ def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
     scene.proceed()
     other = next(item.ledger_id for item in scene.info.ledgers if item.ledger_id not in scene.wanted)
     scene.cluster.wait(1)
-    planned = revert.plan_take_back
+    planned = revert.plan_revert
 
-    def then_begins(*given: Any) -> list[Offloaded]:
+    def then_begins(*given: Any) -> list[OffloadOutcome]:
         found = planned(*given)
         scene.offload(other, context())
         return found
 
-    monkeypatch.setattr(revert, "plan_take_back", then_begins)
+    monkeypatch.setattr(revert, "plan_revert", then_begins)
     assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
     assert len(scene.complete) == len(scene.wanted)
 
@@ -1612,8 +1612,8 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     scene.cluster.wait(1)
     first, second, third = scene.wanted
     offloads = {item.ledger_id: item.offload for item in scene.info.ledgers}
-    for given_up in (first, second):
-        scene.offload(given_up, replace(offloads[given_up], bookkeeper_deleted=True))  # type: ignore[type-var]
+    for released in (first, second):
+        scene.offload(released, replace(offloads[released], bookkeeper_deleted=True))  # type: ignore[type-var]
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
     for dry_run in (True, False):
@@ -1670,7 +1670,7 @@ def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | Non
     session = scene.session_again()
     on_write(scene, act)
     run = replace(session.run, loaded_topics=True)
-    (found,) = revert.take_back_topic(run, session.tools, session.permit, TOPIC, scene.ids[:1])
+    (found,) = revert.revert_topic(run, session.tools, session.guard, TOPIC, scene.ids[:1])
     assert (found.outcome, found.reason.startswith(why)) == (FAILED, True)
 
 
@@ -1678,12 +1678,12 @@ def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene
     scene.grace = 2 * 3_600_000
     begun(scene)
     keys = scene.keys
-    _, found = scene.session_again().settle()
+    _, found = scene.session_again().finish_attempts()
     assert {one.outcome for one in found} == {LEFT}
     assert (scene.keys, scene.open_attempts) == (keys, scene.wanted)
     scene.cluster.wait(3)
-    _, found = scene.session_again().settle()
-    assert {one.outcome for one in found} == {ABANDONED}
+    _, found = scene.session_again().finish_attempts()
+    assert {one.outcome for one in found} == {ATTEMPT_ABORTED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
@@ -1695,10 +1695,10 @@ def test_a_plan_that_wants_it_elsewhere_begins_anew(scene: Scene, changes: dict[
     session = scene.session_again()
     asked = {one.ledger_id: one for one in session.asked(scene.wanted, **changes)}
     ownership = Ownership("simulated", scene.named)
-    resumed, found = settle_attempts(
-        session.run, session.tools, session.permit, asked, session.canary, ownership, lambda _: None
+    resumed, found = finish_attempts(
+        session.run, session.tools, session.guard, asked, session.read_check, ownership, lambda _: None
     )
-    assert (resumed, {one.outcome for one in found}) == ([], {ABANDONED})
+    assert (resumed, {one.outcome for one in found}) == ([], {ATTEMPT_ABORTED})
     assert (scene.keys, scene.open_attempts) == (set(), [])
     begun_anew, _ = session.begin(scene.wanted, **changes)
     assert len(begun_anew) == 3
@@ -1712,7 +1712,7 @@ def test_objects_that_are_not_an_attempts_own_are_left_alone(scene: Scene, says:
     _, (one,) = begun(scene, scene.ids[:1])
     scene.buckets.put(BUCKET, index_key(one.attempt.uuid, one.attempt.ledger_id), b"i", says)
     keys = scene.keys
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, one.attempt.path in found.reason) == (FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
@@ -1721,7 +1721,7 @@ def test_objects_that_a_scan_found_named_are_left_alone(scene: Scene) -> None:
     _, (one,) = begun(scene, scene.ids[:1])
     scene.named = OffloadUuids.collect([pa.array([[str(one.attempt.uuid)]])])
     keys = scene.keys
-    _, (found,) = scene.session_again().settle()
+    _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, "newest scan found its UUID" in found.reason) == (FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
@@ -1730,7 +1730,7 @@ def test_attempts_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
     begun(scene)
     scene.cluster.zookeeper.unreadable.add(attempts.ATTEMPTS)
     with pytest.raises(AccessDenied):
-        scene.session_again().settle()
+        scene.session_again().finish_attempts()
 
 
 def test_a_journal_that_fails_leaves_everything_to_the_next_run(scene: Scene) -> None:
@@ -1792,7 +1792,7 @@ def test_killed_anywhere_the_next_runs_finish() -> None:
                 scene.proceed()
                 scene.cluster.wait(1)
             assert scene.complete == scene.wanted
-            assert (scene.open_attempts, scene.owed) == ([], [])
+            assert (scene.open_attempts, scene.left_pending) == ([], [])
             assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))
             assert scene.buckets.uploads == {}
             assert scene.broker.memory is None or scene.broker.version == scene.version
@@ -1814,7 +1814,7 @@ def test_killed_anywhere_what_brokers_cannot_read_is_taken_back() -> None:
                     scene.proceed(wanted)
                 assert scene.complete == []  # after every run that came to its end
                 scene.cluster.wait(1)
-            assert (scene.open_attempts, scene.owed, scene.keys) == ([], [], set())
+            assert (scene.open_attempts, scene.left_pending, scene.keys) == ([], [], set())
             assert scene.broker.memory is None or scene.broker.version == scene.version
         assert count > 50
 
@@ -1825,7 +1825,7 @@ def test_killed_anywhere_without_a_plan_nothing_is_left() -> None:
             for _ in range(2):
                 scene.proceed(())
                 scene.cluster.wait(1)
-            assert (scene.open_attempts, scene.owed) == ([], [])
+            assert (scene.open_attempts, scene.left_pending) == ([], [])
             assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.complete))
 
 
@@ -1861,8 +1861,8 @@ def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(l
         scene.broker.unload(topic)
 
     scene.cluster.admin.on_unload = unload
-    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, ROLLED_BACK)
-    assert (scene.complete, len(unloads)) == ([], 2)  # after the read, and after they are taken back
+    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, REVERTED)
+    assert (scene.complete, len(unloads)) == ([], 2)  # after the read, and after they are reverted
     assert scene.open_attempts == scene.wanted
 
 
@@ -1870,7 +1870,7 @@ def test_what_was_committed_together_is_read_once(scene: Scene) -> None:
     cut_off_after_the_commit(scene)
     assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, OFFLOADED)
     assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
-    assert [row.outcome for row in scene.cluster.journal.rows].count("seen") == 1
+    assert [row.outcome for row in scene.cluster.journal.rows].count("read-passed") == 1
 
 
 def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(scene: Scene) -> None:
@@ -1881,7 +1881,7 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
     session, proven = begun(scene, scene.ids[:1])
     read = scene.cluster.admin.on_read
     assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
-    assert not session.canary.seen
+    assert not session.read_check.passed_before
 
     def unread(topic: Topic, position: Position) -> None:
         if topic == OTHER:
@@ -1890,34 +1890,38 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
 
     scene.cluster.admin.on_read = unread
     wanted = session.asked(ids[:1])
-    begun_there, _ = tiered_commit.begin_topic(session.run, session.tools, session.permit, OTHER, wanted, uuid4)
+    begun_there, _ = tiered_commit.begin_topic(session.run, session.tools, session.guard, OTHER, wanted, uuid4)
     proven = [session.copy(one) for one in begun_there]
     with pytest.raises(ReadCheckFailed, match="cannot read it"):
-        tiered_commit.commit_topic(session.run, session.tools, session.permit, OTHER, proven, session.canary)
+        tiered_commit.commit_topic(session.run, session.tools, session.guard, OTHER, proven, session.read_check)
 
 
 def words(scene: Scene) -> list[dict[str, Any]]:
     """What the journal has of reads through brokers."""
-    return [asdict(row) for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    return [asdict(row) for row in scene.cluster.journal.rows if row.action == "read-check"]
 
 
-HERE: Place = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
-SITE: Site = ("aws-s3", BUCKET, "r", "http://s3")
+HERE: NamespaceLocation = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
+SITE: OffloadLocation = ("aws-s3", BUCKET, "r", "http://s3")
 
 
 def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
     (row,) = words(scene)
     now, at = scene.cluster.clock.now_ms(), row["at"]
-    assert places_read([row], "", now) == {HERE: at}
-    assert places_read([row], "another store", now) == places_read([row], "", at - 1) == {}
-    no = {**row, "outcome": "unseen"}
-    assert places_read([row, {**row, "at": now + 9}], "", now) == {HERE: at}  # by a clock that was wrong
-    assert places_read([no, row], "", now) == places_read([row, {**no, "at": now + 1}], "", now + 1) == {}
-    assert places_read([no, {**row, "at": now + 1}], "", now + 1) == {HERE: now + 1}
+    assert locations_that_passed([row], "", now) == {HERE: at}
+    assert locations_that_passed([row], "another store", now) == locations_that_passed([row], "", at - 1) == {}
+    no = {**row, "outcome": "read-failed"}
+    assert locations_that_passed([row, {**row, "at": now + 9}], "", now) == {HERE: at}  # by a clock that was wrong
+    assert (
+        locations_that_passed([no, row], "", now)
+        == locations_that_passed([row, {**no, "at": now + 1}], "", now + 1)
+        == {}
+    )
+    assert locations_that_passed([no, {**row, "at": now + 1}], "", now + 1) == {HERE: now + 1}
     for detail in ("", "[]", "{}", "1", '{"store": "", "metadata": 1}'):
-        assert places_read([{**row, "detail": detail}], "", now) == {}
-        assert sites_not_read([{**no, "detail": detail}], "", now) == set()
+        assert locations_that_passed([{**row, "detail": detail}], "", now) == {}
+        assert locations_that_failed([{**no, "detail": detail}], "", now) == set()
 
 
 def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -> None:
@@ -1930,26 +1934,28 @@ def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -
         detail = json.loads(row["detail"]) | {"broker": broker, "namespace": namespace}
         return {**row, "outcome": outcome, "at": at, "run_id": run_id, "detail": json.dumps(detail)}
 
-    no = word("unseen", 5, "1", "a")
+    no = word("read-failed", 5, "1", "a")
     for later, stands in [
-        (word("seen", 6, "1", "b"), True),
-        (word("seen", 6, "1", ""), True),
-        (word("seen", 6, "1", "a"), False),
-        (word("seen", 6, "2", "b"), False),
-        (word("seen", 6, "2", "b", "acme/else"), False),
-        (word("seen", 5, "2", "b"), True),
-        (word("seen", 4, "2", "b"), True),
-        (word("unanswered", 6, "2", "a"), True),
+        (word("read-passed", 6, "1", "b"), True),
+        (word("read-passed", 6, "1", ""), True),
+        (word("read-passed", 6, "1", "a"), False),
+        (word("read-passed", 6, "2", "b"), False),
+        (word("read-passed", 6, "2", "b", "acme/else"), False),
+        (word("read-passed", 5, "2", "b"), True),
+        (word("read-passed", 4, "2", "b"), True),
+        (word("read-unanswered", 6, "2", "a"), True),
     ]:
-        assert sites_not_read([later, no], "", now) == ({SITE} if stands else set()), later
-    assert sites_not_read([no, word("unseen", 5, "1", "b"), word("seen", 6, "1", "a")], "", now) == {SITE}
-    assert sites_not_read([word("unseen", 5, "1", ""), word("seen", 6, "1", "")], "", now) == {SITE}
+        assert locations_that_failed([later, no], "", now) == ({SITE} if stands else set()), later
+    assert locations_that_failed([no, word("read-failed", 5, "1", "b"), word("read-passed", 6, "1", "a")], "", now) == {
+        SITE
+    }
+    assert locations_that_failed([word("read-failed", 5, "1", ""), word("read-passed", 6, "1", "")], "", now) == {SITE}
 
 
-def unseen(scene: Scene, session: Session, ledger: int = 0) -> str:
+def unread_reason(scene: Scene, session: Session, ledger: int = 0) -> str:
     copy = Copy.of_item(scene.items[scene.ids[ledger]], 1)
     assert copy
-    said = why_unseen(session.run, session.tools, session.permit, TOPIC, copy, session.canary)
+    said = why_unread(session.run, session.tools, session.guard, TOPIC, copy, session.read_check)
     return said.reason if said else ""
 
 
@@ -1963,13 +1969,13 @@ def offloaded_without_a_canary(scene: Scene) -> None:
 def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
     offloaded_without_a_canary(scene)
     session = scene.session_again()
-    assert unseen(scene, session) == ""
-    assert (scene.owed, scene.broker.memory) == ([], None)
+    assert unread_reason(scene, session) == ""
+    assert (scene.left_pending, scene.broker.memory) == ([], None)
     scene.broker.reads = False
-    assert unseen(scene, session) == ""  # once is enough, in this run
+    assert unread_reason(scene, session) == ""  # once is enough, in this run
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
-    assert "its broker cannot read it" in unseen(scene, scene.session_again())  # and in no other
+    assert "its broker cannot read it" in unread_reason(scene, scene.session_again())  # and in no other
 
 
 def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene) -> None:
@@ -1979,39 +1985,43 @@ def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene
     scene.cluster.wait(1)
     reads: list[Topic] = []
     scene.cluster.admin.on_read = lambda topic, position: reads.append(topic)
-    assert "offload.loaded_topics does not name it" in unseen(scene, scene.session_again())
-    assert (reads, scene.owed, scene.broker.memory is None) == ([], [], False)
+    assert "offload.loaded_topics does not name it" in unread_reason(scene, scene.session_again())
+    assert (reads, scene.left_pending, scene.broker.memory is None) == ([], [], False)
     scene.loaded_topics = True
-    assert unseen(scene, scene.session_again()) == ""
-    assert (reads[:1], scene.owed, scene.broker.memory) == ([TOPIC], [], None)
+    assert unread_reason(scene, scene.session_again()) == ""
+    assert (reads[:1], scene.left_pending, scene.broker.memory) == ([TOPIC], [], None)
 
 
 def test_a_read_of_what_a_topic_reads_from_bookkeeper_shows_nothing(scene: Scene) -> None:
     offloaded_without_a_canary(scene)
     scene.tiered_first = ()
-    assert "BookKeeper first" in unseen(scene, scene.session_again())
+    assert "BookKeeper first" in unread_reason(scene, scene.session_again())
 
 
 def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
     offloaded_without_a_canary(scene)
     scene.broker.reads = False
     session = scene.session_again()
-    assert "its broker cannot read it from bucket" in unseen(scene, session)
-    assert sites_not_read(words(scene), "", scene.cluster.clock.now_ms()) == {SITE}
+    assert "its broker cannot read it from bucket" in unread_reason(scene, session)
+    assert locations_that_failed(words(scene), "", scene.cluster.clock.now_ms()) == {SITE}
     scene.broker.reads = True
-    assert unseen(scene, session).startswith("its location could not be read in this run, of persistent://acme/orders")
+    assert unread_reason(scene, session).startswith(
+        "its location could not be read in this run, of persistent://acme/orders"
+    )
     scene.cluster.wait(1)
     scene.cluster.admin.on_read = raising(Unavailable("timed out"))
     session = scene.session_again()
-    assert "did not answer" in unseen(scene, session)
+    assert "did not answer" in unread_reason(scene, session)
     scene.cluster.admin.on_read = scene.broker.read
-    assert "did not answer" in unseen(scene, session)  # each topic is asked once
-    (asked,) = session.canary.unseen.values()
+    assert "did not answer" in unread_reason(scene, session)  # each topic is asked once
+    (asked,) = session.read_check.not_asked.values()
     said = asked.pop(TOPIC)
     asked |= {Topic.parse(f"persistent://acme/orders/{n}"): said for n in range(ASKED)}
-    assert unseen(scene, session).startswith("no broker has read its location yet, of persistent://acme/orders/0: its")
+    assert unread_reason(scene, session).startswith(
+        "no broker has read its location yet, of persistent://acme/orders/0: its"
+    )
     scene.limit, scene.loaded_topics = 0, True
-    assert "max_unloads" in unseen(scene, scene.session_again())
+    assert "max_unloads" in unread_reason(scene, scene.session_again())
 
 
 def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> None:
@@ -2020,14 +2030,14 @@ def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> Non
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.cluster.wait(1)
     session = scene.session_again()
-    _, found = session.settle(())
-    assert set(outcomes(found).values()) == {ROLLED_BACK}
-    assert (session.canary.seen, list(session.canary.blocked)) == ({}, [SITE])
-    assert [row["outcome"] for row in words(scene)] == ["unseen"]
+    _, found = session.finish_attempts(())
+    assert set(outcomes(found).values()) == {REVERTED}
+    assert (session.read_check.passed_before, list(session.read_check.blocked)) == ({}, [SITE])
+    assert [row["outcome"] for row in words(scene)] == ["read-failed"]
 
 
 def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> None:
-    """It is taken back, or made anew, while its broker is asked: what was read then is BookKeeper's copy."""
+    """It is reverted, or made anew, while its broker is asked: what was read then is BookKeeper's copy."""
     offloaded_without_a_canary(scene)
     session = scene.session_again()
     read = scene.cluster.admin.on_read
@@ -2039,36 +2049,36 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
     copy = Copy.of_item(scene.items[scene.ids[0]], 1)
     assert copy
     scene.cluster.admin.on_read = taken_back_meanwhile
-    said = why_unseen(session.run, session.tools, session.permit, TOPIC, copy, session.canary)
+    said = why_unread(session.run, session.tools, session.guard, TOPIC, copy, session.read_check)
     assert said
     assert "names another offload or none by now" in said.reason
-    assert (session.canary.reads(SITE, ""), words(scene)) == (False, [])
+    assert (session.read_check.reads(SITE, ""), words(scene)) == (False, [])
 
 
-@pytest.mark.parametrize("silence", ["", "broker-2 does not answer"])
-def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene: Scene, silence: str) -> None:
+@pytest.mark.parametrize("error", ["", "broker-2 does not answer"])
+def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene: Scene, error: str) -> None:
     cut_off_after_the_commit(scene)
-    scene.cluster.wait(0 if not silence else 1)
-    scene.silence = silence
+    scene.cluster.wait(0 if not error else 1)
+    scene.error = error
     session = scene.session_again()
-    _, found = session.settle(())
+    _, found = session.finish_attempts(())
     assert set(outcomes(found).values()) == {OFFLOADED}
-    assert (session.canary.reads(SITE, ""), words(scene)) == (False, [])
+    assert (session.read_check.reads(SITE, ""), words(scene)) == (False, [])
 
 
 def test_what_is_read_and_shows_nothing_leaves_the_canary_due(scene: Scene) -> None:
     """After a run that was cut off its broker may have BookKeeper's copy open."""
     cut_off_after_the_commit(scene)
     session = scene.session_again()
-    session.settle(())
+    session.finish_attempts(())
     attempt = Attempt(scene.ids[3], str(TOPIC), uuid4(), "aws-s3", PLACE, 5 << 20, "", 0)
-    assert session.canary.due(TOPIC, attempt)
+    assert session.read_check.due(TOPIC, attempt)
 
 
 def test_every_read_counts_from_when_it_was(scene: Scene) -> None:
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     scene.proceed()
-    assert [row["outcome"] for row in words(scene)] == ["seen"]
+    assert [row["outcome"] for row in words(scene)] == ["read-passed"]
 
 
 def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
@@ -2083,7 +2093,7 @@ def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
     scene.cluster.admin.on_read = full
     with pytest.raises(ReadCheckFailed, match="the journal does not say so: no space left"):
         session.commit(proven)
-    assert (scene.complete, list(session.canary.blocked)) == ([], [SITE])
+    assert (scene.complete, list(session.read_check.blocked)) == ([], [SITE])
 
 
 def refuse_to_hold(scene: Scene) -> None:
@@ -2103,7 +2113,7 @@ def test_a_canary_is_taken_back_though_its_location_cannot_be_held() -> None:
     refuse_to_hold(scene)
     with pytest.raises(ReadCheckFailed, match="deletion runs that are under way could not be told"):
         session.commit(proven)
-    assert (scene.complete, [row["outcome"] for row in words(scene)]) == ([], ["unseen"])
+    assert (scene.complete, [row["outcome"] for row in words(scene)]) == ([], ["read-failed"])
 
 
 def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene: Scene) -> None:
@@ -2112,9 +2122,9 @@ def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene
     scene.cluster.wait(1)
     session = scene.session_again()
     refuse_to_hold(scene)
-    _, found = session.settle(())
-    assert set(outcomes(found).values()) == {ROLLED_BACK}
-    assert "could not be told" in session.canary.unheld
+    _, found = session.finish_attempts(())
+    assert set(outcomes(found).values()) == {REVERTED}
+    assert "could not be told" in session.read_check.unheld
 
 
 def test_a_canary_holds_its_location_until_one_is_read() -> None:
@@ -2139,7 +2149,7 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
     proven = [session.copy(one) for one in found]
 
     def die() -> None:
-        if any(row.outcome == "unseen" for row in scene.cluster.journal.rows):
+        if any(row.outcome == "read-failed" for row in scene.cluster.journal.rows):
             raise Crash
 
     on_write(scene, die, times=99)
@@ -2148,7 +2158,7 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
     assert scene.complete == scene.ids[:2]
     assert unread_locations.held(scene.cluster.open_store(), [SITE]) == {SITE}
     now = scene.cluster.clock.now_ms()
-    assert (places_read(words(scene), "", now), sites_not_read(words(scene), "", now)) == ({}, {SITE})
+    assert (locations_that_passed(words(scene), "", now), locations_that_failed(words(scene), "", now)) == ({}, {SITE})
 
 
 def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(scene: Scene) -> None:
@@ -2156,8 +2166,8 @@ def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(s
     offloaded_without_a_canary(scene)
     session = scene.session_again()
     scene.tick = lambda name: raising(StoreError("no space left"))() if name == "before record" else None
-    assert unseen(scene, session) == "no broker has read its location yet: no space left"
-    (asked,) = session.canary.unseen.values()
+    assert unread_reason(scene, session) == "no broker has read its location yet: no space left"
+    (asked,) = session.read_check.not_asked.values()
     assert list(asked) == [TOPIC]
 
 
@@ -2165,10 +2175,10 @@ def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) ->
     offloaded_without_a_canary(scene)
     session = scene.session_again()
     scene.store.before = lambda operation: raising(StoreError("no quorum"))() if operation.name == "create" else None
-    assert unseen(scene, session) == (
+    assert unread_reason(scene, session) == (
         "no broker has read its location yet: whether its broker can read it is not known: no quorum"
     )
-    assert not any(session.canary.unseen.values())
+    assert not any(session.read_check.not_asked.values())
 
 
 @pytest.mark.parametrize("ahead", [0, 6 * 60_000])
@@ -2182,7 +2192,7 @@ def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(sce
     session = scene.session_again()
     scene.offload(first, replace(offload, bookkeeper_deleted=True))
     tools = replace(session.tools, clock=Off(scene, ahead))
-    (said,) = revert.take_back_topic(session.run, tools, session.permit, TOPIC, [first])
+    (said,) = revert.revert_topic(session.run, tools, session.guard, TOPIC, [first])
     assert said.outcome == REFUSED
     assert "its broker be deleting it" in said.reason
 
@@ -2201,16 +2211,16 @@ def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
 
     scene.tick = full
     found = taken_back(scene)
-    assert set(outcomes(found).values()) == {ROLLED_BACK}
+    assert set(outcomes(found).values()) == {REVERTED}
     assert all(one.reason.endswith("the journal does not say so: no space left") for one in found)
-    assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["taking-back"] * 3
+    assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["reverting"] * 3
 
 
 def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:
     """An object store may carry out a deletion after the run that asked for it is gone."""
     _, (one,) = begun(scene, scene.ids[:1])
-    condemned = attempts.condemn(scene.store, one.attempt)
-    assert attempts.condemn(scene.store, one.attempt) == attempts.condemn(scene.store, condemned) == condemned
+    aborting = attempts.abort(scene.store, one.attempt)
+    assert attempts.abort(scene.store, one.attempt) == attempts.abort(scene.store, aborting) == aborting
     with pytest.raises(Conflict):
         attempts.touch(scene.store, one.attempt)
     scene.waived = True
@@ -2219,7 +2229,7 @@ def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:
     assert offload
     assert offload.uuid != one.attempt.uuid
     with pytest.raises(Conflict):
-        attempts.condemn(scene.store, one.attempt)
+        attempts.abort(scene.store, one.attempt)
 
 
 def test_what_could_not_be_told_of_a_fresh_offload_is_said_though_zookeeper_stays_slow() -> None:

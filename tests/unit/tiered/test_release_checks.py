@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 
 from pulsar_lifecycle.copies import disproved, unread_locations
-from pulsar_lifecycle.copies.location import Copy, place_of
+from pulsar_lifecycle.copies.location import Copy, namespace_location
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Failed,
@@ -26,32 +26,32 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.journal.read_checks import sites_not_read
+from pulsar_lifecycle.journal.read_checks import locations_that_failed
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import (
+    CHECK_FAILED,
     DELETED,
     FOREIGN_ATTEMPT,
     KEPT,
     LEFT_TO_BROKER,
+    PROOF_FAILED,
     REFUSED,
     RELEASED,
     RETRYING,
-    ROLLED_BACK,
+    REVERTED,
     UNANSWERED,
-    UNPROVEN,
-    UNSEEN,
     WAITING,
     Waiting,
 )
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies, revert
-from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved
-from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_seen, record_unseen
+from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
+from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
 from pulsar_lifecycle.topics.ownership import Owners
-from pulsar_lifecycle.topics.unloads import settle_unloads
-from pulsar_lifecycle.topics.write import Said, TopicRun
+from pulsar_lifecycle.topics.unloads import finish_unloads
+from pulsar_lifecycle.topics.write import Outcome, TopicRun
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.offloaded import BUCKET
@@ -59,7 +59,7 @@ from tests.unit.tiered.test_bookkeeper_copies import SITE, TOPIC, Scene, on_writ
 from tests.unit.tiered.test_commit import Crash, Watched
 
 FAR = Topic.parse("persistent://acme/else/t")
-NO = Said(UNSEEN, "its broker cannot read it")
+NO = Outcome(CHECK_FAILED, "its broker cannot read it")
 
 
 def reading(scene: Scene, fail: Exception | None = None) -> list[Position]:
@@ -74,7 +74,7 @@ def reading(scene: Scene, fail: Exception | None = None) -> list[Position]:
             raise fail
 
     scene.cluster.admin.on_read = read
-    scene.canary = ReadCheck(False, [str(TOPIC)])
+    scene.read_check = ReadCheck(False, [str(TOPIC)])
     return asked
 
 
@@ -93,12 +93,12 @@ def test_a_read_that_fails_in_another_namespace_blocks_its_location_in_that_run(
     scene = Scene()
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
-    scene.canary.seen[place_of(TOPIC, copy)] = scene.cluster.clock.now_ms()
-    scene.canary.failed(FAR, copy, NO)
+    scene.read_check.passed_before[namespace_location(TOPIC, copy)] = scene.cluster.clock.now_ms()
+    scene.read_check.failed(FAR, copy, NO)
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
     assert all(str(FAR) in one.reason for one in said.values())
-    assert (asked, scene.given_up, scene.waiting) == ([], [], 0)
+    assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     reading(scene)
     assert set(outcomes(scene.release()).values()) == {RELEASED}
 
@@ -107,7 +107,7 @@ def test_a_failure_elsewhere_blocks_nothing_here() -> None:
     scene = Scene()
     reading(scene)
     elsewhere = replace(copy_of(scene, scene.due[0]), metadata=(("bucket", "another"),))
-    scene.canary.failed(FAR, elsewhere, NO)
+    scene.read_check.failed(FAR, elsewhere, NO)
     assert set(outcomes(scene.release()).values()) == {RELEASED}
 
 
@@ -115,7 +115,7 @@ def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
     scene = Scene()
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
-    scene.canary.seen[place_of(TOPIC, copy)] = scene.cluster.clock.now_ms()
+    scene.read_check.passed_before[namespace_location(TOPIC, copy)] = scene.cluster.clock.now_ms()
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert asked
 
@@ -133,15 +133,15 @@ def held(scene: Scene) -> bool:
     return unread_locations.held(scene.cluster.open_store(), [SITE]) == {SITE}
 
 
-def read_once(scene: Scene, *, works: bool, run_id: str = "another", canary: ReadCheck | None = None) -> None:
+def read_once(scene: Scene, *, works: bool, run_id: str = "another", read_check: ReadCheck | None = None) -> None:
     """What an offload run makes of one read at the location, of another namespace."""
     run, tools = beside(scene)
     run, copy = replace(run, run_id=run_id), copy_of(scene, scene.due[0])
-    canary = canary or ReadCheck(False, [str(FAR)])
+    read_check = read_check or ReadCheck(False, [str(FAR)])
     if works:
-        record_seen(run, tools, FAR, copy, canary, location_before(tools, copy))
+        record_passed(run, tools, FAR, copy, read_check, location_before(tools, copy))
     else:
-        record_unseen(run, tools, FAR, copy, canary, NO)
+        record_failed(run, tools, FAR, copy, read_check, NO)
 
 
 def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper() -> None:
@@ -182,11 +182,11 @@ def test_a_copy_at_another_location_is_deleted_meanwhile() -> None:
     assert {d.outcome for d in scene.delete()} == {DELETED}
 
 
-@pytest.mark.parametrize("outcome", [UNSEEN, UNANSWERED])
+@pytest.mark.parametrize("outcome", [CHECK_FAILED, UNANSWERED])
 def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> None:
     """Killed before the journal says so, it is held; what was not answered says nothing of the location."""
     scene = Scene()
-    asked = reading(scene, Failed("500: no such bucket") if outcome == UNSEEN else Unavailable("timed out"))
+    asked = reading(scene, Failed("500: no such bucket") if outcome == CHECK_FAILED else Unavailable("timed out"))
     seen: list[bool] = []
 
     def die(name: str) -> None:
@@ -197,8 +197,8 @@ def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> 
     scene.tick = die
     with pytest.raises(Crash):
         scene.release()
-    assert seen == [outcome == UNSEEN]
-    assert held(scene) == (outcome == UNSEEN)
+    assert seen == [outcome == CHECK_FAILED]
+    assert held(scene) == (outcome == CHECK_FAILED)
 
 
 @pytest.mark.parametrize("at", ["before unload", "before record"])
@@ -214,7 +214,7 @@ def test_killed_after_a_failing_read_its_location_is_held(at: str) -> None:
     scene.tick = die
     with pytest.raises(Crash):
         scene.release()
-    assert (held(scene), scene.given_up) == (True, [])
+    assert (held(scene), scene.released_ids) == (True, [])
 
 
 @pytest.mark.parametrize("nth", range(3))
@@ -232,9 +232,9 @@ def test_a_failing_read_counts_though_its_topic_cannot_be_looked_at_afterwards(n
 
     scene.tick = look_away
     assert set(outcomes(scene.release()).values()) == {"failed"}
-    assert (len(asked), any(cut), held(scene), list(scene.canary.blocked)) == (1, True, True, [SITE])
-    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
-    assert words == [UNSEEN]
+    assert (len(asked), any(cut), held(scene), list(scene.read_check.blocked)) == (1, True, True, [SITE])
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
+    assert words == [CHECK_FAILED]
 
 
 def test_a_failing_read_of_another_offload_by_now_says_nothing() -> None:
@@ -249,8 +249,8 @@ def test_a_failing_read_of_another_offload_by_now_says_nothing() -> None:
 
     scene.cluster.admin.on_read = renamed
     scene.release()
-    assert (len(asked), held(scene), scene.canary.blocked) == (1, False, {})
-    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
+    assert (len(asked), held(scene), scene.read_check.blocked) == (1, False, {})
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
     assert words == []
 
 
@@ -269,7 +269,7 @@ def test_a_failing_read_of_a_topic_that_is_gone_by_now_says_nothing() -> None:
 
     scene.cluster.admin.on_read = deleted
     scene.release()
-    assert (len(asked), held(scene), scene.canary.blocked) == (1, False, {})
+    assert (len(asked), held(scene), scene.read_check.blocked) == (1, False, {})
 
 
 def test_a_failure_that_says_nothing_leaves_an_earlier_one_at_its_location() -> None:
@@ -287,7 +287,7 @@ def test_a_failure_that_says_nothing_leaves_an_earlier_one_at_its_location() -> 
     before = unread_locations.all_held(scene.cluster.open_store())
     scene.release()
     after = unread_locations.all_held(scene.cluster.open_store())
-    assert [(one.run_id, one.said) for one in after] == [(one.run_id, one.said) for one in before]
+    assert [(one.run_id, one.error) for one in after] == [(one.run_id, one.error) for one in before]
 
 
 def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
@@ -302,8 +302,8 @@ def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
     with pytest.raises(Unheld, match="could not be told"):
         scene.release()
     scene.tick = lambda name: None
-    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
-    assert words == [UNSEEN]
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
+    assert words == [CHECK_FAILED]
 
 
 def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that_works() -> None:
@@ -321,17 +321,17 @@ def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that
 
     wrong = replace(run, run_id="wrong clock")
     ahead = replace(tools, clock=Ahead())
-    record_unseen(wrong, ahead, FAR, copy_of(scene, scene.due[0]), ReadCheck(False, [str(FAR)]), NO)
+    record_failed(wrong, ahead, FAR, copy_of(scene, scene.due[0]), ReadCheck(False, [str(FAR)]), NO)
     rows = [asdict(row) for row in scene.cluster.journal.rows]
-    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == {SITE}
+    assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == {SITE}
     read_once(scene, works=True, run_id="mended")
     rows = [asdict(row) for row in scene.cluster.journal.rows]
-    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == frozenset()
+    assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == frozenset()
     scene.scan()
     assert {d.outcome for d in scene.delete()} == {DELETED}
     read_once(scene, works=False, run_id="later")
     rows = [asdict(row) for row in scene.cluster.journal.rows]
-    assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == {SITE}
+    assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == {SITE}
 
 
 def test_a_first_failure_at_a_location_is_seen_by_the_read_that_it_overtakes() -> None:
@@ -346,7 +346,7 @@ def test_a_first_failure_at_a_location_is_seen_by_the_read_that_it_overtakes() -
 
     scene.cluster.admin.on_read = overtaken
     assert set(outcomes(scene.release()).values()) == {"failed"}
-    assert (asked != [], held(scene), scene.given_up) == (True, True, [])
+    assert (asked != [], held(scene), scene.released_ids) == (True, True, [])
 
 
 @pytest.mark.parametrize("at", ["before record", "after record", "before write", "after write"])
@@ -364,23 +364,23 @@ def test_killed_while_a_read_lets_a_location_go(at: str) -> None:
     watched = replace(tools, store=Watched(tools.store, die), journal=Watched(tools.journal, die))
     copy = copy_of(scene, scene.due[0])
     with pytest.raises(Crash):
-        record_seen(
+        record_passed(
             replace(run, run_id="later"), watched, FAR, copy, ReadCheck(False, [str(FAR)]), location_before(tools, copy)
         )
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     if not held(scene):
-        assert sites_not_read(rows, "", scene.cluster.clock.now_ms()) == set()
+        assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == set()
 
 
 def test_a_read_lets_a_location_go_in_a_later_run_alone() -> None:
     """Of the run in which one broker could not read, another broker's read says nothing of that."""
     scene = Scene()
-    canary = ReadCheck(False, [str(FAR)])
-    read_once(scene, works=False, canary=canary)
-    read_once(scene, works=True, canary=canary)
+    read_check = ReadCheck(False, [str(FAR)])
+    read_once(scene, works=False, read_check=read_check)
+    read_once(scene, works=True, read_check=read_check)
     assert held(scene)
     bookkeeper_first = ReadCheck(False)
-    read_once(scene, works=True, run_id="later", canary=bookkeeper_first)
+    read_once(scene, works=True, run_id="later", read_check=bookkeeper_first)
     assert held(scene)
     read_once(scene, works=True, run_id="later")
     assert not held(scene)
@@ -401,7 +401,7 @@ def test_a_read_that_fails_while_another_works_stays_the_last_word() -> None:
     scene.cluster.admin.on_read = overtaken
     assert set(outcomes(scene.release()).values()) == {"failed"}
     assert asked
-    assert (held(scene), scene.given_up) == (True, [])
+    assert (held(scene), scene.released_ids) == (True, [])
     reading(scene)
     scene.cluster.wait(1)
     assert set(outcomes(scene.release()).values()) == {RELEASED}
@@ -435,9 +435,9 @@ def test_a_failing_read_that_cannot_be_held_stops_its_run(error: Exception, full
     scene.begin = denied  # type: ignore[method-assign]
     with pytest.raises(Unheld, match="could not be told.*no space left" if full else "could not be told"):
         scene.release()
-    assert (scene.given_up, scene.broker.memory, scene.canary.unheld != "") == ([], None, True)
-    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-through-broker"]
-    assert words == ([] if full else [UNSEEN])  # deletion runs that begin later know
+    assert (scene.released_ids, scene.broker.memory, scene.read_check.unheld != "") == ([], None, True)
+    words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
+    assert words == ([] if full else [CHECK_FAILED])  # deletion runs that begin later know
 
 
 def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_released() -> None:
@@ -447,7 +447,7 @@ def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_released() -> N
     scene.cluster.zookeeper.unreadable.add(unread_locations.path_of(SITE))
     said = scene.release()
     assert set(outcomes(said).values()) == {"failed"}
-    assert (asked, scene.given_up, held(scene)) == ([], [], True)
+    assert (asked, scene.released_ids, held(scene)) == ([], [], True)
 
 
 def test_a_z_node_that_cannot_be_read_keeps() -> None:
@@ -485,10 +485,10 @@ def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() ->
     read_once(scene, works=False)
     assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
     scene.cluster.wait(1)
-    run, tools, permit = scene.begin()
+    run, tools, guard = scene.begin()
     scene.loaded_topics = True
-    found = revert.take_back_topic(run, tools, permit, TOPIC, scene.due, policy="")
-    assert {one.outcome for one in found} == {ROLLED_BACK}
+    found = revert.revert_topic(run, tools, guard, TOPIC, scene.due, policy="")
+    assert {one.outcome for one in found} == {REVERTED}
     scene.cluster.wait(2)
     scene.scan()
     assert {d.outcome for d in scene.delete(run_id="ends")} == {KEPT}
@@ -519,19 +519,19 @@ def test_each_broker_that_owns_such_topics_reads_for_itself() -> None:
     own(scene.cluster, TOPIC, "broker-1:8080")
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
-    scene.canary.passed(FAR, copy, proves=True, broker="broker-2:8080")
+    scene.read_check.passed(FAR, copy, proves=True, broker="broker-2:8080")
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert asked
-    (told,) = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == "seen"]
+    (told,) = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == "read-passed"]
     assert told["broker"] == "broker-1:8080"
-    assert scene.canary.reads(SITE, "broker-1:8080")
+    assert scene.read_check.reads(SITE, "broker-1:8080")
 
 
 def test_a_broker_reads_once_in_a_run() -> None:
     scene = Scene()
     own(scene.cluster, TOPIC, "broker-1:8080")
     asked = reading(scene)
-    scene.canary.passed(FAR, copy_of(scene, scene.due[0]), proves=True, broker="broker-1:8080")
+    scene.read_check.passed(FAR, copy_of(scene, scene.due[0]), proves=True, broker="broker-1:8080")
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert asked == []
 
@@ -576,8 +576,8 @@ def test_a_topic_that_was_loaded_to_be_read_is_unloaded_whatever_came_out(writes
     else:
         scene.release()
     assert not any(left)  # at the end of the step, and not of the run
-    assert (scene.broker.memory, scene.given_up) == (None, [] if fail else scene.due)
-    assert scene.owed in ([], [False])
+    assert (scene.broker.memory, scene.released_ids) == (None, [] if fail else scene.due)
+    assert scene.left_pending in ([], [False])
 
 
 def test_a_topic_is_unloaded_though_the_run_was_paused_meanwhile() -> None:
@@ -600,26 +600,26 @@ def test_a_topic_that_a_killed_run_has_loaded_is_unloaded_by_the_next(at: str) -
     scene.tick = die
     with pytest.raises(Crash):
         scene.release()
-    assert scene.owed == [True]
+    assert scene.left_pending == [True]
     scene.tick = lambda name: None
-    _, tools, permit = scene.begin()
-    assert settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False) == {}
-    assert (scene.broker.memory, scene.owed, scene.given_up) == (None, [], [])
+    _, tools, guard = scene.begin()
+    assert finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False) == {}
+    assert (scene.broker.memory, scene.left_pending, scene.released_ids) == (None, [], [])
 
 
 def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_broker() -> None:
     """Hours may pass between the read and the release: the policy on loaded topics counts again."""
     scene = Scene()
     reading(scene)
-    run, tools, permit = scene.begin()
+    run, tools, guard = scene.begin()
     due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
-    bookkeeper_copies.read_first(run, tools, permit, TOPIC, due, 0, scene.canary)
+    bookkeeper_copies.read_first(run, tools, guard, TOPIC, due, 0, scene.read_check)
     assert scene.broker.memory is None
     scene.cluster.wait(3)
     scene.broker.load()
-    said = bookkeeper_copies.release_topic(run, tools, permit, TOPIC, due, 0, scene.canary)
+    said = bookkeeper_copies.release_topic(run, tools, guard, TOPIC, due, 0, scene.read_check)
     assert {one.outcome for one in said} == {LEFT_TO_BROKER}
-    assert (scene.broker.memory is None, scene.given_up, scene.waiting) == (False, [], 0)
+    assert (scene.broker.memory is None, scene.released_ids, scene.waiting) == (False, [], 0)
 
 
 def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
@@ -631,14 +631,14 @@ def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
         raise Unavailable("503")
 
     scene.cluster.admin.on_unload = fails
-    run, tools, permit = scene.begin()
+    run, tools, guard = scene.begin()
     due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
-    bookkeeper_copies.read_first(run, tools, permit, TOPIC, due, 0, scene.canary)
-    assert (scene.owed, scene.broker.memory is None) == ([True], False)
+    bookkeeper_copies.read_first(run, tools, guard, TOPIC, due, 0, scene.read_check)
+    assert (scene.left_pending, scene.broker.memory is None) == ([True], False)
     scene.cluster.admin.on_unload = unload
-    control.owed_unloads(tools.store)
-    assert settle_unloads(tools.store, tools.admin, tools.clock, permit, wait=False) == {}
-    assert (scene.broker.memory, scene.owed) == (None, [])
+    control.pending_unloads(tools.store)
+    assert finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False) == {}
+    assert (scene.broker.memory, scene.left_pending) == (None, [])
 
 
 # ----------------------------------------------------------------------------------------------- a copy that is damaged
@@ -647,9 +647,10 @@ def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
 def unproven(scene: Scene, **changes: Any) -> dict[int, Any]:
     run, tools, _ = scene.begin()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    one = Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    one = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
     return {
-        said.ledger_id: said for said in bookkeeper_copies.tell_unproven(tools, run, TOPIC, [replace(one, **changes)])
+        said.ledger_id: said
+        for said in bookkeeper_copies.record_failed_proofs(tools, run, TOPIC, [replace(one, **changes)])
     }
 
 
@@ -657,12 +658,12 @@ def test_a_copy_that_fails_its_proof_is_told_and_nothing_is_written() -> None:
     scene = Scene()
     before = scene.cluster.zookeeper.stat(scene.path)
     (said,) = unproven(scene).values()
-    assert said.outcome == UNPROVEN
-    assert "take_back_offloads" in said.reason
+    assert said.outcome == PROOF_FAILED
+    assert "revert_offloads" in said.reason
     (row,) = scene.cluster.journal.rows
-    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", UNPROVEN)
+    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", PROOF_FAILED)
     assert json.loads(row.detail) == {"bucket": BUCKET, "uuid": str(scene.uuids[scene.due[0]])}
-    assert (scene.cluster.zookeeper.stat(scene.path), scene.given_up) == (before, [])
+    assert (scene.cluster.zookeeper.stat(scene.path), scene.released_ids) == (before, [])
 
 
 def test_what_its_topic_does_not_read_disproves_nothing() -> None:
@@ -692,20 +693,20 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
     scene = Scene()
     scene.released()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    damaged = Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
+    damaged = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
     run, tools, _ = scene.begin()
     beside = replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
 
     def prove(name: str) -> None:
         if name == "before receive":
             scene.tick = lambda name: None
-            bookkeeper_copies.tell_unproven(beside, run, TOPIC, [damaged])
+            bookkeeper_copies.record_failed_proofs(beside, run, TOPIC, [damaged])
 
     scene.tick = prove
     found = {d.info.ledger_id: d.outcome for d in scene.delete()}
     assert found == {scene.due[0]: RETRYING, scene.due[1]: DELETED}
     assert scene.left == scene.due[:1]
-    bookkeeper_copies.tell_unproven(beside, run, TOPIC, [damaged])  # again: it is held already
+    bookkeeper_copies.record_failed_proofs(beside, run, TOPIC, [damaged])  # again: it is held already
     assert disproved.held(scene.store, scene.due) == {scene.due[0]}
     assert scene.release(due)[scene.due[0]].outcome == RELEASED  # it was put back, and proven
     assert disproved.held(scene.store, scene.due) == set()
@@ -728,7 +729,7 @@ def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> No
     said = scene.release()
     assert set(outcomes(said).values()) == {FOREIGN_ATTEMPT}
     assert f"of ledger {scene.ids[2]} is not complete" in said[scene.due[0]].reason
-    assert (asked, scene.given_up, scene.waiting) == ([], [], 0)
+    assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     assert scene.cluster.zookeeper.stat(scene.path) == before
     assert [row.outcome for row in scene.cluster.journal.rows] == [FOREIGN_ATTEMPT] * 2
 
@@ -737,4 +738,4 @@ def test_an_attempt_that_its_broker_begins_between_look_and_write() -> None:
     scene = Scene()
     on_write(scene, lambda: scene.write(scene.ids[2], theirs()))
     assert set(outcomes(scene.release()).values()) == {FOREIGN_ATTEMPT}
-    assert scene.given_up == []
+    assert scene.released_ids == []

@@ -24,17 +24,17 @@ from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
     LEFT_TO_BROKER,
     OFFLOADED,
+    PROOF_FAILED,
     RELEASED,
-    ROLLED_BACK,
-    UNPROVEN,
+    REVERTED,
 )
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import OffloadSettings
 from pulsar_lifecycle.tiered import offload_run as spark_offload
-from pulsar_lifecycle.tiered.bookkeeper_copies import Disproved, Due
+from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
-from pulsar_lifecycle.tiered.outcome import Offloaded, record_topics
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.fakes.connections import connect_to
 from tests.simulation.cluster import data_tags
@@ -50,7 +50,7 @@ class Driver(_Work):
     """A run over the scene's cluster; what executors prove is given."""
 
     def __init__(self, scene: Scene, due: Mapping[Topic, Sequence[Due]], **settings: Any) -> None:
-        run, tools, permit = scene.begin()
+        run, tools, guard = scene.begin()
         cluster: Any = SimpleNamespace(
             settings=SimpleNamespace(
                 cluster="simulated",
@@ -58,7 +58,7 @@ class Driver(_Work):
                 zookeeper=SimpleNamespace(session_timeout=0),
             )
         )
-        super().__init__(cluster, run, tools, permit, None, scene.canary, None, (), ())  # type: ignore[arg-type]
+        super().__init__(cluster, run, tools, guard, None, scene.read_check, None, (), ())  # type: ignore[arg-type]
         self.due = due
 
     def _proven(self, rows: Sequence[Any], progress: object) -> dict[str, list[Due]]:
@@ -87,7 +87,7 @@ def two_topics(scene: Scene) -> dict[Topic, list[Due]]:
     for topic, broker in ((TOPIC, "broker-1:8080"), (SECOND, "broker-2:8080")):
         own(scene.cluster, topic, broker)
     scene.cluster.wait(1)
-    scene.canary = ReadCheck(False, [str(TOPIC), str(SECOND)])
+    scene.read_check = ReadCheck(False, [str(TOPIC), str(SECOND)])
     first = [scene.proven(i, scene.uuids[i]) for i in scene.due]
     return {TOPIC: first, SECOND: [scene.proven(ids[0], uuids[ids[0]])]}
 
@@ -108,7 +108,7 @@ def test_one_broker_that_cannot_read_keeps_everything_at_its_location(wrong: Top
     found = Driver(scene, due).release_all()
     assert set(found.values()) == {"failed"}
     assert wrong in asked
-    assert (scene.given_up, scene.waiting) == ([], 0)
+    assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
 def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,28 +121,28 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.Mo
 
     @contextmanager
     def begun(*_: object) -> Iterator[Any]:
-        monkeypatch.setattr(driver, "settle", lambda *_: None)
+        monkeypatch.setattr(driver, "finish_attempts", lambda *_: None)
         yield driver, driver.rows(), None
 
     monkeypatch.setattr(spark_offload, "_begun", begun)
     found = spark_offload.offload_now(Any, "run", OffloadOrder("plan", "digest"), print)  # type: ignore[arg-type]
     assert (found[0].outcome, "could not be told" in found[0].reason) == ("failed", True)
-    assert (scene.given_up, scene.waiting) == ([], 0)
+    assert (scene.released_ids, scene.waiting) == ([], 0)
 
 
 def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     driver = Driver(scene, {})
-    settled = Offloaded(str(TOPIC), 1, ROLLED_BACK, "")
+    settled = OffloadOutcome(str(TOPIC), 1, REVERTED, "")
 
-    def settle(*_: object) -> tuple[list[Any], list[Offloaded]]:
-        scene.canary.unheld = "could not be told"
+    def finish_attempts(*_: object) -> tuple[list[Any], list[OffloadOutcome]]:
+        scene.read_check.unheld = "could not be told"
         return [], [settled]
 
-    monkeypatch.setattr(spark_offload, "settle_attempts", settle)
+    monkeypatch.setattr(spark_offload, "finish_attempts", finish_attempts)
     planned = pa.table({"action": pa.array([], pa.string()), "ledger_id": pa.array([], pa.int64())})
     with pytest.raises(Unheld, match="could not be told"):
-        driver.settle(planned, print)
+        driver.finish_attempts(planned, print)
     assert driver.outcomes == [settled]
 
 
@@ -177,7 +177,7 @@ def test_no_broker_has_to_take_a_bundle_where_another_has_read_the_location() ->
 def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
     scene = Scene()
     due = two_topics(scene)
-    scene.canary = ReadCheck(True)
+    scene.read_check = ReadCheck(True)
     assert set(Driver(scene, due).release_all().values()) == {RELEASED}
     assert scene.cluster.admin.touched == []
 
@@ -185,29 +185,29 @@ def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
 # ----------------------------------------------------------------------------------------------- a copy that is damaged
 
 
-def disproved(scene: Scene) -> list[Disproved]:
+def disproved(scene: Scene) -> list[FailedProof]:
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
-    return [Disproved(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)]
+    return [FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)]
 
 
 def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwise() -> None:
     scene = Scene()
-    (one,) = Driver(scene, {})._tell_unproven(TOPIC, disproved(scene))
-    assert (one.outcome, scene.contexts[scene.due[0]].complete) == (UNPROVEN, True)
+    (one,) = Driver(scene, {})._record_failed_proofs(TOPIC, disproved(scene))
+    assert (one.outcome, scene.contexts[scene.due[0]].complete) == (PROOF_FAILED, True)
 
 
-@pytest.mark.parametrize("given_up", [False, True])
-def test_it_is_taken_back_where_bookkeeper_has_it_whole(given_up: bool) -> None:
+@pytest.mark.parametrize("released_ids", [False, True])
+def test_it_is_taken_back_where_bookkeeper_has_it_whole(released_ids: bool) -> None:
     scene = Scene()
-    if given_up:
+    if released_ids:
         scene.change(scene.due[0], bookkeeper_deleted=True)
         scene.cluster.wait(1)
     driver = Driver(scene, {}, revert_unproven=True)
-    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, ROLLED_BACK]
+    driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, REVERTED]
     assert scene.due[0] not in scene.contexts
     assert scene.due[1] in scene.contexts
-    assert [row.outcome for row in scene.cluster.journal.rows] == [UNPROVEN, "taking-back", ROLLED_BACK]
+    assert [row.outcome for row in scene.cluster.journal.rows] == [PROOF_FAILED, "reverting", REVERTED]
     assert not control.is_held(scene.store, control.LEASE)
 
 
@@ -215,8 +215,8 @@ def test_it_is_not_taken_back_where_bookkeeper_does_not_have_it_whole() -> None:
     scene = Scene()
     scene.cluster.reader.failures[scene.due[0]] = Failed("no bookie has entry 0")
     driver = Driver(scene, {}, revert_unproven=True)
-    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, "refused"]
+    driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, "refused"]
     assert scene.contexts[scene.due[0]].complete
 
 
@@ -225,34 +225,34 @@ def test_it_is_not_taken_back_beside_an_attempt_of_its_broker() -> None:
     scene.write(scene.ids[2], theirs())
     before = scene.cluster.zookeeper.stat(scene.path)
     driver = Driver(scene, {}, revert_unproven=True)
-    driver.outcomes += driver._tell_unproven(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [UNPROVEN, FOREIGN_ATTEMPT]
+    driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
+    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, FOREIGN_ATTEMPT]
     assert scene.cluster.zookeeper.stat(scene.path) == before
 
 
 def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
     scene = Scene()
     due = two_topics(scene)
-    scene.canary = ReadCheck(True)
+    scene.read_check = ReadCheck(True)
     driver = Driver(scene, due)
     driver._competing = {str(TOPIC)}
     found = driver.release_all()
     assert [found[i] for i in scene.due] == ["refused", "refused"]
-    assert scene.given_up == []
+    assert scene.released_ids == []
 
 
 # ------------------------------------------------------------------------------------------------------ what a run says
 
 
 OUTCOMES = [
-    Offloaded(str(TOPIC), 1, OFFLOADED, "", 10),
-    Offloaded(str(TOPIC), -1, LEFT_TO_BROKER, "19 of its ledgers wait: loaded", 190, ledgers=19),
+    OffloadOutcome(str(TOPIC), 1, OFFLOADED, "", 10),
+    OffloadOutcome(str(TOPIC), -1, LEFT_TO_BROKER, "19 of its ledgers wait: loaded", 190, ledgers=19),
 ]
 
 
 def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
     assert counted(OUTCOMES) == {OFFLOADED: 1, LEFT_TO_BROKER: 19}
-    assert said(OUTCOMES) == "1 ledgers offloaded, 0 given up in BookKeeper; not done: 19 left-to-broker"
+    assert said(OUTCOMES) == "1 ledgers offloaded, 0 released in BookKeeper; not done: 19 left-to-broker"
     shown = outcomes_shown(OUTCOMES)
     assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
     check_done(OUTCOMES)
@@ -268,7 +268,10 @@ def test_what_was_left_to_brokers_is_in_the_journal() -> None:
 
 
 def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
-    wrong = [Offloaded(str(TOPIC), 1, "failed", "first"), Offloaded(str(TOPIC), 2, UNPROVEN, "one byte is another")]
+    wrong = [
+        OffloadOutcome(str(TOPIC), 1, "failed", "first"),
+        OffloadOutcome(str(TOPIC), 2, PROOF_FAILED, "one byte is another"),
+    ]
     with pytest.raises(dg.Failure, match=r"1 offloaded copies are not what they should be.*one byte is another"):
         check_done(wrong)
 
@@ -307,7 +310,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
     monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
     monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
 
-    def take_back(run: Any, tools: Ports, *_: object) -> list[Offloaded]:
+    def revert_offloads(run: Any, tools: Ports, *_: object) -> list[OffloadOutcome]:
         for lease in (control.LEASE, control.OFFLOAD_LEASE):
             (node,) = tools.store.read([control.holder_of(lease)])
             assert isinstance(node, Node)
@@ -315,7 +318,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
         holders.append(tools.store)
         return []
 
-    monkeypatch.setattr(spark_offload.revert, "take_back_topic", take_back)
+    monkeypatch.setattr(spark_offload.revert, "revert_topic", revert_offloads)
     settings = SimpleNamespace(
         cluster="simulated",
         object_store=None,
@@ -324,7 +327,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
         trimming=SimpleNamespace(unloads_per_second=5, max_unloads=500),
     )
     cluster: Any = SimpleNamespace(settings=settings, clock=ours.clock)
-    spark_offload.take_back(cluster, "back", TOPIC, scene.due, dry_run=False)
+    spark_offload.revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
     assert len(holders) == 3
     assert len(set(map(id, holders))) == 1
 
@@ -348,7 +351,7 @@ def test_what_could_not_be_told_is_said_however_the_run_ends(monkeypatch: pytest
 
     @contextmanager
     def begun(*_: object) -> Iterator[Any]:
-        monkeypatch.setattr(driver, "settle", lambda *_: None)
+        monkeypatch.setattr(driver, "finish_attempts", lambda *_: None)
         yield driver, driver.rows(), None
 
     monkeypatch.setattr(spark_offload, "_begun", begun)

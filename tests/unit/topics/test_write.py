@@ -35,10 +35,10 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import LEASE as OTHER_LEASE
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
-from pulsar_lifecycle.runs.control import OwedUnload
+from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, settle_unloads
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Said, TopicRun, TopicWrite, edit_topic
+from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
+from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Outcome, TopicRun, TopicWrite, edit_topic
 from tests.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
@@ -47,7 +47,7 @@ DONE = "done"
 POLICY = "offload.loaded_topics"
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
 MINE = "mine"
-OWED = control.UNLOAD_OWED[LEASE]
+OWED = control.PENDING_UNLOADS[LEASE]
 
 
 class Scene:
@@ -70,7 +70,7 @@ class Scene:
         self.cluster.admin.on_unload = lambda topic: self.steps.append("unload")
         self.loaded_topics = loaded if policy is None else policy
         self.lease = control.take_lease(self.store, "run", self.cluster.clock, 0, LEASE)
-        self.permit = RunGuard(self.lease.guard, Unloads(5, limit, self.cluster.clock))
+        self.guard = RunGuard(self.lease.guard, Unloads(5, limit, self.cluster.clock))
         self.steps.clear()
 
     def look(self, operation: Operation) -> None:
@@ -79,7 +79,7 @@ class Scene:
 
     @property
     def owed_name(self) -> str:
-        return OwedUnload(TOPIC, True, 0, LEASE).path.removeprefix(OWED)
+        return PendingUnload(TOPIC, True, 0, LEASE).path.removeprefix(OWED)
 
     @property
     def info(self) -> ManagedLedgerInfo:
@@ -96,8 +96,8 @@ class Scene:
         return MINE in self.info.properties
 
     @property
-    def owed(self) -> list[bool]:
-        return [o.loaded for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, OwedUnload)]
+    def left_pending(self) -> list[bool]:
+        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
 
     def broker_writes(self) -> None:
         """A rollover."""
@@ -117,23 +117,28 @@ class Scene:
 
         setattr(self.store, when, hook)
 
-    def edit(self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Said]]] | None = None) -> dict[int, Said]:
+    def edit(
+        self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Outcome]]] | None = None
+    ) -> dict[int, Outcome]:
         cluster = self.cluster
         tools = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
         brokers = Brokers(dict(cluster.admin.loaded), 60_000)
         shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
         now = cluster.clock.now_ms()
         run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, self.loaded_topics, shadows)
-        return edit_topic(run, tools, self.permit, TOPIC, change or self.change, POLICY)
+        return edit_topic(run, tools, self.guard, TOPIC, change or self.change, POLICY)
 
-    def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+    def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
         self.looks += 1
         first, last = self.ids
-        said = {first: Said(DONE, "so it is", changes=MINE not in info.properties), last: Said("kept", "the last")}
+        said = {
+            first: Outcome(DONE, "so it is", changes=MINE not in info.properties),
+            last: Outcome("kept", "the last"),
+        }
         return replace(info, properties={**info.properties, MINE: "yes"}), said
 
 
-def outcomes(said: Mapping[int, Said]) -> list[str]:
+def outcomes(said: Mapping[int, Outcome]) -> list[str]:
     return [one.outcome for _, one in sorted(said.items())]
 
 
@@ -148,7 +153,7 @@ def test_an_unloaded_topic_is_written_and_watched() -> None:
     scene = Scene()
     assert outcomes(scene.edit()) == [DONE, "kept"]
     assert scene.steps == [f"create {scene.owed_name}", f"write {scene.path}"]
-    assert (scene.written, scene.owed, scene.cluster.admin.touched) == (True, [False], [])
+    assert (scene.written, scene.left_pending, scene.cluster.admin.touched) == (True, [False], [])
 
 
 def test_a_loaded_topic_is_written_and_unloaded_at_once() -> None:
@@ -156,14 +161,14 @@ def test_a_loaded_topic_is_written_and_unloaded_at_once() -> None:
     assert outcomes(scene.edit()) == [DONE, "kept"]
     name = scene.owed_name
     assert scene.steps == [f"create {name}", f"write {scene.path}", "unload", f"delete {name}"]
-    assert (scene.written, scene.owed) == (True, [])
+    assert (scene.written, scene.left_pending) == (True, [])
 
 
 def test_what_needs_no_change_writes_nothing() -> None:
     scene = Scene(loaded=True, policy=False, limit=0)
-    said = scene.edit(lambda node, info: (info, {scene.ids[0]: Said(DONE, "so it was")}))
+    said = scene.edit(lambda node, info: (info, {scene.ids[0]: Outcome(DONE, "so it was")}))
     assert outcomes(said) == [DONE]
-    assert (scene.steps, scene.version, scene.owed) == ([], 0, [])
+    assert (scene.steps, scene.version, scene.left_pending) == ([], 0, [])
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,8 @@ def test_an_edit_that_no_policy_stops() -> None:
     shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
     brokers, now = Brokers(dict(cluster.admin.loaded), 60_000), cluster.clock.now_ms()
     run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, False, shadows)
-    assert outcomes(edit_topic(run, tools, scene.permit, TOPIC, scene.change, "")) == [DONE, "kept"]
-    assert (scene.written, scene.owed, "unload" in scene.steps) == (True, [], True)
+    assert outcomes(edit_topic(run, tools, scene.guard, TOPIC, scene.change, "")) == [DONE, "kept"]
+    assert (scene.written, scene.left_pending, "unload" in scene.steps) == (True, [], True)
 
 
 def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
@@ -223,7 +228,7 @@ def test_a_write_that_is_lost_is_made_again_over_what_is_there(loaded: bool) -> 
     scene.on_write(scene.broker_writes)
     assert outcomes(scene.edit()) == [DONE, "kept"]
     assert (scene.looks, scene.written, len(scene.info.ledgers)) == (2, True, 3)
-    assert scene.owed == []  # it was written too recently to count as unloaded
+    assert scene.left_pending == []  # it was written too recently to count as unloaded
     assert scene.steps.count("unload") == 1
 
 
@@ -237,7 +242,7 @@ def test_a_topic_that_a_broker_loads_between_look_and_write_is_judged_again() ->
     scene.on_write(load)
     said = scene.edit()
     assert outcomes(said) == [LEFT_TO_BROKER, "kept"]
-    assert (scene.written, scene.owed) == (False, [])
+    assert (scene.written, scene.left_pending) == (False, [])
     assert scene.steps[-1] == f"delete {scene.owed_name}"
 
 
@@ -246,7 +251,7 @@ def test_a_z_node_that_never_comes_to_rest() -> None:
     scene.on_write(scene.broker_writes, times=99)
     with pytest.raises(Refused, match="its z-node changed 5 times while it was looked at; run again"):
         scene.edit()
-    assert (scene.looks, scene.written, scene.owed) == (5, False, [])
+    assert (scene.looks, scene.written, scene.left_pending) == (5, False, [])
     assert "unload" not in scene.steps
 
 
@@ -254,7 +259,7 @@ def test_a_topic_whose_last_ledger_is_gone_can_be_written() -> None:
     scene = Scene(loaded=True)
     scene.cluster.remove(scene.cluster.path(scene.ids[-1]))
     assert outcomes(scene.edit()) == [DONE, "kept"]
-    assert (scene.written, scene.owed, scene.steps.count("unload")) == (True, [], 1)
+    assert (scene.written, scene.left_pending, scene.steps.count("unload")) == (True, [], 1)
 
 
 def test_a_topic_none_of_whose_ledgers_is_left_is_not_written() -> None:
@@ -263,7 +268,7 @@ def test_a_topic_none_of_whose_ledgers_is_left_is_not_written() -> None:
         scene.cluster.remove(scene.cluster.path(ledger_id))
     with pytest.raises(Refused, match="BookKeeper has none of the ledgers that it lists"):
         scene.edit()
-    assert (scene.written, scene.owed, scene.steps.count("unload")) == (False, [], 0)
+    assert (scene.written, scene.left_pending, scene.steps.count("unload")) == (False, [], 0)
 
 
 def test_what_is_done_is_said_though_its_note_stays() -> None:
@@ -277,7 +282,7 @@ def test_what_is_done_is_said_though_its_note_stays() -> None:
     said = scene.edit()
     assert outcomes(said) == [DONE, "kept"]
     assert "the note of that could not be removed: no quorum" in said[scene.ids[0]].reason
-    assert (scene.written, scene.owed) == (True, [True])
+    assert (scene.written, scene.left_pending) == (True, [True])
 
 
 def test_a_topic_that_goes_meanwhile() -> None:
@@ -286,7 +291,7 @@ def test_a_topic_that_goes_meanwhile() -> None:
     with pytest.raises(Refused, match="does not exist"):
         scene.edit()
     assert "unload" not in scene.steps
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -307,7 +312,7 @@ def test_a_write_without_an_answer_is_judged_by_what_is_there(loaded: bool, when
     assert scene.looks == 2
     unloaded_at_once = loaded or (between and when == "before")
     assert scene.steps.count("unload") == unloaded_at_once
-    assert scene.owed == ([] if unloaded_at_once else [False])
+    assert scene.left_pending == ([] if unloaded_at_once else [False])
 
 
 def test_a_write_whose_outcome_stays_unknown_is_unloaded_and_stays_owed() -> None:
@@ -324,7 +329,7 @@ def test_a_write_whose_outcome_stays_unknown_is_unloaded_and_stays_owed() -> Non
     with pytest.raises(Unavailable):
         scene.edit()
     assert scene.steps[-1] == "unload"
-    assert scene.owed == [True]
+    assert scene.left_pending == [True]
 
 
 @pytest.mark.parametrize("error", [AccessDenied("NoAuth"), StoreError("no such request")])
@@ -333,16 +338,16 @@ def test_a_write_that_was_denied_owes_nothing(error: LifecycleError) -> None:
     scene.on_write(raising(error))
     with pytest.raises(StoreError):
         scene.edit()
-    assert (scene.written, scene.owed, "unload" in scene.steps) == (False, [], False)
+    assert (scene.written, scene.left_pending, "unload" in scene.steps) == (False, [], False)
 
 
 def test_a_write_that_was_denied_leaves_what_was_owed_before() -> None:
     scene = Scene(loaded=True)
-    control.owe_unload(scene.cluster.open_store(), OwedUnload(TOPIC, True, 1, LEASE))
+    control.note_unload(scene.cluster.open_store(), PendingUnload(TOPIC, True, 1, LEASE))
     scene.on_write(raising(AccessDenied("NoAuth")))
     with pytest.raises(AccessDenied):
         scene.edit()
-    assert scene.owed == [True]
+    assert scene.left_pending == [True]
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("lost"), Unavailable("no answer"), LeaseLost("another's")])
@@ -356,7 +361,7 @@ def test_an_error_that_leaves_doubt_leaves_it_owed(error: LifecycleError) -> Non
     scene.on_write(lost)
     with pytest.raises(LifecycleError):
         scene.edit()
-    assert (scene.written, scene.owed) == (False, [True])
+    assert (scene.written, scene.left_pending) == (False, [True])
 
 
 def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
@@ -364,20 +369,20 @@ def test_unloads_that_fail_are_said_of_every_ledger_and_stay_owed() -> None:
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     said = scene.edit()
     assert outcomes(said) == [DONE, "kept"]
-    assert {one.reason.partition("; ")[2] for one in said.values()} == {"its topic is owed an unload: 503"}
-    assert scene.owed == [True]
+    assert {one.reason.partition("; ")[2] for one in said.values()} == {"an unload of its topic is pending: 503"}
+    assert scene.left_pending == [True]
 
 
 def test_an_unload_that_is_owed_already_is_settled_by_ours_alone() -> None:
     scene = Scene(loaded=True)
-    control.owe_unload(scene.cluster.open_store(), OwedUnload(TOPIC, True, 1, LEASE))
+    control.note_unload(scene.cluster.open_store(), PendingUnload(TOPIC, True, 1, LEASE))
     scene.on_write(scene.broker_writes, times=99)
     with pytest.raises(Refused):
         scene.edit()
-    assert scene.owed == [True]  # an earlier run's, which this one knows nothing about
+    assert scene.left_pending == [True]  # an earlier run's, which this one knows nothing about
     scene.on_write(lambda: None)
     scene.edit()
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 class Other:
@@ -387,11 +392,11 @@ class Other:
         self.scene = scene
         self.store = scene.cluster.open_store()
         self.lease = control.take_lease(self.store, "other", scene.cluster.clock, 0, OTHER_LEASE)
-        self.permit = RunGuard(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
+        self.guard = RunGuard(self.lease.guard, Unloads(5, 500, scene.cluster.clock))
 
     def settle(self) -> None:
         cluster = self.scene.cluster
-        settle_unloads(self.store, cluster.admin, cluster.clock, self.permit, wait=False)
+        finish_unloads(self.store, cluster.admin, cluster.clock, self.guard, wait=False)
 
 
 def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it() -> None:
@@ -399,7 +404,7 @@ def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it(
     scene.on_write(Other(scene).settle)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.edit()
-    assert (scene.written, scene.owed) == (True, [True])
+    assert (scene.written, scene.left_pending) == (True, [True])
     Other(Scene(loaded=True)).settle()  # no holder, nothing owed
 
 
@@ -453,7 +458,7 @@ def test_what_is_given_up_in_bookkeeper_is_no_witness() -> None:
     scene.cluster.remove(scene.cluster.path(last.ledger_id))
     with pytest.raises(Refused, match="BookKeeper has none of the ledgers that it lists as there"):
         scene.edit()
-    assert (scene.written, scene.owed) == (False, [])
+    assert (scene.written, scene.left_pending) == (False, [])
 
 
 def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None:
@@ -461,14 +466,14 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     other = Other(scene)
     cluster = scene.cluster
     tools = Ports(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
-    late = TopicWrite(tools, other.permit, TOPIC)
+    late = TopicWrite(tools, other.guard, TOPIC)
     node = other.store.read([scene.path])[0]
     assert isinstance(node, Node)
-    late.owe(False)
+    late.note_unload(False)
     scene.edit()
     assert not late.write(node, b"", scene.cluster.path(scene.ids[-1]))
-    assert late.settle(sure=True) == ""
-    assert (scene.written, scene.owed) == (True, [False])
+    assert late.finish(sure=True) == ""
+    assert (scene.written, scene.left_pending) == (True, [False])
 
 
 def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_comes() -> None:
@@ -478,10 +483,10 @@ def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_come
     other = Other(scene)
     scene.cluster.admin.on_unload = lambda topic: None
     other.settle()
-    assert scene.owed == [True]
+    assert scene.left_pending == [True]
     control.release_lease(scene.store, scene.lease)
     other.settle()
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() -> None:
@@ -492,36 +497,36 @@ def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() 
         if operation.name == "children":
             scene.store.before = lambda _: None
             other = Other(scene)
-            control.owe_unload(other.store, OwedUnload(TOPIC, True, 1, OTHER_LEASE))
+            control.note_unload(other.store, PendingUnload(TOPIC, True, 1, OTHER_LEASE))
 
     scene.store.before = begin
-    assert control.owed_by(scene.store, scene.permit.guard) == []
+    assert control.pending_for(scene.store, scene.guard.guard) == []
 
 
 def test_what_is_owed_anew_since_it_was_read_stays_owed() -> None:
     scene = Scene()
-    owed = OwedUnload(TOPIC, True, 1, LEASE)
-    control.owe_unload(scene.store, owed)
-    (read,) = control.owed_unloads(scene.store)
-    assert isinstance(read, OwedUnload)
-    control.owe_unload(scene.store, owed)
-    control.settle_unload(scene.store, read)
-    assert scene.owed == [True]
-    control.settle_unload(scene.store, owed)
-    assert scene.owed == []
+    left_pending = PendingUnload(TOPIC, True, 1, LEASE)
+    control.note_unload(scene.store, left_pending)
+    (read,) = control.pending_unloads(scene.store)
+    assert isinstance(read, PendingUnload)
+    control.note_unload(scene.store, left_pending)
+    control.finish_unload(scene.store, read)
+    assert scene.left_pending == [True]
+    control.finish_unload(scene.store, left_pending)
+    assert scene.left_pending == []
 
 
 def test_what_was_settled_and_is_owed_anew_since_it_was_read_stays_owed() -> None:
     """Its z-node has the first version again."""
     scene = Scene()
-    control.owe_unload(scene.store, OwedUnload(TOPIC, True, 1, LEASE))
-    (read,) = control.owed_unloads(scene.store)
-    assert isinstance(read, OwedUnload)
-    control.settle_unload(scene.store, read)
-    assert scene.owed == []
-    control.owe_unload(scene.store, OwedUnload(TOPIC, True, 2, LEASE))
-    control.settle_unload(scene.store, read)
-    assert scene.owed == [True]
+    control.note_unload(scene.store, PendingUnload(TOPIC, True, 1, LEASE))
+    (read,) = control.pending_unloads(scene.store)
+    assert isinstance(read, PendingUnload)
+    control.finish_unload(scene.store, read)
+    assert scene.left_pending == []
+    control.note_unload(scene.store, PendingUnload(TOPIC, True, 2, LEASE))
+    control.finish_unload(scene.store, read)
+    assert scene.left_pending == [True]
 
 
 # ------------------------------------------------------------------------------------------------ what stops an edit
@@ -540,7 +545,7 @@ def test_a_run_that_may_not_act_writes_nothing_more(error: type[Refused], looks:
         else:
             scene.cluster.put(LEASE, b"{}")
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Said]]:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
         result = scene.change(node, info)
         if scene.looks == looks:
             stop()
@@ -552,7 +557,7 @@ def test_a_run_that_may_not_act_writes_nothing_more(error: type[Refused], looks:
         scene.edit(change)
     assert not scene.written
     assert "unload" not in scene.steps
-    assert scene.owed == ([True] if looks == 2 else [])
+    assert scene.left_pending == ([True] if looks == 2 else [])
 
 
 @pytest.mark.parametrize(
@@ -562,7 +567,7 @@ def test_an_error_of_the_change_itself(error: LifecycleError) -> None:
     scene = Scene(loaded=True)
     with pytest.raises(type(error)):
         scene.edit(raising(error))  # type: ignore[arg-type]
-    assert (scene.steps, scene.owed) == ([], [])
+    assert (scene.steps, scene.left_pending) == ([], [])
 
 
 def test_nothing_is_written_unless_the_unload_was_noted() -> None:
@@ -572,7 +577,7 @@ def test_nothing_is_written_unless_the_unload_was_noted() -> None:
 
     def before(operation: Operation) -> None:
         look(operation)
-        if operation == Operation("write", (OwedUnload(TOPIC, True, 0, LEASE).path,)):
+        if operation == Operation("write", (PendingUnload(TOPIC, True, 0, LEASE).path,)):
             raise StoreError("no")
 
     scene.store.before = before
@@ -613,7 +618,7 @@ def test_killed_anywhere_a_write_that_was_made_is_owed_its_unload(loaded: bool) 
     for scene in crashes(loaded):
         count += 1
         unloaded = not scene.cluster.admin.loaded
-        assert not scene.written or scene.owed == [loaded] or (loaded and unloaded)
+        assert not scene.written or scene.left_pending == [loaded] or (loaded and unloaded)
     assert count > 10
 
 

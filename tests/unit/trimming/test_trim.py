@@ -38,7 +38,7 @@ from pulsar_lifecycle.records.outcomes import DELETED, LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import marks as topics_marks
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.marks import GOES, NOTHING, REMOVED, Marked
+from pulsar_lifecycle.topics.marks import GOES, NOTHING, REMOVED, LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import ATTEMPTS, FAILED, TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
@@ -108,8 +108,8 @@ class Scene:
         return {r.ledger_id: (json.loads(r.detail)["czxid"], r.at) for r in self.journalled("mark")}
 
     @property
-    def owed(self) -> list[control.OwedUnload]:
-        return [o for o in control.owed_unloads(self.cluster.open_store()) if isinstance(o, control.OwedUnload)]
+    def left_pending(self) -> list[control.PendingUnload]:
+        return [o for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, control.PendingUnload)]
 
     def tools(self) -> Ports:
         cluster = self.cluster
@@ -123,24 +123,26 @@ class Scene:
         shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(self.store, configuration), cluster.clock)
         return TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 10 * MINUTE, loaded_topics, shadows)
 
-    def act(self, work: Callable[[TopicRun, Ports, RunGuard], list[Marked]], **policy: Any) -> dict[int, Marked]:
+    def act(
+        self, work: Callable[[TopicRun, Ports, RunGuard], list[LedgerOutcome]], **policy: Any
+    ) -> dict[int, LedgerOutcome]:
         """One run with its lease and a session of its own; what became of each ledger."""
         limit = policy.pop("limit", 500)
         tools = policy.pop("tools", None) or self.tools()
         lease = control.take_lease(self.store, "run", self.cluster.clock, 0)
         try:
-            permit = RunGuard(lease.guard, Unloads(5, limit, self.cluster.clock))
-            outcomes = work(self.run(**policy), tools, permit)
+            guard = RunGuard(lease.guard, Unloads(5, limit, self.cluster.clock))
+            outcomes = work(self.run(**policy), tools, guard)
         finally:
             control.release_lease(self.store, lease)
         return {one.ledger_id: one for one in outcomes}
 
-    def trim(self, upto: int = 2, **policy: Any) -> dict[int, Marked]:
+    def trim(self, upto: int = 2, **policy: Any) -> dict[int, LedgerOutcome]:
         """Trim every ledger up to the one at an index."""
         order = TrimOrder(TOPIC, up_to=self.ids[upto])
-        return self.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]), **policy)
+        return self.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]), **policy)
 
-    def delete_topic(self, force: bool = False, **policy: Any) -> dict[int, Marked]:
+    def delete_topic(self, force: bool = False, **policy: Any) -> dict[int, LedgerOutcome]:
         return self.act(lambda *given: trimming_delete_topic.delete_topic(*given, TOPIC, force), **policy)
 
 
@@ -149,7 +151,7 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(found: Mapping[int, Marked]) -> dict[int, str]:
+def outcomes(found: Mapping[int, LedgerOutcome]) -> dict[int, str]:
     return {i: one.outcome for i, one in found.items()}
 
 
@@ -183,7 +185,7 @@ def test_exactly_the_ledgers_asked_for_leave_an_unloaded_topic(scene: Scene) -> 
     assert scene.sent == [(i, LedgerType.LEDGER) for i in gone]
     assert scene.rows == {MARKED: gone, REMOVED: gone}
     assert scene.cluster.ledger_ids() >= set(scene.ids)  # nothing is deleted by the first phase
-    assert scene.owed == []
+    assert scene.left_pending == []
     stats = [scene.cluster.zookeeper.stat(scene.cluster.path(i)) for i in gone]
     rows = [json.loads(row.detail)["czxid"] for row in scene.cluster.journal.rows if row.outcome == MARKED]
     assert rows == [stat.czxid for stat in stats if stat]
@@ -201,10 +203,10 @@ def test_the_order_of_the_steps(scene: Scene) -> None:
         "send",
         "record sent",
         "record marked",
-        f"create {control.OwedUnload(TOPIC, True, 0, control.LEASE).path}",
+        f"create {control.PendingUnload(TOPIC, True, 0, control.LEASE).path}",
         f"write {scene.path}",
         "unload",
-        f"delete {control.OwedUnload(TOPIC, True, 0, control.LEASE).path}",
+        f"delete {control.PendingUnload(TOPIC, True, 0, control.LEASE).path}",
         "record removed",
     ]
 
@@ -223,12 +225,12 @@ def test_nothing_else_in_the_z_node_changes(scene: Scene) -> None:
 
 
 def test_a_run_without_orders_only_settles(scene: Scene) -> None:
-    assert scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [])) == {}
+    assert scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [])) == {}
 
 
 def test_two_orders_for_one_topic_are_one(scene: Scene) -> None:
     orders = [TrimOrder(TOPIC, frozenset({i})) for i in scene.ids[:2]]
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, orders))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders))
     assert outcomes(found) == dict.fromkeys(scene.ids[:2], REMOVED)
     assert scene.cluster.zookeeper.stat(scene.path).version == 1  # type: ignore[union-attr]
     assert trimming_trim.merged(orders) == {TOPIC: TrimOrder(TOPIC, frozenset(scene.ids[:2]))}
@@ -241,29 +243,29 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
         scene.cluster.wait(1)
     order = TrimOrder(TOPIC, up_to=scene.ids[0] - 1)
     planned = trimming_trim.plan_trim(scene.run(), scene.tools(), order)
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     begins = "lists no ledger" if empty else f"begins with ledger {scene.ids[0]}"
-    assert list(found.values()) == planned == [Marked(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
+    assert list(found.values()) == planned == [LedgerOutcome(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
 
 
 def test_another_topics_ledger_is_not_one_that_left(scene: Scene) -> None:
     first, other = scene.cluster.ledger(data_tags(TOPIC)), scene.cluster.ledger(data_tags(OTHER))
     scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC)) for _ in range(2)])
     order = TrimOrder(TOPIC, frozenset({first, other}))
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     assert outcomes(found) == {first: NOTHING, other: REFUSED}
     assert found[other].reason.endswith(f"BookKeeper's z-node says that it is of {OTHER.managed_ledger}")
 
 
 def test_ledgers_that_left_already_are_nothing_to_do(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset({*scene.ids[:2], 10**9}))
-    assert outcomes(scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))) == {
+    assert outcomes(scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))) == {
         **dict.fromkeys(scene.ids[:2], REMOVED),
         10**9: REFUSED,
     }
 
     planned = trimming_trim.plan_trim(scene.run(), scene.tools(), order)
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     assert list(found.values()) == planned
     assert outcomes(found) == {**dict.fromkeys(scene.ids[:2], NOTHING), 10**9: REFUSED}
     assert found[scene.ids[0]].reason == f"its topic does not list it: it begins with ledger {scene.ids[2]}"
@@ -359,11 +361,11 @@ def test_nothing_is_sent_for_a_topic_with_a_leaked_open_ledger(scene: Scene) -> 
     context = replace(CONTEXT, open_topics=scan(scene.cluster).context.open_topics)
     order = TrimOrder(TOPIC, up_to=scene.ids[1])
 
-    def trim(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
-        return trimming_trim.trim_topics(replace(run, context=context), tools, permit, [order])
+    def trim(run: TopicRun, tools: Ports, guard: RunGuard) -> list[LedgerOutcome]:
+        return trimming_trim.trim_topics(replace(run, context=context), tools, guard, [order])
 
-    def whole(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
-        return trimming_delete_topic.delete_topic(replace(run, context=context), tools, permit, TOPIC, True)
+    def whole(run: TopicRun, tools: Ports, guard: RunGuard) -> list[LedgerOutcome]:
+        return trimming_delete_topic.delete_topic(replace(run, context=context), tools, guard, TOPIC, True)
 
     for work, ids in ((trim, scene.ids[:2]), (whole, [-1])):
         found = scene.act(work)
@@ -593,7 +595,7 @@ def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> Non
 
     on_write(scene, later, "after")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, orders))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders))
     assert found[ids[0]].reason == "source of a shadow topic"
     assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], REMOVED), ids[0]: REFUSED}
 
@@ -639,7 +641,7 @@ def test_a_loaded_topic_is_left_to_its_broker_where_caps_were_checked(scene: Sce
     """The plan counts none of its ledgers, as none would go; the run says why, as the plan did."""
     scene.load()
     order = TrimOrder(TOPIC, up_to=scene.ids[2], counted=frozenset())
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     assert outcomes(found) == dict.fromkeys(scene.ids[:3], LEFT_TO_BROKER)
     assert scene.listed == scene.ids
 
@@ -655,9 +657,9 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
     work = trimming_trim.trim_topics
     silent = Brokers({}, MINUTE, "no answer")
 
-    def trim(run: TopicRun, tools: Ports, permit: RunGuard) -> list[Marked]:
+    def trim(run: TopicRun, tools: Ports, guard: RunGuard) -> list[LedgerOutcome]:
         run = replace(run, brokers=silent) if why == "silent" else run
-        return work(run, tools, permit, [TrimOrder(TOPIC, up_to=scene.ids[2])])
+        return work(run, tools, guard, [TrimOrder(TOPIC, up_to=scene.ids[2])])
 
     assert set(outcomes(scene.act(trim)).values()) == {LEFT_TO_BROKER}
     assert scene.listed == scene.ids
@@ -668,7 +670,7 @@ def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: S
     assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
     assert scene.listed == scene.ids[3:]
     assert scene.cluster.admin.touched == [TOPIC]
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 @pytest.mark.parametrize(
@@ -702,9 +704,9 @@ def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(sce
     found = scene.trim(loaded_topics=True)
     assert len(asked) == 6  # three at once, three at the end of the run
     assert found[-1].outcome == FAILED
-    assert "owed an unload: 500" in found[-1].reason
+    assert "is pending: 500" in found[-1].reason
     assert scene.listed == scene.ids[3:]
-    assert [(o.topic, o.loaded) for o in scene.owed] == [(TOPIC, True)]
+    assert [(o.topic, o.loaded) for o in scene.left_pending] == [(TOPIC, True)]
     assert "500" in scene.cluster.journal.rows[-1].reason
 
     assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == FAILED  # not written again before that
@@ -712,7 +714,7 @@ def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(sce
 
     scene.cluster.admin.on_unload = lambda topic: None
     assert outcomes(scene.trim(loaded_topics=True)) == {-1: NOTHING}  # nothing is left to trim
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
@@ -725,7 +727,7 @@ def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
 
     scene.cluster.admin.on_unload = now_and_then
     assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> None:
@@ -739,11 +741,11 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
     scene.cluster.admin.on_unload = fails
     for topic in topics:
         scene.cluster.load(topic)
-        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(replace(run), tools, permit, []))
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(replace(run), tools, guard, []))
     assert found[-1].outcome == FAILED
     assert len(set(asked)) <= 6  # three as it begins, three as it ends
-    assert len(scene.owed) == 9
+    assert len(scene.left_pending) == 9
 
 
 def loaded_topics_that_cannot_be_unloaded(scene: Scene, count: int, error: Exception) -> list[TrimOrder]:
@@ -765,9 +767,9 @@ def loaded_topics_that_cannot_be_unloaded(scene: Scene, count: int, error: Excep
 @pytest.mark.parametrize(("error", "tried"), [(AccessDenied("403"), 0), (Unavailable("503"), 3)])
 def test_no_loaded_topic_is_written_that_cannot_be_unloaded(scene: Scene, error: Exception, tried: int) -> None:
     orders = loaded_topics_that_cannot_be_unloaded(scene, 6, error)
-    found: list[Marked] = []
+    found: list[LedgerOutcome] = []
     scene.act(
-        lambda run, tools, permit: found.extend(trimming_trim.trim_topics(run, tools, permit, orders)) or found,
+        lambda run, tools, guard: found.extend(trimming_trim.trim_topics(run, tools, guard, orders)) or found,
         loaded_topics=True,
     )
     assert [one.outcome for one in found if one.ledger_id >= 0] == [REMOVED] + [LEFT_TO_BROKER] * 5
@@ -778,7 +780,7 @@ def test_no_loaded_topic_is_written_that_cannot_be_unloaded(scene: Scene, error:
         ] * (5 - tried)
     else:
         assert set(reasons) == {f"its topic is loaded, and unloads fail: {error}"}
-    assert len(scene.sent) == len(scene.owed) == 1
+    assert len(scene.sent) == len(scene.left_pending) == 1
 
 
 def loaded_topics_of(scene: Scene, tenants: Sequence[str], each: int) -> list[TrimOrder]:
@@ -793,13 +795,13 @@ def loaded_topics_of(scene: Scene, tenants: Sequence[str], each: int) -> list[Tr
     return orders
 
 
-def trim_all(scene: Scene, orders: Sequence[TrimOrder]) -> dict[int, Marked]:
+def trim_all(scene: Scene, orders: Sequence[TrimOrder]) -> dict[int, LedgerOutcome]:
     scene.cluster.clock.sleep(0.007)
     return scene.act(
-        lambda run, tools, permit: trimming_trim.trim_topics(
+        lambda run, tools, guard: trimming_trim.trim_topics(
             replace(run, context=replace(CONTEXT, namespaces=frozenset(str(o.topic.namespace) for o in orders))),
             tools,
-            permit,
+            guard,
             orders,
         ),
         loaded_topics=True,
@@ -812,7 +814,7 @@ def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Excepti
     orders = loaded_topics_of(scene, ["theirs", "acme"], 6)
     sick = [order.topic for order in orders[:5]]
     for topic in sick:
-        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
     unloaded: list[Topic] = []
 
     def some_fail(topic: Topic) -> None:
@@ -824,7 +826,7 @@ def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Excepti
     found = trim_all(scene, orders)
     said = {order.topic: found[min(order.ledgers)].outcome for order in orders if min(order.ledgers) in found}
     assert [said[order.topic] for order in orders[6:]] == [REMOVED] * 6
-    assert len(scene.owed) == 5
+    assert len(scene.left_pending) == 5
     if isinstance(error, AccessDenied):
         assert found[min(orders[5].ledgers)].reason == f"its topic is loaded, and it cannot be unloaded: {error}"
         assert said[orders[5].topic] == LEFT_TO_BROKER
@@ -843,7 +845,7 @@ def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(sce
     scene.cluster.admin.on_unload = fails
     for _ in range(4):
         found = trim_all(scene, orders)
-        assert len(scene.owed) == 1
+        assert len(scene.left_pending) == 1
     refused = [one for one in found.values() if one.ledger_id >= 0]
     assert {one.outcome for one in refused} == {LEFT_TO_BROKER}
     assert all("cannot be unloaded" in one.reason for one in refused)
@@ -852,7 +854,7 @@ def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(sce
 def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_waiting(scene: Scene) -> None:
     orders = loaded_topics_of(scene, ["bad", "good"], 5)
     for order in orders:
-        control.owe_unload(scene.store, control.OwedUnload(order.topic, True, 0, control.LEASE))
+        control.note_unload(scene.store, control.PendingUnload(order.topic, True, 0, control.LEASE))
 
     def fails(topic: Topic) -> None:
         if topic.namespace.tenant == "bad":
@@ -860,8 +862,8 @@ def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_wait
 
     scene.cluster.admin.on_unload = fails
     trim_all(scene, [])
-    assert {str(one.topic.namespace) for one in scene.owed} == {"bad/orders"}
-    assert len(scene.owed) == 5
+    assert {str(one.topic.namespace) for one in scene.left_pending} == {"bad/orders"}
+    assert len(scene.left_pending) == 5
 
 
 def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> None:
@@ -876,10 +878,10 @@ def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> N
     scene.cluster.admin.on_unload = fails
     for _ in range(3):
         found = trim_all(scene, orders)
-        assert len(scene.owed) == 1
+        assert len(scene.left_pending) == 1
     said = {one.topic: one.outcome for one in found.values() if one.ledger_id >= 0}
     assert {Topic.parse(name) for name, outcome in said.items() if outcome == LEFT_TO_BROKER} == sick - {
-        scene.owed[0].topic
+        scene.left_pending[0].topic
     }
     assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {NOTHING}
 
@@ -896,7 +898,7 @@ def test_a_run_that_three_unloads_failed_writes_no_more(scene: Scene) -> None:
 
     scene.cluster.admin.on_unload = fails_once_written
     found = trim_all(scene, orders)
-    assert len(scene.owed) == len(touched) == 3
+    assert len(scene.left_pending) == len(touched) == 3
     assert [one.reason for one in found.values() if one.outcome == LEFT_TO_BROKER] == [
         "its topic is loaded, and unloads fail: 500"
     ] * 6
@@ -937,11 +939,11 @@ def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
     scene.cluster.admin.on_unload = fails
     for topic in names:
         scene.cluster.load(topic)
-        control.owe_unload(scene.store, control.OwedUnload(topic, True, 0, control.LEASE))
+        control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
     for _ in range(9):
-        scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, []))
+        scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, []))
         scene.cluster.clock.sleep(0.007)
-    assert sorted(o.topic.local for o in scene.owed) == ["a", "b", "c"]
+    assert sorted(o.topic.local for o in scene.left_pending) == ["a", "b", "c"]
 
 
 def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Scene) -> None:
@@ -953,11 +955,11 @@ def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Sc
 
     scene.cluster.load(TOPIC)
     scene.cluster.admin.on_unload = at_first
-    control.owe_unload(scene.store, control.OwedUnload(TOPIC, True, 0, control.LEASE))
+    control.note_unload(scene.store, control.PendingUnload(TOPIC, True, 0, control.LEASE))
     found = scene.trim()
     assert outcomes(found) == {-1: FAILED}
-    assert found[-1].reason == "nothing was trimmed, it was owed an unload: 503; run again"
-    assert scene.owed == []
+    assert found[-1].reason == "nothing was trimmed, an unload of it was pending: 503; run again"
+    assert scene.left_pending == []
 
 
 def test_a_topic_that_lists_other_ledgers_once_its_messages_are_sent_is_not_deleted(scene: Scene) -> None:
@@ -979,7 +981,7 @@ def test_only_what_was_counted_against_the_caps_leaves_a_list(scene: Scene) -> N
     """A cursor stood in the way when the caps were checked, and has moved on since."""
     first, second, third = scene.ids[:3]
     order = TrimOrder(TOPIC, up_to=third, counted=frozenset({first}))
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [order]))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     assert outcomes(found) == {first: REMOVED, second: REFUSED, third: REFUSED}
     assert topics_marks.NOT_COUNTED in found[second].reason
     assert scene.listed == scene.ids[1:]
@@ -1021,12 +1023,12 @@ BROKEN = [b"{", b"[]", b'{"loaded": true}', b'{"loaded": true, "since": 1e400}',
 @pytest.mark.parametrize("data", BROKEN)
 @pytest.mark.parametrize("name", ["garbage", "a%2fb", encode_name(OTHER.managed_ledger)])
 def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene, name: str, data: bytes | None) -> None:
-    path = f"{control.UNLOAD_OWED[control.LEASE]}/{name}"
+    path = f"{control.PENDING_UNLOADS[control.LEASE]}/{name}"
     scene.cluster.put(path, data or b'{"loaded": true, "since": 0}')
     if data is None:
         scene.cluster.zookeeper.unreadable.add(path)
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=scene.ids[2])]
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, orders))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders))
     assert outcomes(found) == dict.fromkeys(scene.ids[:3], REMOVED) | {-1: FAILED}
     assert path in found[-1].reason
     assert found[-1].topic == (str(OTHER) if "orders" in name else path)
@@ -1034,7 +1036,7 @@ def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene,
 
 
 def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -> None:
-    path = f"{control.UNLOAD_OWED[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
+    path = f"{control.PENDING_UNLOADS[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
     scene.cluster.put(path, b"{")
     found = scene.trim()
     assert outcomes(found) == {-1: FAILED}
@@ -1043,8 +1045,8 @@ def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -
 
 
 def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
-    scene.cluster.put(f"{control.UNLOAD_OWED[control.LEASE]}/x", b"{}")
-    scene.cluster.zookeeper.unreadable.add(control.UNLOAD_OWED[control.LEASE])
+    scene.cluster.put(f"{control.PENDING_UNLOADS[control.LEASE]}/x", b"{}")
+    scene.cluster.zookeeper.unreadable.add(control.PENDING_UNLOADS[control.LEASE])
     with pytest.raises(AccessDenied):
         scene.trim()
 
@@ -1053,7 +1055,7 @@ def test_a_loaded_topic_that_may_not_be_written_is_not_unloaded(scene: Scene) ->
     scene.load()
     on_write(scene, raising(AccessDenied("NoAuth")))
     assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
-    assert (scene.cluster.admin.touched, scene.owed) == ([], [])
+    assert (scene.cluster.admin.touched, scene.left_pending) == ([], [])
 
 
 def test_no_write_without_an_unload_left(scene: Scene) -> None:
@@ -1073,9 +1075,9 @@ def test_unloads_keep_their_pace(scene: Scene) -> None:
 
 
 def test_a_topic_that_is_gone_owes_no_unload(scene: Scene) -> None:
-    control.owe_unload(scene.store, control.OwedUnload(OTHER, True, 0, control.LEASE))
-    assert scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, [])) == {}
-    assert scene.owed == []
+    control.note_unload(scene.store, control.PendingUnload(OTHER, True, 0, control.LEASE))
+    assert scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [])) == {}
+    assert scene.left_pending == []
 
 
 def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_have_the_topic(scene: Scene) -> None:
@@ -1090,19 +1092,19 @@ def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_h
     scene.cluster.admin.on_unload = unknown
     found = scene.trim(loaded_topics=True)
     assert scene.listed == scene.ids[3:]
-    assert (found[-1].outcome, found[-1].reason) == (FAILED, "it is owed an unload: 404")
-    assert "owed an unload: 404" in scene.cluster.journal.rows[-1].reason
+    assert (found[-1].outcome, found[-1].reason) == (FAILED, "an unload of it is pending: 404")
+    assert "is pending: 404" in scene.cluster.journal.rows[-1].reason
     listed[0] = False  # the lists lag behind
     assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
-    assert [o.loaded for o in scene.owed] == [True]
+    assert [o.loaded for o in scene.left_pending] == [True]
     scene.cluster.wait(1)
     scene.cluster.admin.failure = Unavailable("down")
     with contextlib.suppress(Unavailable):
         scene.trim(loaded_topics=True)
-    assert len(scene.owed) == 1
+    assert len(scene.left_pending) == 1
     scene.cluster.admin.failure = None
     assert "begins with ledger" in scene.trim(loaded_topics=True)[-1].reason
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 # ---------------------------------------------------------------------------------- an unloaded topic meets a broker
@@ -1112,7 +1114,7 @@ def test_a_topic_that_a_broker_loaded_meanwhile_is_unloaded_at_once(scene: Scene
     on_write(scene, lambda: scene.cluster.load(TOPIC), "after")
     assert set(outcomes(scene.trim()).values()) == {REMOVED}
     assert scene.cluster.admin.touched == [TOPIC]
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert scene.cluster.clock.slept == []
 
 
@@ -1127,7 +1129,7 @@ def test_a_topic_that_turns_up_two_intervals_later_is_unloaded(scene: Scene) -> 
     scene.trim()
     assert scene.cluster.clock.slept == [120.0]
     assert scene.cluster.admin.touched == [TOPIC]
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_a_topic_that_nobody_loads_is_not_touched(scene: Scene) -> None:
@@ -1141,11 +1143,11 @@ def test_brokers_that_do_not_answer_leave_it_owed(scene: Scene) -> None:
     found = scene.trim()
     assert found[-1].outcome == FAILED
     assert "not heard: down" in found[-1].reason
-    assert [o.loaded for o in scene.owed] == [False]
+    assert [o.loaded for o in scene.left_pending] == [False]
     scene.cluster.admin.failure = None
     scene.cluster.load(TOPIC)
     scene.trim()
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert scene.cluster.admin.touched == [TOPIC]
 
 
@@ -1164,7 +1166,7 @@ def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
     assert set(outcomes(scene.trim()).values()) == {LEFT}
     assert scene.listed == scene.ids
     assert scene.rows[LEFT] == scene.ids[:3]
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert scene.cluster.admin.touched == []
 
 
@@ -1207,14 +1209,14 @@ def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
     found = scene.trim(loaded_topics=True)
     assert set(outcomes(found).values()) == {LEFT}
     assert scene.listed == scene.ids
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
     scene.load()
     on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids[3:]))
     assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert scene.cluster.admin.touched == []  # the write that was lost needs no unload
 
 
@@ -1235,7 +1237,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(scene: Scene, when: s
     assert scene.listed == scene.ids[3:]
     assert len(scene.sent) == 3
     assert scene.cluster.admin.touched == [TOPIC] * loaded
-    assert scene.owed == []
+    assert scene.left_pending == []
     assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
 
 
@@ -1373,7 +1375,7 @@ def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scen
         scene.load()
 
     def hook(operation: Operation) -> None:
-        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED[control.LEASE]):
+        if operation.name == "create" and operation.paths[0].startswith(control.PENDING_UNLOADS[control.LEASE]):
             scene.cursor(name, Position(scene.ids[1], 0))
 
     scene.store.after = hook
@@ -1381,18 +1383,18 @@ def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scen
     assert scene.listed == scene.ids[1:]
     assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: LEFT, scene.ids[2]: LEFT}
     assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:1], LEFT: scene.ids[1:3]}
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 def test_a_cursor_that_cannot_be_read_right_before_the_write(scene: Scene) -> None:
     def hook(operation: Operation) -> None:
-        if operation.name == "create" and operation.paths[0].startswith(control.UNLOAD_OWED[control.LEASE]):
+        if operation.name == "create" and operation.paths[0].startswith(control.PENDING_UNLOADS[control.LEASE]):
             scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
 
     scene.store.after = hook
     assert set(outcomes(scene.trim()).values()) == {LEFT}
     assert scene.listed == scene.ids
-    assert scene.owed == []
+    assert scene.left_pending == []
 
 
 @pytest.mark.parametrize("stop", ["pause", "lease"])
@@ -1411,9 +1413,9 @@ def test_pause_and_a_lost_lease_stop_before_the_write(scene: Scene, stop: str) -
 
 @pytest.mark.parametrize("when", ["between", "watching"])
 def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) -> None:
-    heard: list[Marked] = []
+    heard: list[LedgerOutcome] = []
 
-    def report(found: Sequence[Marked]) -> None:
+    def report(found: Sequence[LedgerOutcome]) -> None:
         heard.extend(found)
         if when == "between":
             control.pause(scene.cluster.open_store(), "why")
@@ -1424,7 +1426,7 @@ def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) 
     scene.cluster.clock.sleep = sleep  # type: ignore[method-assign]
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=1)]
     with pytest.raises(Paused):
-        scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, orders, report))
+        scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders, report))
     assert {one.ledger_id for one in heard if one.outcome == REMOVED} == set(scene.ids[:3])
 
 
@@ -1440,7 +1442,7 @@ def test_an_error_of_one_topic_leaves_the_others(scene: Scene) -> None:
     scene.cluster.wait(1)
     scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
-    found = scene.act(lambda run, tools, permit: trimming_trim.trim_topics(run, tools, permit, orders))
+    found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders))
     assert outcomes(found) == {-1: REFUSED, ids[0]: REMOVED}
 
 
@@ -1561,14 +1563,14 @@ def test_killed_at_every_step_a_rerun_ends_well(loaded: bool) -> None:
             assert {i for i, _ in scene.sent} == set(scene.ids[:3]), step
             assert scene.rows[MARKED] == scene.ids[:3], step
             fresh = not loaded or brokers[-1].read == brokers[-1].version
-            assert fresh or scene.owed, step
+            assert fresh or scene.left_pending, step
         scene.cluster.wait(1)
         again = scene.trim(loaded_topics=loaded)
         left = {i: one for i, one in outcomes(again).items() if i >= 0}
         assert left or again[-1].reason.startswith("it begins with ledger"), step
         assert set(left.values()) <= {REMOVED}, step
         assert scene.listed == scene.ids[3:], step
-        assert scene.owed == [], step
+        assert scene.left_pending == [], step
         assert not loaded or brokers[-1].read == brokers[-1].version, step
         assert scene.cluster.ledger_ids() >= set(scene.ids), step
     assert len(steps) > 10
@@ -1596,16 +1598,16 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
 
 def test_a_dry_run_says_that_an_unload_is_owed_first(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset(scene.ids[:1]))
-    owed = control.OwedUnload(TOPIC, False, 0, control.LEASE)
+    left_pending = control.PendingUnload(TOPIC, False, 0, control.LEASE)
     for loaded, reason in ((False, ""), (True, "only if the unload that its topic is owed succeeds first")):
-        control.owe_unload(scene.store, replace(owed, loaded=loaded))
+        control.note_unload(scene.store, replace(left_pending, loaded=loaded))
         assert [(o.outcome, o.reason) for o in trimming_trim.plan_trim(scene.run(), scene.tools(), order)] == [
             (GOES, reason)
         ]
-    scene.cluster.put(owed.path, b"{")
+    scene.cluster.put(left_pending.path, b"{")
     (found,) = trimming_trim.plan_trim(scene.run(), scene.tools(), order)
     assert (found.ledger_id, found.outcome) == (-1, FAILED)
-    assert found.reason.startswith(f"nothing would be trimmed, it is owed an unload: {owed.path}")
+    assert found.reason.startswith(f"nothing would be trimmed, an unload of it is pending: {left_pending.path}")
     assert scene.trim()[-1].outcome == FAILED
 
 
@@ -1746,8 +1748,8 @@ def test_a_topic_that_a_producer_created_again_at_once(everything: Everything) -
 def test_a_whole_topic_is_refused_by_the_same_names(everything: Everything, context: Context) -> None:
     scene = everything.scene
     found = scene.act(
-        lambda run, tools, permit: trimming_delete_topic.delete_topic(
-            replace(run, context=context), tools, permit, TOPIC, False
+        lambda run, tools, guard: trimming_delete_topic.delete_topic(
+            replace(run, context=context), tools, guard, TOPIC, False
         )
     )
     assert outcomes(found) == {-1: REFUSED}

@@ -15,7 +15,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.settings import ApplySettings, Settings
-from pulsar_lifecycle.topics.marks import GOES, Marked
+from pulsar_lifecycle.topics.marks import GOES, LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 
@@ -70,8 +70,13 @@ def test_what_the_newest_scan_found_open_is_known(tmp_path: Path) -> None:
 )
 def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, Any], why: str) -> None:
     """What stays and what is of a topic as a whole does not count."""
-    goes = [Marked(topic, ledger, GOES, "", 10) for topic, ledger in (("t1", 1), ("t1", 2), ("t1", 3), ("t2", 4))]
-    others = [Marked("t1", -1, GOES, "the topic"), Marked("t2", 5, "refused", "a cursor stands there", 1 << 60)]
+    goes = [
+        LedgerOutcome(topic, ledger, GOES, "", 10) for topic, ledger in (("t1", 1), ("t1", 2), ("t1", 3), ("t2", 4))
+    ]
+    others = [
+        LedgerOutcome("t1", -1, GOES, "the topic"),
+        LedgerOutcome("t2", 5, "refused", "a cursor stands there", 1 << 60),
+    ]
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
     epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())
     settings = SimpleNamespace(cluster="c", apply=ApplySettings.model_validate({"max_share": 1.0} | caps))
@@ -86,11 +91,14 @@ def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.
     order = TrimOrder(Topic.parse("persistent://a/b/c"), up_to=9)
     other = TrimOrder(Topic.parse("persistent://a/b/d"), up_to=9)
     planned = {
-        order.topic: [Marked(str(order.topic), 1, GOES, "", 10), Marked(str(order.topic), 2, "refused", "a cursor")],
-        other.topic: [Marked(str(other.topic), -1, "refused", "a z-node could not be read")],
+        order.topic: [
+            LedgerOutcome(str(order.topic), 1, GOES, "", 10),
+            LedgerOutcome(str(order.topic), 2, "refused", "a cursor"),
+        ],
+        other.topic: [LedgerOutcome(str(other.topic), -1, "refused", "a z-node could not be read")],
     }
     monkeypatch.setattr(trim_run, "plan_trim", lambda run, tools, order: planned[order.topic])
-    monkeypatch.setattr(trim_run, "trim_topics", lambda run, tools, permit, orders, report: orders)
+    monkeypatch.setattr(trim_run, "trim_topics", lambda run, tools, guard, orders, report: orders)
     monkeypatch.setattr(trim_run, "_acting", lambda cluster, run_id: nullcontext((None, None, None)))
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
     epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())

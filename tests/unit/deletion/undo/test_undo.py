@@ -198,7 +198,7 @@ def test_a_ledger_that_its_topic_lists_as_given_up_is_told_from_the_others(scene
     copies = {i: attempt(UUID(int=i), bookkeeper_deleted=i == released) for i in (released, kept)}
     scene.cluster.topic(TOPIC, [released, kept], offloaded=copies)
     done = scene.preview() if dry_run else scene.undo()
-    assert {i: done[i].given_up for i in scene.ids} == {released: True, kept: False, unlisted: False}
+    assert {i: done[i].released for i in scene.ids} == {released: True, kept: False, unlisted: False}
 
 
 def test_a_topic_that_cannot_be_decoded_stops_no_undo(scene: Scene) -> None:

@@ -104,7 +104,7 @@ class Scene(Offloading):
         store = self.cluster.open_store(read_only=True)
         topics = metastore_topics.read_managed_ledgers(store, metastore_topics.topic_units(store))
         self.named = copies_objects.by_uuid(
-            row for batch in topics for row in copies_objects.namings(batch, "").to_pylist()
+            row for batch in topics for row in copies_objects.offload_references(batch, "").to_pylist()
         )
 
     def look(self, digits: int = 1) -> dict[str, dict[str, Any]]:

@@ -72,7 +72,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
     ]
     rows[0]["offload_uuids"] = [str(ONE), str(TWO)]
     rows[1]["offload_uuids"] = [str(THREE)]
-    found = objects.namings(pa.RecordBatch.from_pylist(rows, tables.MANAGED_LEDGERS), "other")
+    found = objects.offload_references(pa.RecordBatch.from_pylist(rows, tables.MANAGED_LEDGERS), "other")
     named = objects.by_uuid(found.to_pylist())
     assert {
         uuid: [
@@ -86,7 +86,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
         THREE: [(None, False, None, None, None, "other", "s", "/s")],
     }
     assert named[ONE][0].smallest_data == 128 + 3 * 12 + 30
-    assert objects.namings(pa.RecordBatch.from_pylist([], tables.MANAGED_LEDGERS), "").num_rows == 0
+    assert objects.offload_references(pa.RecordBatch.from_pylist([], tables.MANAGED_LEDGERS), "").num_rows == 0
 
 
 def planned(uuid: UUID) -> dict[str, Any]:
