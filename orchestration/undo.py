@@ -38,10 +38,10 @@ be held by name: list it again where it belongs.
 
 """
 
-WAS_RELEASED = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper given up: they are
-read from the object store, and no grace period spares the copies that came back. With `offload.release = "ours"` the
-next offload plan gives them up again. To keep them, launch `revert_offloads` with topic and ledgers before that, or
-put the topics into `orphans.legal_holds`.
+WAS_RELEASED = """The topics of these ledgers **list them as offloaded**, with their copies in BookKeeper released:
+they are read from the object store, and no grace period spares the copies that came back. With `offload.release =
+"ours"` the next offload plan releases them again. To keep them, launch `revert_offloads` with topic and ledgers before
+that, or put the topics into `orphans.legal_holds`.
 
 """
 

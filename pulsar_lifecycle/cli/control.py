@@ -322,7 +322,7 @@ def since(noted: dict[str, Any]) -> str:
 def pending_unloads(store: MetadataStore) -> list[dict[str, Any]]:
     """Topics that a run wrote and must still unload or watch, and, with an ``error``, what cannot be read of them.
 
-    ``at_work``: the run that owes it may be at it now, and no other settles it.
+    ``at_work``: the run that left it may be at it now, and no other makes it.
     """
     from pulsar_lifecycle.errors import LifecycleError
     from pulsar_lifecycle.runs import control

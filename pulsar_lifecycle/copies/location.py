@@ -36,7 +36,7 @@ class Copy:
 
 
 def namespace_location(topic: Topic, one: Copy | Attempt) -> NamespaceLocation:
-    """Where an offload of a topic is, or an attempt goes; one read check stands for all of a place."""
+    """Where an offload of a topic is, or an attempt goes; one read check stands for all of them."""
     return str(topic.namespace), one.driver.lower(), tuple(sorted(one.metadata))
 
 

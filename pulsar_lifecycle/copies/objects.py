@@ -163,7 +163,7 @@ def paired(bucket: str, listed: Iterable[tuple[str, StoredObject]]) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class OffloadReference:
-    """A row of :data:`OFFLOAD_REFERENCES`; ``entries`` and ``size`` (bytes) are the ledger's, if its topic says them."""
+    """A row of :data:`OFFLOAD_REFERENCES`; ``entries`` and ``size`` (bytes): the ledger's, if its topic says so."""
 
     uuid: UUID
     ledger_id: int | None

@@ -1,7 +1,7 @@
 """Locations where a broker could not read an offloaded ledger: z-nodes of ours that a running deletion run sees.
 
 Belongs here: writing, asking and emptying them. Not here: the read (``tiered/read_check.py``), what stands in the
-journal (``journal.read_checks.failed_locations``): a deletion run reads that once, when it begins, and may go on for hours.
+journal (``journal.read_checks.failed_locations``): a deletion run reads that once, when it begins.
 
 A location is held while its z-node has content, or cannot be read. The z-node is emptied and never deleted, so its
 version only grows: a read that works empties it only if nothing was written since that read began.

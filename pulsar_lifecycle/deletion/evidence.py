@@ -18,7 +18,7 @@ class OffloadEvidence:
     ``undecoded`` counts topic z-nodes of either epoch that could not be decoded: they may name anything. ``marked`` is
     what our own journal says we took out of a topic's metadata, as long as its offloaded copy is not settled: ledger
     id -> (which copy, when in ms). ``released``: what it says of ledgers that their topics still list, as long as they
-    are not settled. ``failed_locations``: locations that, when the run began, a broker could not read, and none has read since.
+    are not settled. ``failed_locations``: those that, when the run began, a broker could not read, and none has since.
     """
 
     now: NamedUuids = field(default_factory=OffloadUuids)

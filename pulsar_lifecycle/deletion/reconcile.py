@@ -29,7 +29,7 @@ from pulsar_lifecycle.scan import evidence
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """``namespace_intents`` say how it was before; ``summary`` and ``rows`` are the plan; ``applied`` is None in a dry run.
+    """``namespace_intents``: how it was before; ``summary``, ``rows``: the plan; ``applied`` is None in a dry run.
 
     ``unknown`` are namespaces of the request that nothing is known of. ``unsubscribed`` are partitions of the queue
     that lacked the subscription: ``backlog`` counts them as empty.

@@ -99,7 +99,7 @@ class History:
         return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
 
     def intent(self) -> str:
-        """Where the intent to delete it in BookKeeper stands (``plan.reconciliation.intent_states``); empty without one."""
+        """Where the intent to delete it in BookKeeper stands (``journal.intents``); empty without one."""
         rows = [{name: row[name] for name in INTENT_COLUMNS} for row in self.journal if row["action"] == DELETE_LEDGER]
         return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
 

@@ -51,9 +51,9 @@ JOURNAL_COLUMNS = pa.schema(
 def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, int, int]]:
     """(run id, ledger id, when archived) of what was archived last of its ledger, and nothing was said of since.
 
-    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`JOURNAL_COLUMNS`) are of one cluster, in any order. A row of the journal
-    is about an archived z-node if it has a checksum. A later one of another run has found it there: that settles it as
-    well as a word of its own, or an undo that restored it since.
+    ``archived`` (:data:`ARCHIVE`) and ``journal`` (:data:`JOURNAL_COLUMNS`) are of one cluster, in any order. A row of
+    the journal is about an archived z-node if it has a checksum. A later one of another run has found it there: that
+    settles it as well as a word of its own, or an undo that restored it since.
     """
     keys = ["run_id", "ledger_id"]
     reason = pc.fill_null(journal.column("reason"), "")

@@ -40,8 +40,8 @@ _OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED
 def intent_states(rows: pa.Table) -> pa.Table:
     """The newest word on each intent, one row per ledger and action: ``ledger_id action topic state at sent_at``.
 
-    ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or a
-    final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
+    ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or
+    a final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
     """
     sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
     sent = pc.and_(sends, pc.equal(rows.column("outcome"), SENT))

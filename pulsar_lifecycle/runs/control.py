@@ -41,7 +41,7 @@ OFFLOAD_LEASE = f"{ROOT}/offload-lease"
 PENDING_UNLOADS = {LEASE: f"{ROOT}/pending-unloads", OFFLOAD_LEASE: f"{ROOT}/offload-pending-unloads"}
 """By lease: one child per topic whose z-node a run wrote, or was about to write, and which must be unloaded.
 
-Each lease has its own, as runs of both may be at one topic: neither may take the other's for settled.
+Each lease has its own, as runs of both may be at one topic: neither may take the other's for finished.
 """
 SANDBOX = f"{ROOT}/sandbox"
 """Only the sandbox writes it; it alone allows grace periods below their floors."""
@@ -164,7 +164,7 @@ def check_lease(store: MetadataStore, guard: tuple[str, int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PendingUnload:
-    """An unload owed to a topic: at once if it was ``loaded``, else only if a broker lists it after all.
+    """An unload that a topic needs: at once if it was ``loaded``, else only if a broker lists it after all.
 
     ``since`` is when (ms) its z-node was about to be written, by a run of ``lease``. ``version`` and ``czxid`` are
     those of the z-node that was read; -1: whatever it has.
@@ -188,7 +188,7 @@ def _pending_path(topic: Topic, lease: str) -> str:
 
 
 def note_unload(store: MetadataStore, pending: PendingUnload) -> bool:
-    """Make sure that whoever comes next knows of it; whether its lease owed nothing before, as far as known.
+    """Make sure that whoever comes next knows of it; whether its lease had none pending before, as far as known.
 
     Returns only when the z-node is known to be there.
     """
@@ -215,12 +215,12 @@ class BrokenPendingUnload:
 
 
 def has_pending_unload(store: MetadataStore, topic: Topic) -> bool:
-    """Whether any lease's runs owe this topic an unload, or that cannot be read."""
+    """Whether an unload of this topic is pending, under any lease, or that cannot be read."""
     return any(node is not None for node in store.read([_pending_path(topic, lease) for lease in PENDING_UNLOADS]))
 
 
 def pending_unloads(store: MetadataStore) -> list[PendingUnload | BrokenPendingUnload]:
-    """Every unload that is owed, by path. Raises AccessDenied if they cannot be listed."""
+    """Every pending unload, by path. Raises AccessDenied if they cannot be listed."""
     found: list[PendingUnload | BrokenPendingUnload] = []
     for (lease, root), listing in zip(
         PENDING_UNLOADS.items(), store.children(list(PENDING_UNLOADS.values())), strict=True
@@ -236,10 +236,10 @@ def pending_unloads(store: MetadataStore) -> list[PendingUnload | BrokenPendingU
 def pending_for(store: MetadataStore, guard: tuple[str, int]) -> list[PendingUnload | BrokenPendingUnload]:
     """Those that a run with this lease may settle.
 
-    Not those of another lease while somebody holds it, who may not have written yet. What such a one owes from now on
+    Not those of another lease while somebody holds it, who may not have written yet. What such a one leaves from now on
     has another version.
     """
-    found = pending_unloads(store)  # before the holders are read: one that begins after that owes another version
+    found = pending_unloads(store)  # before the holders are read: one that begins after that notes another version
     busy = {lease for lease in PENDING_UNLOADS if lease != guard[0] and is_held(store, lease)}
     return [one for one in found if isinstance(one, BrokenPendingUnload) or one.lease not in busy]
 
@@ -260,12 +260,12 @@ def _pending(path: str, lease: str, node: Node | Unread) -> PendingUnload | Brok
 
 
 def finish_unload(store: MetadataStore, pending: PendingUnload) -> None:
-    """This is not owed any more; harmless when it is settled already, or owed anew since it was read."""
-    if pending.czxid != -1:  # one that was settled and owed anew has the first version again
+    """This is pending no more; harmless when it is finished already, or noted anew since it was read."""
+    if pending.czxid != -1:  # one that was finished and noted anew has the first version again
         node = store.read([pending.path])[0]
         if not isinstance(node, Node) or node.stat.czxid != pending.czxid:
             return
-    # One left behind is settled once more, which does no harm.
+    # One left behind is made once more, which does no harm.
     with contextlib.suppress(NotFound, Conflict, OutcomeUnknown):
         store.delete(pending.path, pending.version)
 

@@ -7,7 +7,7 @@ attempts that earlier runs left open (``tiered/interrupted.py``).
 Order: note the attempt, copy, read back, journal ``verified``, one compare-and-set per topic with its unload, journal
 ``offloaded``, forget the attempt. Killed anywhere, it repeats harmlessly: the next run finds the attempt, and finishes
 it under the same UUID (the same ledger gives the same bytes), or removes its objects once no metadata can name them.
-The first commit of a namespace and place is one ledger, the read check, that its brokers must then be able to read; if
+The first commit of a namespace and location is one ledger that its brokers must then be able to read; if
 they are not, it is reverted while BookKeeper has it, and the run stops. Its attempt stays open until they have read
 it: a run that finds a committed ledger with an open attempt has its brokers read it first. Where brokers read
 BookKeeper first, such a read shows nothing of the bucket, and stands for no topic where they do not.
@@ -187,9 +187,9 @@ def commit_topic(
 ) -> list[OffloadOutcome]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
-    Once reading the read check has loaded its topic, the others follow whatever the policy says of loaded topics: it was
-    unloaded until then, and is unloaded again. Raises ReadCheckFailed when a broker could not read the read check: then it
-    was reverted, and nothing else was committed.
+    Once a read check has loaded its topic, the others follow whatever the policy says of loaded topics: it was unloaded
+    until then, and is unloaded again. Raises ReadCheckFailed when a broker could not read the first ledger: then it was
+    reverted, and nothing else was committed.
     """
     outcomes: list[OffloadOutcome] = []
     rest = list(proven)

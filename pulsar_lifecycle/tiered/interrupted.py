@@ -57,7 +57,7 @@ def finish_attempts(
 ) -> tuple[list[Attempt], list[OffloadOutcome]]:
     """What earlier runs left open: attempts to be finished (of ``wanted`` ledgers), and what became of the others.
 
-    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was its read check;
+    An attempt that its topic names as complete is done once its broker reads it, if no other ledger was read for it;
     what brokers cannot read is reverted. One that its topic's metadata has no place for, that the plan wants
     somewhere else, or that no plan has wanted for the grace period, is abandoned: its objects and uploads are removed,
     if they are proven its own. Comes after ``unloads.finish_unloads``. An error that concerns one attempt is its

@@ -244,7 +244,7 @@ class _Work:
         """Ledgers whose offloaded copies could not be proven in this run."""
 
     def finish_attempts(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
-        """What earlier runs owe: unloads, and attempts that were cut off; those that wait or come later are wanted."""
+        """What earlier runs left: pending unloads and interrupted attempts; those still wanted are finished."""
         ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
         rows = planned.filter((pc.field("action") == OFFLOAD) & pc.field("ledger_id").isin(ids)).to_pylist()
         wanted = {row["ledger_id"]: offload_request(row, self._cluster.settings) for row in rows}

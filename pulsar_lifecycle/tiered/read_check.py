@@ -10,7 +10,7 @@ metadata does not name this very offload. Before a commit one read stands for a 
 BookKeeper are given up, one stands for a location and the broker that made it; one that fails speaks against the
 location whatever the namespace, in the rest of its run, and until a later one works there.
 
-A read loads its topic. The topic is unloaded right after it, whatever came out; a run that is killed owes the unload.
+A read loads its topic. The topic is unloaded right after it, whatever came out; a run that is killed leaves it pending.
 A read that fails holds its location (``unread_locations.py``) before anything else is done; one that works there, in a
 later run, lets it go.
 """
@@ -56,12 +56,13 @@ ASKED = 3
 class ReadCheck:
     """What brokers have read. ``waived``: only the sandbox may. ``store``: the metadata store's fingerprint.
 
-    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one. ``passed_before``:
-    places of which the last word before this run was a read that worked, and when (ms) that was. ``not_asked``: topics
-    that a broker (of a location) could not be asked for in this run, and why. ``blocked``: locations that a broker
-    could not read in this run, and what was said of that. ``loaded``: topics that were loaded to be read, in this run,
-    and what last wrote their z-nodes then (mzxid): a broker that loads one anew for its clients writes it, too.
-    ``unheld``: why deletion runs could not be told of a read that failed in this run; then it must stop.
+    ``tiered_first``: topics whose brokers are known to read an offloaded copy as soon as there is one.
+    ``passed_before``: locations of which the last word before this run was a read that worked, and when (ms) that was.
+    ``not_asked``: topics that a broker (of a location) could not be asked for in this run, and why. ``blocked``:
+    locations that a broker could not read in this run, and what was said of that. ``loaded``: topics that were loaded
+    to be read, in this run, and what last wrote their z-nodes then (mzxid): a broker that loads one anew for its
+    clients writes it, too. ``unheld``: why deletion runs could not be told of a read that failed in this run; then it
+    must stop.
     """
 
     waived: bool
@@ -121,12 +122,12 @@ class Unheld(Refused):
 def read_by_broker(
     run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
 ) -> Outcome | None:
-    """Why its broker does not read these entries of an offloaded ledger, ``not_asked`` or ``unanswered``; None if it does.
+    """Why its broker does not read these entries of an offloaded ledger: it cannot, or gave no answer. None if it does.
 
-    The read loads the topic, which is unloaded right after it, or leaves that unload pending. One that fails holds its location
-    first of all, whatever stops the run meanwhile. Only what the topic's metadata says by now discards it: that it
-    names another offload, or none, or that there is no topic. Raises InconclusiveRead where the read was not made or
-    shows nothing; Paused, LeaseLost, Overloaded.
+    The read loads the topic, which is unloaded right after it, or that unload stays pending. One that fails holds its
+    location first of all, whatever stops the run meanwhile. Only what the topic's metadata says by now discards it:
+    that it names another offload, or none, or that there is no topic. Raises InconclusiveRead where the read was not
+    made or shows nothing; Paused, LeaseLost, Overloaded.
     """
     pending = PendingUnload(topic, True, tools.clock.now_ms(), guard.guard[0])
     try:

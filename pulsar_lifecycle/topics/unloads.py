@@ -1,4 +1,4 @@
-"""Unloads that follow our own writes of topics' z-nodes: their budget, and settling those that are owed.
+"""Unloads that follow our own writes of topics' z-nodes: their budget, and making those that are pending.
 
 Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
 (``control.py``) and the writes that ask for it (``trimming/trim.py``). Source: DESIGN section 4.
@@ -31,7 +31,7 @@ ATTEMPTS = 3
 
 MAX_FAILURES = 3
 """Topics in a row, of one tenant or tenants, whose unload failed, after which the others are left to the next run,
-written or owed: a broker that is down fails them all."""
+written or pending: a broker that is down fails them all."""
 
 WATCHED_FOR = 2
 """Statistics intervals after which no broker may list a topic that was written as unloaded."""
@@ -50,7 +50,7 @@ class Unloads:
         self._written_failed: list[str] = []
         """How unloads of topics failed that this run wrote."""
         self._failures: dict[str, list[str]] = {}
-        """By tenant: how unloads failed that are owed, from before or since this run."""
+        """By tenant: how pending unloads failed, from before or since this run."""
         self._down: set[str] = set()
         """Tenants of which one failed, and not for a reason of its own or of its tenant."""
         self._works: set[str] = set()
@@ -69,26 +69,26 @@ class Unloads:
         return f"unloads fail: {self._written_failed[-1]}" if len(self._written_failed) >= MAX_FAILURES else ""
 
     def doubt(self, topic: Topic) -> str:
-        """Why a topic that is not loaded should stay so: of its tenant ``MAX_FAILURES`` are owed an unload that fails.
+        """Why a topic that is not loaded should stay so: ``MAX_FAILURES`` pending unloads of its tenant fail.
 
         Or they are :attr:`down`.
         """
         tenant = topic.namespace.tenant
         failures = self._failures.get(tenant, [])
         if tenant not in self._works and len(failures) >= MAX_FAILURES:
-            return f"unloads that topics of tenant {tenant} are owed fail (`pulsar-lifecycle status`): {failures[0]}"
+            return f"pending unloads of tenant {tenant} fail (`pulsar-lifecycle status`): {failures[0]}"
         if self.down:
             first = next(failed[0] for name, failed in self._failures.items() if name in self._down)
-            return f"unloads that topics are owed fail (`pulsar-lifecycle status`): {first}"
+            return f"pending unloads fail (`pulsar-lifecycle status`): {first}"
         return ""
 
     def try_before(self, admin: BrokerAdmin, topic: Topic) -> str | None:
         """Unload a loaded topic that is to be written, where it is doubtful whether that works once it is.
 
-        That is where the unload of a topic that this run wrote has failed, or one that was owed from before, of
+        That is where the unload of a topic that this run wrote has failed, or one that was pending before, of
         whatever tenant, and nothing of this one has worked. None if there is no doubt; otherwise why it failed, empty
-        if it worked: then look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack of
-        permission, no more are tried. Nothing is owed by this.
+        if it worked: then look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack
+        of permission, no more are tried. Nothing is pending after this.
         """
         tenant = topic.namespace.tenant
         sure = not self._failures or (tenant in self._works and not self._written_failed)
@@ -104,7 +104,7 @@ class Unloads:
 
     @property
     def down(self) -> bool:
-        """Whether unloads failed of ``MAX_FAILURES`` tenants in this run, and none worked: a broker's trouble, it seems."""
+        """Whether unloads of ``MAX_FAILURES`` tenants failed in this run, and none worked: brokers are at fault."""
         return not self._works and len(self._down) >= MAX_FAILURES
 
     def wait(self) -> None:
@@ -117,8 +117,8 @@ class Unloads:
         """Unload a topic, a few times if need be; returns why it failed, empty when it is done.
 
         Repeating it is harmless, so an unknown outcome is simply tried again. A 404 proves nothing: ``gone`` is asked
-        then whether no broker has the topic. What failed before stops no unload that is owed, the budget does.
-        ``written``: by this run; what was owed before may be of a tenant whose topics we may not touch.
+        then whether no broker has the topic. What failed before stops no pending unload, the budget does.
+        ``written``: by this run; what was pending before may be of a tenant whose topics we may not touch.
         """
         if self._left <= 0:
             return "this run's budget of unloads is used up (trimming.max_unloads)"
@@ -177,7 +177,7 @@ class RunGuard:
 def finish_unloads(
     store: MetadataStore, admin: BrokerAdmin, clock: Clock, guard: RunGuard, *, wait: bool
 ) -> dict[str, str]:
-    """Unload every loaded topic that is owed it, and every other one that some broker lists after all.
+    """Unload every loaded topic with a pending unload, and every other one that some broker lists after all.
 
     A topic that was written as unloaded is looked at now and, with ``wait``, once more two statistics intervals after
     its write; without, that is left to the next run. Returns what could not be settled, and why; it stays pending. By

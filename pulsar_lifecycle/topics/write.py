@@ -92,7 +92,7 @@ def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
 
 
 class TopicWrite:
-    """Writes of one topic's z-node by one run; at most one of them may have reached it when it is settled."""
+    """Writes of one topic's z-node by one run; at most one of them may have reached it when it is finished."""
 
     def __init__(self, tools: Ports, guard: RunGuard, topic: Topic) -> None:
         self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
@@ -117,7 +117,7 @@ class TopicWrite:
     def note_unload(self, loaded: bool) -> None:
         """Note the unload that the coming write asks for: at once of a ``loaded`` topic, else if some broker has it.
 
-        Anew for each try: whoever took our lease over may have settled it meanwhile.
+        Anew for each try: whoever took our lease over may have finished it meanwhile.
         """
         pending = PendingUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
         self._newly_noted = control.note_unload(self._store, pending) or self._newly_noted
@@ -143,9 +143,9 @@ class TopicWrite:
         self.finish(sure=not isinstance(error, (Unavailable, *STOPPING)) and not self.unknown)
 
     def finish(self, *, sure: bool) -> str:
-        """The unload that our write asks for; returns why it failed. What is not settled here stays pending.
+        """The unload that our write asks for; returns why it failed. What is not done here stays pending.
 
-        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same, and the unload stays pending.
+        If the run is not ``sure`` of what it wrote, a loaded topic is unloaded all the same; its unload stays pending.
         """
         pending = self._pending
         if pending is None:
@@ -159,7 +159,7 @@ class TopicWrite:
         if sure and not failure:
             return self._forget(pending)
         if failure:
-            with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has settled it
+            with contextlib.suppress(LifecycleError):  # it is there, unless a run of another lease has finished it
                 control.note_unload(self._store, pending)
         return failure
 
@@ -207,7 +207,7 @@ def why_loaded(
 def why_not_unloaded(tools: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
     """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
 
-    ``anyway``: not writing it would be worse than leaving it owed an unload that fails.
+    ``anyway``: not writing it would be worse than a pending unload that fails.
     """
     why = guard.unloads.lacks() or (None if anyway else guard.unloads.try_before(tools.admin, topic))
     return f"its topic is loaded, and {why}" if why else why

@@ -6,7 +6,7 @@ Belongs here: the order of the steps for one topic, and for a run. The rule is `
 
 Order: judge, send, judge again, journal ``marked``, note the pending unload, look at the cursors, one compare-and-set,
 unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
-listed is kept by phase two, and a pending unload is settled by whichever run comes next. A compare-and-set that was lost,
+listed is kept by phase two, and a pending unload is made by whichever run comes next. A compare-and-set that was lost,
 or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
 """
 
@@ -85,7 +85,7 @@ def no_report(marked: Sequence[LedgerOutcome]) -> None:
 def trim_topics(
     run: TopicRun, tools: Ports, guard: RunGuard, orders: Sequence[TrimOrder], report: Report = no_report
 ) -> list[LedgerOutcome]:
-    """Settle what earlier runs owe, trim each topic, and look after those that were written as unloaded.
+    """Finish what earlier runs left pending, trim each topic, and look after those that were written as unloaded.
 
     An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
     """
@@ -125,7 +125,7 @@ def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[LedgerOutco
             return [_nothing_asked(order, view.info)]
         loaded = _loaded(run, tools, view)
         first = (
-            "only if the unload that its topic is owed succeeds first"
+            "only if the pending unload of its topic succeeds first"
             if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
             else ""
         )

@@ -333,7 +333,7 @@ def test_what_is_given_up_stays_where_its_driver_does_not_act(driver: str) -> No
 def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
     lag: int | None, offloads: bool, release: bool, everything: bool
 ) -> None:
-    """The read check would read the very copy that goes; whoever gives it up, brokers may not be able to read the other."""
+    """The read check would read the very copy that goes; brokers may not be able to read the other."""
     policy = replace(POLICY, deletion_lag_ms=lag, tiered_first=False)
     our_lag = LAG if release else None
     action, reason = one(ledger(1), policy, our_lag_ms=our_lag, everything=everything)

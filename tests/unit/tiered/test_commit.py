@@ -1061,7 +1061,7 @@ def test_a_run_that_may_not_act_does_not(scene: Scene, error: type[Refused], ste
     assert scene.keys == keys
 
 
-# ----------------------------------------------------------------------------------------------------------- the read check
+# ------------------------------------------------------------------------------------------------- the read check
 
 
 def test_what_brokers_cannot_read_is_taken_back_where_unloads_fail_too() -> None:
