@@ -26,7 +26,7 @@ from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import DELETED, WAITS_FOR
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
 
@@ -82,7 +82,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         where = lifecycle.cluster()
         with (
             Connections(where.settings) as ports,
-            reporting(where.spark, context.log.info, lambda: f"{pending(ports.admin)} intents left"),
+            reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
         ):
             outcomes = deletion_run.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.lake.location)

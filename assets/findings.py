@@ -16,7 +16,7 @@ from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
 from pulsar_lifecycle.deletion.findings import build_findings
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 
 _SHOWS: dict[str, tuple[str, tuple[Finding, ...]]] = {
@@ -75,7 +75,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
     def findings(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
-        with reporting(where.spark, context.log.info):
+        with reporting(context.log.info, of_stages(where.spark)):
             build_findings(where, epoch_id)
         rows = where.table(epoch_id, "findings")
         uri = where.lake.epoch_table(epoch_id, "findings")

@@ -11,7 +11,7 @@ from assets.epochs import epoch_to_write, fingerprint_of
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.runs.cluster import stored_name
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.scan.read import new_epoch_id, scan_table
 from resources.lifecycle import LifecycleResource
 
@@ -52,7 +52,7 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
         else:
             epoch_id, _ = epoch_to_write(context, where)
         roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
-        with reporting(where.spark, context.log.info):
+        with reporting(context.log.info, of_stages(where.spark)):
             counts = [scan_table(where, epoch_id, table, root) for root in roots]
         for census in counts:
             where.lake.store_census(epoch_id, census)

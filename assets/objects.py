@@ -18,7 +18,7 @@ from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
 from pulsar_lifecycle.copies.objects import Kind
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory
 from pulsar_lifecycle.tiered.buckets.rules import DELETE
 from resources.lifecycle import LifecycleResource
@@ -71,7 +71,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
     def objects(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
-        with reporting(where.spark, context.log.info):
+        with reporting(context.log.info, of_stages(where.spark)):
             summary, rows = take_inventory(where, where.lake.epoch(epoch_id))
         found = where.table(epoch_id, TABLE)
         broken = found.where(f.col("kind") == Kind.BROKEN.value)

@@ -27,7 +27,7 @@ from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered.choice import chosen
 from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
@@ -102,7 +102,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
     ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
-        with reporting(where.spark, context.log.info):
+        with reporting(context.log.info, of_stages(where.spark)):
             plan, rows = make_offload_plan(
                 where, where.lake.epoch(epoch_id), config.namespaces, everything=config.everything
             )

@@ -14,7 +14,7 @@ from assets import show
 from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.spark import reporting
+from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.scan.epochs import close_epoch
 from pulsar_lifecycle.scan.read import build_references
 from pulsar_lifecycle.scan.references import KINDS
@@ -47,7 +47,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
     ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
-        with reporting(where.spark, context.log.info):
+        with reporting(context.log.info, of_stages(where.spark)):
             build_references(where, epoch_id)
             epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), where.clock.now_ms())
         counts = _by_kind(where, epoch_id)

@@ -20,7 +20,7 @@ from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.owners import topic_of
 from pulsar_lifecycle.records.referenced import Referenced, id_set
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.spark import share_of
+from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import snapshot_inquiry
 from pulsar_lifecycle.scan.epochs import UNREADABLE, listed_by, outside
 from pulsar_lifecycle.settings import Settings

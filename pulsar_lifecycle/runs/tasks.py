@@ -1,7 +1,7 @@
 """Where the work of a run is done: on Spark's executors, or in this process.
 
-Belongs here: spreading a function over pieces of work, and counting on the way. Not here: what a piece is and what is
-done with it.
+Belongs here: spreading a function over pieces of work, counting on the way, and a task's share of what a run may read.
+Not here: what a piece is and what is done with it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from pulsar_lifecycle.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,3 +104,10 @@ class _Count:
     def add(self, amount: int) -> None:
         with self._lock:
             self.value += amount
+
+
+def share_of(tasks: Tasks, settings: Settings) -> Settings:
+    """The settings for one of the tasks that run at once: its share of the reads of z-nodes per second."""
+    reads = max(1, settings.zookeeper.reads_per_second // tasks.at_once)
+    zookeeper = settings.zookeeper.model_copy(update={"reads_per_second": reads})
+    return settings.model_copy(update={"zookeeper": zookeeper})

@@ -21,7 +21,7 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs.cluster import Cluster, stored_name
-from pulsar_lifecycle.runs.spark import share_of
+from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan import stored_references as looked_up
 from pulsar_lifecycle.scan.coverage import COUNTED, take_census

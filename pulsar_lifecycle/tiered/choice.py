@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ LOOKED_AT = 1_000
 """Rows whose topics are looked at together."""
 
 Row = Mapping[str, Any]
+T = TypeVar("T")
 
 
 class Waiting:
@@ -284,3 +286,16 @@ def waves(rows: Sequence[Row], unread: Collection[OffloadLocation] = ()) -> Iter
             wave, size = [], 0
     if wave:
         yield wave
+
+
+def grouped_by(rows: Iterable[Row], key: Callable[[Row], T]) -> dict[T, list[Row]]:
+    """Rows by ``key``, each group in the order given."""
+    groups: dict[T, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def by_topic(rows: Iterable[Row]) -> list[tuple[Topic, list[Row]]]:
+    """Each topic with its rows."""
+    return [(Topic.parse(name), some) for name, some in grouped_by(rows, itemgetter("topic")).items()]

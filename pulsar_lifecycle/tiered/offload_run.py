@@ -2,20 +2,19 @@
 # pyarrow.compute makes its functions at import.
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
-Belongs here: composing plan, lease, engine and Spark; what one task does; how far the run is. Not here: the rules and
-the effects (``tiered/commit.py``, ``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan
-(``tiered/choice.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is committed at
-once and a crash costs at most one wave's work.
+Belongs here: composing plan, leases, effects and tasks. Not here: the rules and the effects (``tiered/commit.py``,
+``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan (``tiered/choice.py``), what one task
+does (``tiered/offload_tasks.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is
+committed at once and a crash costs at most one wave's work.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from typing import TypeVar
 from uuid import uuid4
 
 import pyarrow as pa
@@ -49,7 +48,9 @@ from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
 from pulsar_lifecycle.tiered.choice import (
     Row,
     Waiting,
+    by_topic,
     chosen,
+    grouped_by,
     held_back,
     in_agreement,
     location_of,
@@ -58,14 +59,12 @@ from pulsar_lifecycle.tiered.choice import (
 from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_planning import policies_now
-from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, Task, as_attempt, bundled, offload_request, reported
+from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics
 from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +259,14 @@ class _Work:
     def offload(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Open attempts, copy and prove, commit topic by topic."""
         items: list[Item] = []
-        for topic, rows in _by_topic(wave):
+        for topic, rows in by_topic(wave):
             new = [
                 offload_request(row, self._cluster.settings) for row in rows if row["ledger_id"] not in self._resumed
             ]
             again = [self._resumed[row["ledger_id"]] for row in rows if row["ledger_id"] in self._resumed]
             items += [Item(attempt, True, False) for attempt in again]
             items += self._begin(topic, new)
-        answers = self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in wave}, progress)
+        answers = self._spread(items, wave, progress)
         proven: dict[str, list[Proven]] = {}
         for answer in answers:
             attempt, verified = answer.item.attempt, answer.verified
@@ -316,9 +315,9 @@ class _Work:
         if self._canary.waived:
             return
         scouts: dict[tuple[OffloadLocation, str], list[list[Row]]] = {}
-        for name, some in _grouped_by(rows, itemgetter("topic")).items():
+        for name, some in grouped_by(rows, itemgetter("topic")).items():
             owner = self._canary.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
-            for where, there in _grouped_by(some, location_of).items():
+            for where, there in grouped_by(some, location_of).items():
                 scouts.setdefault((where, owner), []).append(sorted(there, key=lambda row: row["bytes"] or 0))
         chosen_ones = {key: random.sample(topics, min(ASKED, len(topics))) for key, topics in scouts.items()}
         asked = [row for topics in chosen_ones.values() for some in topics for row in some[:ASKED]]
@@ -368,7 +367,7 @@ class _Work:
         wrong: dict[str, list[bookkeeper_copies.FailedProof]] = {}
         again = [as_attempt(row, self._cluster.settings) for row in rows]
         items = [Item(one, True, True, known.get((one.ledger_id, one.uuid))) for one in again]
-        for answer in self._spread(items, {row["ledger_id"]: row["bytes"] or 0 for row in rows}, progress):
+        for answer in self._spread(items, rows, progress):
             attempt, location = answer.item.attempt, answer.item.location
             if not answer.verified:
                 self._failed_proofs.add(attempt.ledger_id)
@@ -447,34 +446,6 @@ class _Work:
         except LifecycleError as error:
             self.outcomes.append(OffloadOutcome(str(topic), -1, FAILED, str(error)))
 
-    def _spread(self, items: Sequence[Item], sizes: Mapping[int, int], progress: Callable[[str], None]) -> list[Answer]:
-        """Work on all items in tasks, the large ones first."""
-        if not items:
-            return []
-        tasks, settings = self._cluster.tasks, self._cluster.settings
-        bundles = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
-        done, moved = tasks.counter(), tasks.counter()
-        task = Task(settings, self._run.run_id, self._lease.guard, tasks.at_once)
-
-        def work(bundle: Sequence[Item]) -> list[Answer]:
-            answers: list[Answer] = []
-            for answer in task.work(bundle):
-                answers.append(answer)
-                done.add(1)
-                moved.add(answer.verified.length if answer.verified else 0)
-            return answers
-
-        total = sum(sizes[item.attempt.ledger_id] for item in items)
-        with reported(progress, lambda: (done.value, moved.value), len(items), total):
-            return [answer for answers in tasks.map(work, bundles) for answer in answers]
-
-
-def _grouped_by(rows: Iterable[Row], key: Callable[[Row], T]) -> dict[T, list[Row]]:
-    groups: dict[T, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def _by_topic(rows: Sequence[Row]) -> list[tuple[Topic, list[Row]]]:
-    return [(Topic.parse(name), some) for name, some in _grouped_by(rows, itemgetter("topic")).items()]
+    def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[Answer]:
+        sizes = {row["ledger_id"]: row["bytes"] or 0 for row in rows}
+        return spread(self._cluster, self._run.run_id, self._lease.guard, items, sizes, progress)

@@ -1,11 +1,10 @@
-"""What one task of an offload run does: it copies or proves a share of the ledgers."""
+"""What one task of an offload run does: it copies or proves a share of the ledgers; and spreading them over tasks."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from uuid import UUID
 
@@ -25,6 +24,8 @@ from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import VERIFIED
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import of_ledgers, reporting
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
 from pulsar_lifecycle.tiered.choice import (
@@ -89,37 +90,6 @@ def bundled(items: Sequence[Item], sizes: Mapping[int, int]) -> Iterator[list[It
             bundle, size = [], 0
     if bundle:
         yield bundle
-
-
-REPORT_SECONDS = 10.0
-
-
-@contextmanager
-def reported(
-    progress: Callable[[str], None], so_far: Callable[[], tuple[int, int]], ledgers: int, size: int
-) -> Iterator[None]:
-    """Say now and then how many ledgers and bytes are done, how fast, and how long the rest takes."""
-    ended, began = threading.Event(), time.monotonic()
-
-    def say() -> None:
-        while not ended.wait(REPORT_SECONDS):
-            progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
-
-    thread = threading.Thread(target=say, name="offload-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        progress(how_far(*so_far(), ledgers, size, time.monotonic() - began))
-
-
-def how_far(done: int, moved: int, ledgers: int, size: int, seconds: float) -> str:
-    """One line for an operator."""
-    rate = moved / max(seconds, 0.001)
-    left = f", {(size - moved) / rate:.0f} s left" if rate and size > moved else ""
-    return f"{done} of {ledgers} ledgers, {moved >> 20} of {size >> 20} MiB, {rate / 1e6:.0f} MB/s{left}"
 
 
 @dataclass(frozen=True)
@@ -222,3 +192,32 @@ def as_attempt(row: Row, settings: Settings) -> Attempt:
         "",
         0,
     )
+
+
+def spread(
+    cluster: Cluster,
+    run_id: str,
+    guard: tuple[str, int],
+    items: Sequence[Item],
+    sizes: Mapping[int, int],
+    progress: Callable[[str], None],
+) -> list[Answer]:
+    """Work on all items in tasks, the large ones first. ``sizes``: ledger id -> bytes."""
+    if not items:
+        return []
+    tasks = cluster.tasks
+    bundles = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
+    done, moved = tasks.counter(), tasks.counter()
+    task = Task(cluster.settings, run_id, guard, tasks.at_once)
+
+    def work(bundle: Sequence[Item]) -> list[Answer]:
+        answers: list[Answer] = []
+        for answer in task.work(bundle):
+            answers.append(answer)
+            done.add(1)
+            moved.add(answer.verified.length if answer.verified else 0)
+        return answers
+
+    total = sum(sizes[item.attempt.ledger_id] for item in items)
+    with reporting(progress, of_ledgers(lambda: (done.value, moved.value), len(items), total), at_end=True):
+        return [answer for answers in tasks.map(work, bundles) for answer in answers]

@@ -12,19 +12,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pulsar_lifecycle.deletion import workers
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.tiered import offload_run, offload_tasks
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import Counter, SparkTasks, Tasks
+from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.integration.pipeline import NO_CAPS, Pipeline
@@ -89,27 +90,27 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class StruckWorker:
-    """Spark's deletion worker, which arms the fault in the process it comes to."""
+class StruckTasks:
+    """Tasks, each of which arms the fault in the process it comes to."""
 
-    worker: workers._Worker
+    tasks: Tasks
     fault: Fault
 
-    def __call__(self, piece: Any) -> Any:
-        self.fault.arm()
-        return self.worker(piece)
+    @property
+    def at_once(self) -> int:
+        return self.tasks.at_once
 
+    def map(self, work: Callable[[Any], Any], pieces: Sequence[Any]) -> Iterator[Any]:
+        fault = self.fault
 
-@dataclass(frozen=True)
-class StruckTask:
-    """Spark's offload task, which arms the fault in the process it comes to."""
+        def struck(piece: Any) -> Any:
+            fault.arm()
+            return work(piece)
 
-    task: offload_tasks.Task
-    fault: Fault
+        return self.tasks.map(struck, pieces)
 
-    def work(self, bundle: Iterable[Any]) -> Iterator[Any]:
-        self.fault.arm()
-        return self.task.work(bundle)
+    def counter(self) -> Counter:
+        return self.tasks.counter()
 
 
 def _parent(pid: int) -> int:
@@ -119,18 +120,15 @@ def _parent(pid: int) -> int:
 def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> None:
     """Run one task."""
     pipeline = Pipeline(Path(settings))
-    if task == "delete":
-        made = workers._Worker
-        workers._Worker = lambda *values: StruckWorker(made(*values), fault)  # type: ignore[assignment,misc]
+    Cluster.tasks = property(lambda cluster: StruckTasks(SparkTasks(cluster.spark), fault))  # type: ignore[assignment]
+    where = pipeline.where
+    if task == "delete":  # not in the driver: its session deletes nothing but the lease
         print(pipeline.delete_pending(arguments["run_id"]))
         return
-    where = pipeline.where
     fault.arm()
     if task == "apply":
         print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
     elif task == "offload":
-        task_of = offload_run.Task
-        offload_run.Task = lambda *values: StruckTask(task_of(*values), fault)  # type: ignore[assignment,misc]
         order = offload_run.OffloadOrder(arguments["plan_id"], arguments["digest"])
         print(offload_run.offload_now(where, arguments["run_id"], order, print))
     elif task == "trim":

@@ -23,8 +23,7 @@ from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
-from pulsar_lifecycle.runs.spark import share_of
-from pulsar_lifecycle.runs.tasks import Tasks
+from pulsar_lifecycle.runs.tasks import Tasks, share_of
 from pulsar_lifecycle.scan.evidence import check_store
 from pulsar_lifecycle.settings import Settings
 

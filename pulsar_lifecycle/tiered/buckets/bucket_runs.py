@@ -38,7 +38,7 @@ from pulsar_lifecycle.runs import plan_checks as plan_deletion
 from pulsar_lifecycle.runs.apply import Applied, send_intents
 from pulsar_lifecycle.runs.caps import Caps, Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.spark import share_of
+from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.scan.confirmation import in_use_at_any
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
