@@ -1,7 +1,8 @@
 """The operator's own words: what the settings file says against, or beyond, the safety rules, by whom, why, until when.
 
-Belongs here: one value type per kind of word. Not here: where they stand in the file (``settings.py``), what follows
-from them (``plan``), that they are journalled and shown (``journal/operator_words.py``).
+Belongs here: one value type per kind of word. Not here: where they stand in the file (``settings.py``,
+``run_settings.py``), what follows from them (the rules), that they are journalled and shown
+(``journal/operator_words.py``).
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from pulsar_lifecycle.errors import UsageError
-from pulsar_lifecycle.settings import ApplySettings, Settings
+from pulsar_lifecycle.run_settings import ApplySettings
+from pulsar_lifecycle.settings import Settings
 
 N = TypeVar("N", int, float)
 

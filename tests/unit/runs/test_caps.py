@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.errors import UsageError
+from pulsar_lifecycle.run_settings import ApplySettings
 from pulsar_lifecycle.runs.caps import AS_SET, Caps, Lowered, effective_caps
-from pulsar_lifecycle.settings import ApplySettings
 
 COUNTS = st.integers(min_value=1, max_value=1 << 60)
 SHARES = st.floats(min_value=0.001, max_value=1)

@@ -29,12 +29,13 @@ from pulsar_lifecycle.records.tables import (
     SCHEMAS,
     TOPICS,
 )
+from pulsar_lifecycle.run_settings import OrphanSettings
 from pulsar_lifecycle.scan import epochs as scan_epochs
 from pulsar_lifecycle.scan import read as scan_read
 from pulsar_lifecycle.scan.coverage import ROOTS
 from pulsar_lifecycle.scan.epochs import unread_references, weighed_against
 from pulsar_lifecycle.scan.shrinkage import Limits
-from pulsar_lifecycle.settings import BookKeeperSettings, OrphanSettings, Settings
+from pulsar_lifecycle.settings import BookKeeperSettings, Settings
 from tests.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
 

@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
+from assets.tiered import check_done, counted, outcomes_shown, said
 
-from assets.offload import check_done, counted, outcomes_shown, said
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
 from pulsar_lifecycle.formats import managed_ledger
@@ -28,9 +28,9 @@ from pulsar_lifecycle.records.outcomes import (
     RELEASED,
     REVERTED,
 )
+from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.settings import OffloadSettings
 from pulsar_lifecycle.tiered import offload_run as spark_offload
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work

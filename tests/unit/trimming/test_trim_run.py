@@ -14,7 +14,8 @@ from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.settings import ApplySettings, Settings
+from pulsar_lifecycle.run_settings import ApplySettings
+from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.marks import GOES, LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
