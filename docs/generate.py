@@ -71,7 +71,7 @@ ENUMS = (
     ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
     ("What `explain` answers", "pulsar_lifecycle.inspect.explain.Verdict"),
     ("What is in a bucket", "pulsar_lifecycle.copies.objects.Kind"),
-    ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.change_events.Unreadable"),
+    ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )

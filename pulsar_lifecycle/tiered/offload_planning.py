@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""Which ledgers are to be offloaded: the policies as the cluster has them now, over the tables of the newest scan.
+"""Which ledgers are to be offloaded: the policies in force by now, over the tables of the newest scan.
 
 Belongs here: gathering what the rule needs, spreading it, storing candidates and plan. Not here: the rule
 (``tiered/candidates.py``), doing it (``tiered/offload_run.py``). Writes nothing to the cluster.
@@ -21,7 +21,6 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.pulsar.queue import pending
@@ -30,30 +29,39 @@ from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
-from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin
 from pulsar_lifecycle.records import offload_plan
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
+from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import history_check
-from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
-from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered import candidates
 from pulsar_lifecycle.tiered.candidates import TopicState
 from pulsar_lifecycle.topics import offload_policy, protection
-from pulsar_lifecycle.topics.change_events import NamespacePolicies, Unknown, read_namespace
+from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.offload_policy import (
     BROKER_READ_PRIORITY,
     DRIVER,
+    OFFLOAD_POLICIES,
+    RETENTION_POLICIES,
     OffloadPolicy,
     Retention,
     competing,
     in_force,
     retention_in_force,
+)
+from pulsar_lifecycle.topics.policies import (
+    TOPIC_POLICIES_ENABLED,
+    InForce,
+    Layers,
+    Unknown,
+    common_configuration,
 )
 from pulsar_lifecycle.topics.write import writes_loaded
 
@@ -62,25 +70,29 @@ TABLE = "offload_candidates"
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """What decides which ledgers go: by namespace, and by topic where a topic has policies of its own.
+    """What decides which ledgers go: the policies in force of the namespaces that are planned.
 
     ``left_out``: namespace or topic -> why nothing of it is touched. ``problems`` are what the plan cannot be applied
     with, ``warnings`` what the operator should know. ``unknown``: namespaces whose topics' policies could not be read.
     """
 
-    by_namespace: Mapping[str, tuple[OffloadPolicy, Retention]]
-    by_topic: Mapping[str, tuple[OffloadPolicy, Retention]]
+    offloading: InForce[OffloadPolicy]
+    retention: InForce[Retention]
     left_out: Mapping[str, str]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
     unknown: Mapping[str, Unknown] = field(default_factory=dict[str, Unknown])
 
+    @property
+    def namespaces(self) -> list[str]:
+        """Those that are planned."""
+        return list(self.offloading.by_namespace)
+
     def of(self, topic: Topic) -> tuple[OffloadPolicy, Retention, str]:
         """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
-        own, namespace = str(topic.partitioned_parent), str(topic.namespace)
-        if own in self.by_topic:
-            return *self.by_topic[own], self.left_out.get(own, "")
-        return *self.by_namespace[namespace], self.left_out.get(own) or self.left_out.get(namespace, "")
+        own = str(topic.partitioned_parent)
+        where = own if own in self.offloading.by_topic else str(topic.namespace)
+        return self.offloading.of(topic), self.retention.of(topic), self.left_out.get(where, "")
 
 
 def make_offload_plan(
@@ -165,7 +177,7 @@ def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
 
 def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
     """Topics of the candidate namespaces that the scan counted as loaded."""
-    wanted = (pc.field("load_state") == "loaded") & pc.field("namespace").isin(list(policies.by_namespace))
+    wanted = (pc.field("load_state") == "loaded") & pc.field("namespace").isin(policies.namespaces)
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "topics"), ["topic"], wanted)
     return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
 
@@ -225,7 +237,7 @@ class _Judging:
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`CANDIDATES`."""
-        wanted = pc.field("error").is_null() & pc.field("namespace").isin(list(self.policies.by_namespace))
+        wanted = pc.field("error").is_null() & pc.field("namespace").isin(self.policies.namespaces)
         columns = ["topic", "namespace", "ledgers", "shadow_source", "error"]
         for batch in self.lake.batches([part], columns, wanted):
             found = [row for topic in batch.to_pylist() for row in self._of_topic(topic)]
@@ -274,28 +286,23 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[O
 
 
 def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> Policies:
-    """Policy and retention of every candidate namespace, and of its topics that have their own."""
+    """The policies in force of every candidate namespace, and of its topics that have their own."""
     settings = cluster.settings
     with Connections(settings) as ports:
-        broker, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
+        brokers, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
         documents = namespace_policies(ports.configuration)
-        if strange := sorted(set(namespaces) - documents.keys()):
-            raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
-        found = {
-            name: (in_force(None, documents[name], broker), retention_in_force(None, documents[name], broker))
-            for name in (namespaces or documents)
-        }
-        asked = {*namespaces, *settings.offload.namespaces}
-        found = {name: one for name, one in found.items() if name in asked or (one[0].driver and one[0].automatic)}
-    own = _of_topics(cluster, found) if broker.get("topicLevelPoliciesEnabled") != "false" else {}
-    by_topic = {
-        str(topic): policies
-        for name, one in own.items()
-        for topic, said in one.topics.items()
-        if (policies := of_topic(said, documents[name], broker))
-    }
-    unknown = {name: one.unknown for name, one in own.items() if one.unknown}
-    in_use = {name: policy for name, (policy, _) in (*found.items(), *by_topic.items()) if policy.acts}
+    if strange := sorted(set(namespaces) - documents.keys()):
+        raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
+    asked = {*namespaces, *settings.offload.namespaces}
+    layers = Layers(brokers, {name: documents[name] for name in (namespaces or documents)})
+    every = layers.in_force(OFFLOAD_POLICIES, in_force).by_namespace
+    found = {name for name, one in every.items() if name in asked or (one.driver and one.automatic)}
+    layers = replace(layers, namespaces={name: one for name, one in layers.namespaces.items() if name in found})
+    if brokers.get(TOPIC_POLICIES_ENABLED) != "false":
+        layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
+    unknown = {name: one.unknown for name, one in layers.topics.items() if one.unknown}
+    offloading = layers.in_force(OFFLOAD_POLICIES, in_force)
+    in_use = {name: one for name, one in {**offloading.by_namespace, **offloading.by_topic}.items() if one.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
     if len(left_out) == len(in_use):
@@ -303,7 +310,8 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
     left_out |= {name: str(why) for name, why in unknown.items()}
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
-    return Policies(found, by_topic, left_out, tuple(problems), tuple(said), unknown)
+    retention = layers.in_force(RETENTION_POLICIES, retention_in_force)
+    return Policies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
 
 
 def broker_layer(
@@ -314,41 +322,13 @@ def broker_layer(
     Brokers that differ in what decides about offloads are a problem; so is a setting that contradicts them, except on
     the sandbox, whose brokers have no offloader.
     """
-    named = {name for found in configurations.values() for name in found if "ffload" in name or "etention" in name}
-    names = sorted({*named, "topicLevelPoliciesEnabled", BROKER_READ_PRIORITY})
-    broker: dict[str, str] = {}
-    problems: list[str] = []
-    for name in names:
-        values = {found.get(name, "") for found in configurations.values()}
-        if len(values) > 1:
-            problems.append(f"the brokers differ in {name}: {', '.join(sorted(map(repr, values)))}")
-        broker[name] = min(values)
+    about = ("offload", "retention", BROKER_READ_PRIORITY, TOPIC_POLICIES_ENABLED)
+    brokers, problems = common_configuration(configurations, about)
     for name, value in settings.brokers.items():
-        if broker.get(name, value) != value and not sandbox:
-            problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {broker[name]!r}")
-        broker[name] = value
-    return broker, problems
-
-
-def _of_topics(cluster: Cluster, namespaces: Collection[str]) -> dict[str, NamespacePolicies]:
-    """What topics of some namespaces have of their own, from the ledgers of ``__change_events``: loads no topic."""
-    settings = cluster.settings
-    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
-    with Connections(settings, read_only=True, pace=pace) as ports:
-        return {
-            name: read_namespace(ports.store, ports.reader, Namespace.parse(name), settings.bookkeeper.ledgers_root)
-            for name in namespaces
-        }
-
-
-def of_topic(
-    own: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, str]
-) -> tuple[OffloadPolicy, Retention] | None:
-    """Policy and retention of a topic that has one of them of its own; its local word counts before its global one."""
-    offloading, retention = own.first("offloadPolicies"), own.first("retentionPolicies")
-    if offloading is None and retention is None:
-        return None
-    return in_force(offloading, namespace, broker), retention_in_force(retention, namespace, broker)
+        if brokers.get(name, value) != value and not sandbox:
+            problems.append(f"offload.brokers.{name} is {value!r}, and the brokers say {brokers[name]!r}")
+        brokers[name] = value
+    return brokers, problems
 
 
 def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:

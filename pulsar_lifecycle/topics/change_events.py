@@ -1,8 +1,8 @@
 """Policies of single topics, read out of a namespace's ``__change_events`` ledgers: no broker is asked, none is loaded.
 
 Belongs here: which entries these are, in which order, and with which schema. Not here: their bytes
-(``formats/topic_policies.py``), what is done by the policies (``topics/offload_policy.py``). A broker that is asked for
-them takes the bundle of ``__change_events``, and taking a bundle loads all its topics.
+(``formats/topic_policies.py``), which policies are in force by them (``topics/policies.py``). A broker that is asked
+for them takes the bundle of ``__change_events``, and taking a bundle loads all its topics.
 
 What a reader gets: every event that a broker had acknowledged when the reading began. An event that was being written
 then may be in it or not: of an open ledger all is read that its bookies show, without recovery, and the last entry of
@@ -11,10 +11,9 @@ it may not be confirmed yet. What cannot be read whole is :class:`Unknown`, neve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, NotFound, StoreError, Unavailable
@@ -23,56 +22,20 @@ from pulsar_lifecycle.formats import managed_ledger, message, schema
 from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
-from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, TopicPolicies, Writer
+from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, Writer
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import stored_references
+from pulsar_lifecycle.throttle import RateBudget
+from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
 
 TRIES = 3
 """How often a topic is read anew that changed, or failed, while it was read."""
 _AT_ONCE = 500
 """Entries of an open ledger that are read at once."""
-
-
-class Unreadable(StrEnum):
-    """Why the policies of a namespace's topics are not known."""
-
-    UNREAD = "unread"
-    """Its z-nodes, ledgers or schemas could not be read: servers that do not answer, or data that is gone."""
-    UNDECODABLE = "undecodable"
-    """An event, or its schema, is not what Pulsar 4.0 writes."""
-    CHANGING = "changing"
-    """The topic changed each time while it was read."""
-    OFFLOADED = "offloaded"
-    """BookKeeper does not have all of it any more."""
-    AMBIGUOUS = "ambiguous"
-    """``__change_events`` is there as a topic and as a partitioned one."""
-    LEGACY = "legacy"
-    """A V1 namespace: brokers file the policies of its topics under other names."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """Why policies are not known: a code, and what was found."""
-
-    code: Unreadable
-    detail: str
-
-    def __str__(self) -> str:
-        return f"the policies of its topics are not known ({self.code}): {self.detail}"
-
-
-@dataclass(frozen=True, slots=True)
-class NamespacePolicies:
-    """The topics of a namespace that have policies of their own; none is known where ``unknown`` says why."""
-
-    topics: Mapping[Topic, TopicPolicies] = field(default_factory=dict[Topic, TopicPolicies])
-    unknown: Unknown | None = None
-
-    def of(self, topic: Topic) -> TopicPolicies:
-        """Those of a topic; a partition has those of its partitioned topic."""
-        return self.topics.get(topic.partitioned_parent) or TopicPolicies()
 
 
 class _Changed(LifecycleError):
@@ -81,6 +44,15 @@ class _Changed(LifecycleError):
 
 class _Offloaded(LifecycleError):
     """Some of it is only in a bucket."""
+
+
+def read_namespaces(cluster: Cluster, namespaces: Collection[str]) -> dict[str, NamespacePolicies]:
+    """The policies of the topics of these namespaces, within the budget for reading entries."""
+    settings = cluster.settings
+    pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
+    with Connections(settings, read_only=True, pace=pace) as ports:
+        root = settings.bookkeeper.ledgers_root
+        return {name: read_namespace(ports.store, ports.reader, Namespace.parse(name), root) for name in namespaces}
 
 
 def read_namespace(

@@ -18,6 +18,9 @@ ACTING_DRIVERS = {"aws-s3": "AWS_S3", "s3": "S3"}
 """Drivers (in lower case) whose objects we write -> ``managedLedgerOffloadDriver`` in their metadata."""
 KNOWN_DRIVERS = frozenset({*ACTING_DRIVERS, "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss"})
 
+OFFLOAD_POLICIES, RETENTION_POLICIES = "offloadPolicies", "retentionPolicies"
+"""Fields of TopicPolicies."""
+
 DRIVER = "managedLedgerOffloadDriver"
 THRESHOLD_BYTES = "managedLedgerOffloadThresholdInBytes"
 THRESHOLD_SECONDS = "managedLedgerOffloadThresholdInSeconds"

@@ -20,7 +20,8 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.offload_planning import policies_now
-from pulsar_lifecycle.topics.change_events import NamespacePolicies, read_namespace
+from pulsar_lifecycle.topics.change_events import read_namespace
+from pulsar_lifecycle.topics.policies import NamespacePolicies
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster

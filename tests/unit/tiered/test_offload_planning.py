@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
@@ -27,19 +26,19 @@ from pulsar_lifecycle.records.outcomes import (
     WAITING,
     Waiting,
 )
-from pulsar_lifecycle.settings import ObjectStoreSettings, OffloadSettings
+from pulsar_lifecycle.run_settings import OffloadSettings
+from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.offload_planning import (
     Policies,
     broker_layer,
     in_flight,
-    of_topic,
     queued,
     totals,
     unlike_object_store,
     unproven,
 )
-from pulsar_lifecycle.topics.change_events import Unknown, Unreadable
 from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, Retention, in_force, retention_in_force
+from pulsar_lifecycle.topics.policies import InForce, Unknown, Unreadable
 from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
 from tests.unit.io.test_journal import PROOF, ROW
 
@@ -96,35 +95,26 @@ def test_a_namespace_with_a_bucket_of_its_own_is_left_out_alone() -> None:
 def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -> None:
     policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
     own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
-    by_topic = {"persistent://t/b/own": (policy, retention)}
-    policies = Policies({"t/b": (policy, retention)}, by_topic, {"t/b": "its bucket"}, ())
+    offloading = InForce({"t/b": policy}, {"persistent://t/b/own": policy})
+    policies = Policies(offloading, InForce({"t/b": retention}), {"t/b": "its bucket"}, ())
     assert (policies.of(own)[2], policies.of(other)[2]) == ("", "its bucket")
-    policies = Policies({"t/b": (policy, retention)}, by_topic, {"persistent://t/b/own": "its bucket"}, ())
+    policies = Policies(offloading, InForce({"t/b": retention}), {"persistent://t/b/own": "its bucket"}, ())
     assert (policies.of(own)[2], policies.of(other)[2]) == ("its bucket", "")
 
 
-def test_a_topics_global_policy_counts_where_it_has_no_local_one() -> None:
-    broker, namespace = {DRIVER: "S3"}, {"retention_policies": {"retentionTimeInMinutes": 1, "retentionSizeInMB": 1}}
-    three, four = ({"retentionTimeInMinutes": n, "retentionSizeInMB": n} for n in (3, 4))
-    offloading = {"managedLedgerOffloadThresholdInBytes": 5, "managedLedgerOffloadThresholdInSeconds": None}
-    assert of_topic(TopicPolicies(), namespace, broker) is None
-    assert of_topic(TopicPolicies({"maxMessageSize": 1}, None), namespace, broker) is None
-    found = of_topic(TopicPolicies({"retentionPolicies": None}, {"retentionPolicies": three}), namespace, broker)
-    assert found
-    assert (found[0].driver, found[1]) == ("S3", Retention(3, 3))
-    local, everywhere = {"retentionPolicies": four}, {"retentionPolicies": three, "offloadPolicies": offloading}
-    found = of_topic(TopicPolicies(local, everywhere), namespace, broker)
-    assert found
-    assert (found[0].threshold_bytes, found[0].threshold_seconds, found[1]) == (5, -1, Retention(4, 4))
-    found = of_topic(TopicPolicies({"offloadPolicies": offloading}), namespace, broker)
-    assert found
-    assert (found[0].threshold_bytes, found[1]) == (5, Retention(1, 1))
+def test_a_topic_that_has_only_a_retention_of_its_own_is_left_out_with_its_namespace() -> None:
+    policy, retention = in_force(None, None, {}), Retention(7, 7)
+    own = Topic.parse("persistent://t/b/own")
+    retentions = InForce({"t/b": retention_in_force(None, None, {})}, {str(own): retention})
+    policies = Policies(InForce({"t/b": policy}), retentions, {"t/b": "its bucket"}, ())
+    assert policies.of(own) == (policy, retention, "its bucket")
 
 
 def test_topics_whose_policies_are_not_known_are_left_out() -> None:
     policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
     unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
-    policies = Policies({"t/b": (policy, retention)}, {}, {"t/b": str(unknown)}, (), (), {"t/b": unknown})
+    left_out = {"t/b": str(unknown)}
+    policies = Policies(InForce({"t/b": policy}), InForce({"t/b": retention}), left_out, (), (), {"t/b": unknown})
     assert policies.of(Topic.parse("persistent://t/b/any"))[2] == str(unknown)
 
 

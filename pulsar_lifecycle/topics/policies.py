@@ -1,0 +1,118 @@
+"""Policies in force: of what brokers, a namespace and a topic say, the word that counts for each topic.
+
+Belongs here: the three layers, and resolving them for every namespace and for each topic with a word of its own. Not
+here: the rule of one field (``topics/offload_policy.py``), reading the layers (``io/pulsar/admin.py``,
+``metastore/namespaces.py``, ``topics/change_events.py``), what runs do by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.model import Topic
+
+T = TypeVar("T")
+
+TOPIC_POLICIES_ENABLED = "topicLevelPoliciesEnabled"
+"""The brokers' switch: where it is ``false``, topics have no policies of their own."""
+
+
+class Unreadable(StrEnum):
+    """Why the policies of a namespace's topics are not known."""
+
+    UNREAD = "unread"
+    """Its z-nodes, ledgers or schemas could not be read: servers that do not answer, or data that is gone."""
+    UNDECODABLE = "undecodable"
+    """An event, or its schema, is not what Pulsar 4.0 writes."""
+    CHANGING = "changing"
+    """The topic changed each time while it was read."""
+    OFFLOADED = "offloaded"
+    """BookKeeper does not have all of it any more."""
+    AMBIGUOUS = "ambiguous"
+    """``__change_events`` is there as a topic and as a partitioned one."""
+    LEGACY = "legacy"
+    """A V1 namespace: brokers file the policies of its topics under other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Why policies are not known: a code, and what was found."""
+
+    code: Unreadable
+    detail: str
+
+    def __str__(self) -> str:
+        return f"the policies of its topics are not known ({self.code}): {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePolicies:
+    """The topics of a namespace that have policies of their own; none is known where ``unknown`` says why."""
+
+    topics: Mapping[Topic, TopicPolicies] = field(default_factory=dict[Topic, TopicPolicies])
+    unknown: Unknown | None = None
+
+    def of(self, topic: Topic) -> TopicPolicies:
+        """Those of a topic; a partition has those of its partitioned topic."""
+        return self.topics.get(topic.partitioned_parent) or TopicPolicies()
+
+
+@dataclass(frozen=True, slots=True)
+class InForce(Generic[T]):
+    """What counts, by namespace, and by topic (its partitioned one) where a topic says something else."""
+
+    by_namespace: Mapping[str, T]
+    by_topic: Mapping[str, T] = field(default_factory=dict[str, T])
+
+    def of(self, topic: Topic) -> T:
+        """Raises KeyError for a topic of a namespace that was not asked for."""
+        own = self.by_topic.get(str(topic.partitioned_parent))
+        return self.by_namespace[str(topic.namespace)] if own is None else own
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """Who says what: a topic before its namespace before the brokers.
+
+    ``brokers``: their configuration, as text. ``namespaces``: their policies, as the JSON in ZooKeeper. ``topics``: by
+    namespace, what its topics have of their own.
+    """
+
+    brokers: Mapping[str, str]
+    namespaces: Mapping[str, Mapping[str, Any]]
+    topics: Mapping[str, NamespacePolicies] = field(default_factory=dict[str, NamespacePolicies])
+
+    def in_force(self, name: str, rule: Callable[[Any, Mapping[str, Any] | None, Mapping[str, str]], T]) -> InForce[T]:
+        """What ``rule`` makes of the layers; it gets field ``name`` of the topic (None: not set), namespace, brokers.
+
+        A topic's local word counts before its global one.
+        """
+        by_topic: dict[str, T] = {}
+        for namespace, policies in self.topics.items():
+            for topic, said in policies.topics.items():
+                if (own := said.first(name)) is not None:
+                    by_topic[str(topic)] = rule(own, self.namespaces[namespace], self.brokers)
+        return InForce({one: rule(None, said, self.brokers) for one, said in self.namespaces.items()}, by_topic)
+
+
+def common_configuration(
+    configurations: Mapping[str, Mapping[str, str]], about: Collection[str]
+) -> tuple[dict[str, str], list[str]]:
+    """What all brokers are configured with, of the names in which a word of ``about`` stands; and where they differ.
+
+    Where they differ, the word that sorts first stands in for all.
+    """
+    words = [word.lower() for word in about]
+    named = {name for found in configurations.values() for name in found if any(word in name.lower() for word in words)}
+    common: dict[str, str] = {}
+    differing: list[str] = []
+    for name in sorted(named):
+        values = {found.get(name, "") for found in configurations.values()}
+        if len(values) > 1:
+            differing.append(f"the brokers differ in {name}: {', '.join(sorted(map(repr, values)))}")
+        common[name] = min(values)
+    return common, differing
