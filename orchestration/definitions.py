@@ -8,21 +8,21 @@ from typing import Any
 
 import dagster as dg
 
+from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.metastore import metastore_assets
-from assets.objects import object_assets
-from assets.offload import offload_assets
-from assets.reconciliation import reconciliation_asset
+from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
+from assets.tiered import offload_assets
+from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
-from orchestration.objects import inventory_objects_job, sweep_objects_job
-from orchestration.offload import offload_job, plan_offload_job, revert_job
-from orchestration.phase_one import delete_topics_job, trim_topics_job
 from orchestration.reconcile import reconcile_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
+from orchestration.tiered import offload_job, plan_offload_job, revert_job
+from orchestration.trimming import delete_topics_job, trim_topics_job
 from orchestration.undo import undo_deletions_job
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from resources.lifecycle import LifecycleResource

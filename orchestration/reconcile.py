@@ -4,7 +4,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets.names import key
-from assets.reconciliation import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
+from assets.reconcile import RECONCILIATION, SendConfig, check_sent, intents_shown, reconciled_shown
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.reconcile import reconcile
 from resources.lifecycle import LifecycleResource

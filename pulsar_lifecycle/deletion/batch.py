@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""Phase two: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
+"""The second phase: decide every message of the deletion queue afresh, archive, delete, confirm, journal, acknowledge.
 
 Belongs here: the order of these steps for one batch. The rule itself is ``deletion/orphans.py``, the same one that made
 the plan: a message only proposes. Nothing here trusts what a message says beyond which ledger to look at.

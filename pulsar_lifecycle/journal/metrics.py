@@ -177,7 +177,7 @@ def deletion_runs(tallies: pa.Table, cluster: str) -> list[DeletionRun]:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What phase two did in one stretch of time: messages, and bytes deleted. ``start`` is ms."""
+    """What the second phase did in one stretch of time: messages, and bytes deleted. ``start`` is ms."""
 
     start: int
     deleted: int

@@ -1,4 +1,4 @@
-"""Phase one for a whole topic: a message for each of its ledgers, then the broker's own DELETE.
+"""The first phase for a whole topic: a message for each of its ledgers, then the broker's own DELETE.
 
 Belongs here: which ledgers a topic names, and the order of sending, journalling and deleting. The broker deletes the
 ledgers itself; the messages catch those that it fails to. If it refuses the topic or fails half-way, or if it cannot be

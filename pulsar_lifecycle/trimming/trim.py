@@ -1,13 +1,13 @@
-"""Phase one for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
+"""The first phase for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
 
-Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; phase two
+Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; the second phase
 (``deletion/batch.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
 (``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
 
 Order: judge, send, judge again, journal ``marked``, note the pending unload, look at the cursors, one compare-and-set,
 unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
-listed is kept by phase two, and a pending unload is made by whichever run comes next. A compare-and-set that was lost,
-or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
+listed is kept by the second phase, and a pending unload is made by whichever run comes next. A compare-and-set that
+was lost, or whose outcome is unknown, is judged by what is there afterwards; nothing is ever compensated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The driver's side of phase one: what the jobs that trim topics and delete them whole call.
+"""The driver's side of the first phase: what the jobs that trim topics and delete them whole call.
 
 Belongs here: composing settings, the newest scan, lease and ports for one run. Not here: the rules and the effects
 (``trimming/trim.py``, ``trimming/delete_topic.py``). The work is bounded per topic, so it is done on the driver.

@@ -9,8 +9,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
-from orchestration.objects import SweepConfig, sweep_objects_job
 from pulsar_lifecycle.deletion.workers import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, NOT_DELETED

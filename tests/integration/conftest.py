@@ -23,7 +23,7 @@ from tests.integration.pipeline import Pipeline
 
 LONG = (
     *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_coverage", "test_offload_run"),
-    *("test_broker_offloader_schedules", "test_rollback", "test_phase_one", "test_bookkeeper_entries", "test_pipeline"),
+    *("test_broker_offloader_schedules", "test_rollback", "test_trimming", "test_bookkeeper_entries", "test_pipeline"),
     *("test_sandbox", "test_undo", "test_waiting", "test_wheel", "test_object_sweep", "test_delayed_snapshots"),
     *("test_topic_policies", "test_retry_topics", "test_queue_contract", "test_objects_faults"),
 )

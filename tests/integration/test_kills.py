@@ -259,7 +259,7 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
     drain(cluster)
     settings = {
         "zookeeper": {"session_timeout": "20s"},
-        "orphans": {"grace_period": "7d"},  # what phase one marked must not wait for it
+        "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
         "trimming": {"loaded_topics": True},
         "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
     }

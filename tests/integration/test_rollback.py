@@ -10,7 +10,7 @@ from uuid import uuid4
 import dagster as dg
 import pytest
 
-from assets.reconciliation import run_config
+from assets.reconcile import run_config
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from assets.reconciliation import intents_shown, reconciled_shown
+from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of

@@ -10,8 +10,8 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 import pytest
-from assets.tiered import check_done, counted, outcomes_shown, said
 
+from assets.tiered import check_done, counted, outcomes_shown, said
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.errors import AccessDenied, Failed, Overloaded
 from pulsar_lifecycle.formats import managed_ledger

@@ -1,4 +1,4 @@
-"""Phase one over the fakes: who leaves a topic's list, what is refused, and every kind of interruption."""
+"""The first phase over the fakes: who leaves a topic's list, what is refused, and every kind of interruption."""
 
 from __future__ import annotations
 
@@ -1809,10 +1809,10 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------ phase two
+# --------------------------------------------------------------------------------------------------------- second phase
 
 
-def test_what_phase_one_removed_phase_two_deletes_without_the_grace_period(scene: Scene) -> None:
+def test_what_a_trim_removed_a_deletion_run_deletes_without_the_grace_period(scene: Scene) -> None:
     before = scan(scene.cluster)
     scene.trim()
     scene.cluster.clock.advance(700)
@@ -1822,7 +1822,7 @@ def test_what_phase_one_removed_phase_two_deletes_without_the_grace_period(scene
     assert scene.cluster.ledger_ids() >= set(scene.ids[3:])
 
 
-def test_what_phase_one_left_phase_two_keeps(scene: Scene) -> None:
+def test_what_a_trim_left_a_deletion_run_keeps(scene: Scene) -> None:
     before = scan(scene.cluster)
     on_write(scene, lambda: broker_rolls_over(scene))
     scene.trim()

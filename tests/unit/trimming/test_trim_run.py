@@ -1,4 +1,4 @@
-"""The rules that a run of phase one is given: those of a deletion run hold, too."""
+"""The rules that a run of the first phase is given: those of a deletion run hold, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUCKETS = {"buckets": ["tiered", "older"]}
 
 
 def rules(lake: Path, **sections: Any) -> Context:
-    """What phase one goes by, under these settings and a scan of this moment."""
+    """What the first phase goes by, under these settings and a scan of this moment."""
     required = {
         "cluster": "c",
         "zookeeper": {"hosts": "h:2181"},

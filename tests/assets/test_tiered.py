@@ -9,9 +9,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets import offload as asset
-from assets.offload import CHECK, check_done, named, outcomes_shown
-from orchestration import offload
+from assets import tiered as asset
+from assets.tiered import CHECK, check_done, named, outcomes_shown
+from orchestration import tiered
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASE
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
@@ -36,12 +36,12 @@ def launched(
         settings=SimpleNamespace(cluster="pulsar"), lake=SimpleNamespace(offload_plan=lambda plan_id: (plan, None))
     )
     monkeypatch.setattr(LifecycleResource, "cluster", lambda self: where)
-    monkeypatch.setattr(offload, "offload_now", lambda *_: list(outcomes))
+    monkeypatch.setattr(tiered, "offload_now", lambda *_: list(outcomes))
     monkeypatch.setattr(asset, "failed_proofs_now", lambda *_: list(unproven))
     config = {"ops": {"offload_ledgers": {"config": {"plan_id": "p", "digest": "d"}}}}
     resources = {"lifecycle": LifecycleResource()}
     with dg.DagsterInstance.ephemeral() as instance:
-        result = offload.offload_job.execute_in_process(
+        result = tiered.offload_job.execute_in_process(
             run_config=config, resources=resources, raise_on_error=False, instance=instance
         )
         logs = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)

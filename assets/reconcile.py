@@ -66,28 +66,28 @@ def check_sent(found: Reconciled) -> None:
 
 def intents_shown(found: Reconciled) -> dict[str, dict[str, Any]]:
     """What each namespace's page shows."""
-    return {intents.namespace: _shown(intents, found) for intents in found.namespace_intents}
+    return {intent_states.namespace: _shown(intent_states, found) for intent_states in found.namespace_intents}
 
 
-def _shown(intents: NamespaceIntents, found: Reconciled) -> dict[str, Any]:
+def _shown(intent_states: NamespaceIntents, found: Reconciled) -> dict[str, Any]:
     return {
-        "dagster/row_count": intents.orphans,
-        "confirmed orphans": intents.orphans,
-        "physical bytes": intents.physical_bytes,
-        "in flight by the journal": intents.in_flight,
-        "settled": intents.settled,
-        "dead letters": intents.states.get(DEAD, 0),
-        "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(intents.states.items()))),
-        "queue": _queue(intents, found),
+        "dagster/row_count": intent_states.orphans,
+        "confirmed orphans": intent_states.orphans,
+        "physical bytes": intent_states.physical_bytes,
+        "in flight by the journal": intent_states.in_flight,
+        "settled": intent_states.settled,
+        "dead letters": intent_states.states.get(DEAD, 0),
+        "by state": dg.MetadataValue.md(show.markdown(["intents", "count"], sorted(intent_states.states.items()))),
+        "queue": _queue(intent_states, found),
         **_unsubscribed(found),
         "plan id": found.summary.plan_id,
-        "how to send": dg.MetadataValue.md(_how(intents, found)),
+        "how to send": dg.MetadataValue.md(_how(intent_states, found)),
     }
 
 
-def _queue(intents: NamespaceIntents, found: Reconciled) -> str:
-    if intents.in_flight and not found.backlog:
-        return f"empty: {intents.in_flight} intents that the journal says are in flight are lost"
+def _queue(intent_states: NamespaceIntents, found: Reconciled) -> str:
+    if intent_states.in_flight and not found.backlog:
+        return f"empty: {intent_states.in_flight} intents that the journal says are in flight are lost"
     return f"{found.backlog} intents of all namespaces"
 
 
@@ -97,12 +97,12 @@ def _unsubscribed(found: Reconciled) -> dict[str, str]:
     return {"without subscription": f"{', '.join(found.unsubscribed)}: {text}"} if found.unsubscribed else {}
 
 
-def _how(intents: NamespaceIntents, found: Reconciled) -> str:
+def _how(intent_states: NamespaceIntents, found: Reconciled) -> str:
     if not found.summary.actionable:
         return "**Report only.**\n\n" + "\n".join(f"- {gap}" for gap in found.summary.gaps[:50])
-    if not intents.orphans:
+    if not intent_states.orphans:
         return "Nothing to send."
-    config = json.dumps(run_config([intents.namespace], dry_run=False), indent=2)
+    config = json.dumps(run_config([intent_states.namespace], dry_run=False), indent=2)
     return (
         "Launch a backfill of this asset with `dry_run: false`, or job `reconcile_namespaces` with this run "
         f"configuration:\n\n```json\n{config}\n```"

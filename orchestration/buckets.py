@@ -8,8 +8,8 @@ import pyarrow as pa
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets import show
+from assets.buckets import rows_shown
 from assets.names import key
-from assets.objects import rows_shown
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
 from pulsar_lifecycle.records.outcomes import RETRYING

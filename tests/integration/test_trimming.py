@@ -1,4 +1,4 @@
-"""Phase one on a real cluster: topics trimmed unloaded and under load, topics deleted whole, then phase two."""
+"""Both phases on a real cluster: topics trimmed unloaded and under load, topics deleted whole, then deletion runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.integration.pipeline import (
 pytestmark = pytest.mark.integration
 
 SETTINGS = {
-    "orphans": {"grace_period": "7d"},  # what phase one marked must not wait for it
+    "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
     "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},  # what a broker was just loading comes again soon
 }
 PATIENCE = 120.0

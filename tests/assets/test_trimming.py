@@ -1,4 +1,4 @@
-"""The jobs of phase one: dry by default, a topic's ledgers named one way, refusals shown first."""
+"""The jobs that trim: dry by default, a topic's ledgers named one way, refusals shown first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from orchestration.phase_one import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
+from orchestration.trimming import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import REFUSED

@@ -1,4 +1,4 @@
-"""Jobs of the first phase: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
+"""Jobs that take ledgers off topics: ``trim_topics`` and ``delete_topics``. Both are dry runs unless told otherwise."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

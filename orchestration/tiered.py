@@ -5,7 +5,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 from pydantic import Field
 
 from assets.names import key
-from assets.offload import check_done, counted, outcomes_shown, proofs_evaluated, said
+from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.records.outcomes import REVERTED
