@@ -99,7 +99,7 @@ def attempt(name, data):
 
 @pytest.mark.parametrize("name", SEEDS)
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_mutated_bytes(name, seed):
     rng = random.Random(seed)
     attempt(name, mutated(rng.choice(SEEDS[name][1]), rng))
@@ -107,7 +107,7 @@ def test_mutated_bytes(name, seed):
 
 @pytest.mark.parametrize("name", SEEDS)
 @given(data=st.binary(max_size=200))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_random_bytes(name, data):
     attempt(name, data)
     attempt(name, b"BookieMetadataFormatVersion\t" + data)
@@ -115,7 +115,7 @@ def test_random_bytes(name, data):
 
 
 @given(st.lists(st.integers(0, 1 << 32), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_columns_read_what_decode_reads(seeds):
     blobs = []
     for seed in seeds:

@@ -56,7 +56,7 @@ def intents(draw):
     )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(intents())
 def test_decode_inverts_encode_and_encoding_is_canonical(info):
     data = encode_deletion_message(info)
@@ -212,7 +212,7 @@ def test_arbitrary_bytes_raise_nothing_but_corrupt_format(data):
         decode_deletion_message(data)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # recursive values; the machine may be busy
+@settings(suppress_health_check=[HealthCheck.too_slow])  # recursive values; the machine may be busy
 @given(st.dictionaries(st.sampled_from([*FIELDS, "offloadContext"]), json_values | st.just(...), max_size=3))
 def test_an_altered_message_decodes_or_raises_corrupt_format(changes):
     try:

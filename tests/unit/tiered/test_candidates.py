@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.records import offload_plan
@@ -116,7 +116,6 @@ ledgers = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ledgers, thresholds, st.integers(-2, 9), st.randoms())
 def test_the_walk_is_a_brokers_without_what_we_never_offload(
     found: list[dict[str, Any]], size: int, seconds: int, random: Any
@@ -131,7 +130,6 @@ def test_the_walk_is_a_brokers_without_what_we_never_offload(
     assert all(row["reason"] for row in rows.values())
 
 
-@settings(deadline=None)
 @given(ledgers)
 def test_everything_is_what_a_broker_offloads_at_a_threshold_of_zero(found: list[dict[str, Any]]) -> None:
     asked = judged(state(*found), replace(POLICY, threshold_bytes=-1), everything=True)

@@ -350,7 +350,7 @@ SIZES = st.lists(st.integers(0, 60) | st.sampled_from([0, 0, 1, 59, 60]), min_si
 
 
 @given(SIZES, st.integers(0, 400), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_ledger_is_copied_proven_and_read_back(sizes, slack, rng):
     scene = Scene([rng.randbytes(size) for size in sizes])
     copied = scene.copy(target(max(sizes) + 128 + 12 + slack))

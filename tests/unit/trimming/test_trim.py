@@ -918,7 +918,7 @@ def test_no_topic_is_loaded_where_no_unload_works(scene: Scene, error: Exception
         topic = Topic.parse(f"persistent://tenant-{n}/orders/t")
         scene.cluster.load(topic)
         assert unloads.unload(scene.cluster.admin, topic, written=False) == str(error)
-    told = "unloads that topics are owed fail (`pulsar-lifecycle status`): 500"
+    told = "pending unloads fail (`pulsar-lifecycle status`): 500"
     assert unloads.doubt(TOPIC) == ("" if isinstance(error, AccessDenied) else told)
 
 
@@ -1599,7 +1599,7 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
 def test_a_dry_run_says_that_an_unload_is_owed_first(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset(scene.ids[:1]))
     left_pending = control.PendingUnload(TOPIC, False, 0, control.LEASE)
-    for loaded, reason in ((False, ""), (True, "only if the unload that its topic is owed succeeds first")):
+    for loaded, reason in ((False, ""), (True, "only if the pending unload of its topic succeeds first")):
         control.note_unload(scene.store, replace(left_pending, loaded=loaded))
         assert [(o.outcome, o.reason) for o in trimming_trim.plan_trim(scene.run(), scene.tools(), order)] == [
             (GOES, reason)
