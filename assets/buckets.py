@@ -16,11 +16,11 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
-from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
+from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory
-from pulsar_lifecycle.tiered.buckets.rules import DELETE
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_missing_objects"

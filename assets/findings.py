@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
-from pulsar_lifecycle.deletion.findings import build_findings
+from pulsar_lifecycle.deletion.orphan_findings import build_findings
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource

@@ -29,10 +29,10 @@ from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_F
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.tiered.choice import chosen
 from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.tiered.run_selection import chosen
 from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 

@@ -18,7 +18,7 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from assets.names import METASTORE
-from pulsar_lifecycle.deletion import findings
+from pulsar_lifecycle.deletion import orphan_findings
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
 from pulsar_lifecycle.records.epoch import Census, Epoch
@@ -56,7 +56,7 @@ def take_epoch(
     census = [step(table, lambda table=table: read.scan_table(where, epoch_id, table)) for table in METASTORE]
     step("ledger_references", lambda: read.build_references(where, epoch_id))
     epoch = step("coverage", lambda: epochs.close_epoch(where, epoch_id, now, census, where.clock.now_ms()))
-    step("findings", lambda: findings.build_findings(where, epoch_id))
+    step("findings", lambda: orphan_findings.build_findings(where, epoch_id))
     if epoch.gaps:
         raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
     return epoch, census

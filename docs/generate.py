@@ -57,7 +57,7 @@ CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tabl
 
 CODES = (
     ("What became of a message, a ledger or a copy", "pulsar_lifecycle.records.outcomes"),
-    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.topics.marks"),
+    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.topics.first_phase"),
     ("What became of a topic", "pulsar_lifecycle.topics.write"),
     ("Undo", "pulsar_lifecycle.deletion.undo.undone"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers"),
@@ -70,7 +70,7 @@ ENUMS = (
     ("Findings of a scan", "pulsar_lifecycle.records.findings.Finding"),
     ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
     ("What `explain` answers", "pulsar_lifecycle.inspect.explain.Verdict"),
-    ("What is in a bucket", "pulsar_lifecycle.copies.objects.Kind"),
+    ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.Kind"),
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),

@@ -10,7 +10,7 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.records.outcomes import REVERTED
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
-from pulsar_lifecycle.topics.marks import GOES
+from pulsar_lifecycle.topics.first_phase import GOES
 from resources.lifecycle import LifecycleResource
 
 

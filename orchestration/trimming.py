@@ -12,7 +12,7 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.topics.marks import NOTHING, LedgerOutcome, Report
+from pulsar_lifecycle.topics.first_phase import NOTHING, LedgerOutcome, Report
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder

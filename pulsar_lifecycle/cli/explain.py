@@ -69,7 +69,7 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.errors import NotFound
     from pulsar_lifecycle.inspect.explain import History
     from pulsar_lifecycle.journal.archive import archived_nodes
-    from pulsar_lifecycle.journal.marks import marked_ledgers
+    from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
     from pulsar_lifecycle.journal.offloads import released_ledgers
     from pulsar_lifecycle.journal.queries import journal_rows
     from pulsar_lifecycle.scan.confirmation import valid_marks

@@ -1,7 +1,7 @@
 """``inspect znode | ledger | topic | object | file``: what cluster, bucket, or a dumped file holds, decoded.
 
 Belongs here: which of it a table shows. Not here: reading and decoding (``inspect/describe.py`` and
-``inspect/offloaded.py``).
+``inspect/offload_objects.py``).
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ def object_(
 ) -> None:
     """An offloaded ledger: both objects, its index, its first and last entry. Exit code 1 if it is not whole."""
     from pulsar_lifecycle.errors import UsageError
-    from pulsar_lifecycle.inspect import offloaded as object_inspection
+    from pulsar_lifecycle.inspect import offload_objects
 
     with buckets(settings_of(context)) as (objects, names):
         if not bucket and len(names) != 1:
             raise UsageError(f"give --bucket, one of {', '.join(names)}")
-        document = object_inspection.offloaded(objects, bucket or "".join(names), key)
+        document = offload_objects.offloaded(objects, bucket or "".join(names), key)
     if as_json:
         show.json_document(document)
     else:

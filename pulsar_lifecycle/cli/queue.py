@@ -140,7 +140,7 @@ def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
     """
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.deletion.owners import NOT_KNOWN_YET, STILL_IN_USE
+    from pulsar_lifecycle.deletion.owner_check import NOT_KNOWN_YET, STILL_IN_USE
     from pulsar_lifecycle.journal.metrics import FAILED
     from pulsar_lifecycle.journal.queries import journal_rows
 

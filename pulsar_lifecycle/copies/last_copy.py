@@ -1,6 +1,6 @@
 """Whether a listed ledger has another copy than an offloaded one that nothing names: the last copy of it stays.
 
-Belongs here: the rule that a sweep's plan (``tiered/buckets/rules.py``) and the deletion run
+Belongs here: the rule that a sweep's plan (``tiered/buckets/bucket_rules.py``) and the deletion run
 (``deletion/offloaded_copies.py``) share. Not here: what names a copy. Metadata proves no copy: an object may be gone
 though its topic names it, and a ledger's z-node that came back from a backup brings no entries back. ``why_last``
 looks, and is cheap: it plans. Before anything is deleted ``why_unlike`` reads both copies whole and compares every
@@ -12,15 +12,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from pulsar_lifecycle.copies import objects as plan_objects
-from pulsar_lifecycle.copies import whole_copies
-from pulsar_lifecycle.copies.objects import Copy, OffloadReference, StoredObject
+from pulsar_lifecycle.copies import object_pairs, whole_copies
+from pulsar_lifecycle.copies.object_pairs import Copy, OffloadReference, StoredObject
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import CorruptFormat, LeaseLost, LifecycleError, NotFound, Overloaded, Paused
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, OffloadContext
-from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ObjectHead, ObjectStore, ReplicaCheck, Unread
 from pulsar_lifecycle.records.referenced import Referenced
@@ -203,7 +202,7 @@ def why_not_there(
     for bucket, some in asked.items():
         heads = heads_of(objects, bucket, [copy for _, copy, _ in some])
         for (n, _, reference), there in zip(some, heads, strict=True):
-            found[n] = there if isinstance(there, LifecycleError) else plan_objects.damage(there, reference)
+            found[n] = there if isinstance(there, LifecycleError) else object_pairs.damage(there, reference)
     return [
         f"the copy that its topic reads is not proven: {why}" if isinstance(why, str) and why else why for why in found
     ]
@@ -215,7 +214,7 @@ def _not_in_bookkeeper(
     """Why BookKeeper's copy of each one's ledger cannot be relied on; empty if its bookies have it."""
     nodes = store.read([ledger_path.ledger_path(one.ledger_id, places.ledgers_root) for one in other_copies])
     there = [node for node in nodes if isinstance(node, Node)]
-    known = ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
+    known = bookkeeper_ledgers.ledger_rows(there, places.ledgers_root).to_pylist() if there else []
     rows = {row["ledger_id"]: row for row in known}
     found: list[str] = []
     asked: dict[int, LedgerMetadata] = {}

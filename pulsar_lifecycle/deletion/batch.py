@@ -25,7 +25,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import offloaded_copies, orphans
 from pulsar_lifecycle.deletion.decision import Decision, Run
-from pulsar_lifecycle.deletion.owners import in_use, look_at_owners
+from pulsar_lifecycle.deletion.owner_check import in_use, look_at_owners
 from pulsar_lifecycle.deletion.released import look_at_copies
 from pulsar_lifecycle.deletion.waiting import STAYS, send_back, stay
 from pulsar_lifecycle.errors import LifecycleError
@@ -33,11 +33,11 @@ from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import WAITING_RUN, reconsume_times
 from pulsar_lifecycle.journal.in_doubt import DELETING, NOT_KNOWN, TWIN
-from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.copies import Released, copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
 from pulsar_lifecycle.records.outcomes import (
@@ -325,7 +325,7 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     component = component_of(row["component"], row["cursor"])
     if info.component is not component:
         return f"the message says {info.component.value}, the ledger is {component.value}"
-    _, topic = owners.owner_in(row)
+    _, topic = owner_names.owner_in(row)
     named = Topic.parse(info.topic_name)
     if str(named) != topic and not (
         component is LedgerComponent.SCHEMA_STORAGE and str(named.partitioned_parent) == topic

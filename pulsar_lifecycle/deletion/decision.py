@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pulsar_lifecycle.deletion.evidence import Evidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadPolicy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.ports import (

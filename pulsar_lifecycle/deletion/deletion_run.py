@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.deletion.decision import Run
-from pulsar_lifecycle.deletion.evidence import Evidence, OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadEvidence, OffloadPolicy
 from pulsar_lifecycle.deletion.workers import Outcome, delete_directly, delete_from_queue
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
-from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.prometheus import published

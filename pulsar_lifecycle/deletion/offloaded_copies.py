@@ -19,10 +19,10 @@ from uuid import UUID
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import BrokenAttempt
 from pulsar_lifecycle.copies.last_copy import STOPPING, Copies, OtherCopy, is_listed, why_last, why_unlike
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, foreign
+from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion.decision import Decision, Run
-from pulsar_lifecycle.deletion.owners import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
+from pulsar_lifecycle.deletion.owner_check import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
 from pulsar_lifecycle.formats.deletion_message import OffloadContext
@@ -30,7 +30,7 @@ from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import owners
+from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, Waiting
@@ -104,7 +104,7 @@ def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
     """What can be said without asking anybody."""
     context, bucket = _context(d), bucket_of(d.info)
     topic = Topic.parse(d.info.topic_name)
-    namespace, owner = owners.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
+    namespace, owner = owner_names.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
         d.decide(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")

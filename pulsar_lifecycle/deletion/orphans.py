@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
 from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
-from pulsar_lifecycle.records.owners import OWNER_TAGS, owner_in, owner_of
+from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import CORRUPT, EMPTY, FINDINGS, GONE
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pulsar_lifecycle.copies import disproved, unread_locations
+from pulsar_lifecycle.copies import failed_proofs, unread_locations
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.copies.proof import are_whole
+from pulsar_lifecycle.copies.proven_copies import are_whole
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.ports.bundle import Ports
@@ -47,12 +47,12 @@ def look_at_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     live = [d for d in live if not d.outcome]
     if not live:
         return
-    held = disproved.held(tools.store, [d.info.ledger_id for d in live])
+    held = failed_proofs.held(tools.store, [d.info.ledger_id for d in live])
     unread = unread_locations.held(tools.store, {d.extra["site"] for d in live})
     for d in live:
         where: OffloadLocation = d.extra["site"]
         if d.info.ledger_id in held:
-            path = disproved.path_of(d.info.ledger_id)
+            path = failed_proofs.path_of(d.info.ledger_id)
             d.decide(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
         elif where in unread:
             d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")

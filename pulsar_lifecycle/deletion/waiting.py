@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS
+from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import (

@@ -25,7 +25,7 @@ from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
 from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT, INTENT_COLUMNS, intent_states
-from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, Unit
@@ -37,7 +37,7 @@ from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
-from pulsar_lifecycle.records.owners import owner_in
+from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references
 from pulsar_lifecycle.trimming.delete_topic import BROKER_DELETED, TOPIC_DELETED
@@ -155,7 +155,7 @@ def explain(
     store.sync("/")
     path = ledger_path.ledger_path(ledger_id, ledgers_root)
     node = store.read([path])[0]
-    rows = ledgers.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
+    rows = bookkeeper_ledgers.ledger_rows([node] if isinstance(node, Node) else [], ledgers_root)
     ledger = rows.to_pylist()[0] if rows.num_rows else None
     topic = owner_in(ledger)[1] if ledger else ""
     owners, schemas = _owners(ledger, history)

@@ -21,9 +21,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
-from pulsar_lifecycle.records import owners
+from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
 
@@ -163,7 +163,7 @@ def _detail(row: Mapping[str, Any]) -> Mapping[str, Any]:
 def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[JournalRow]:
     read = [one.node for one in nodes]
     rows: list[JournalRow] = []
-    for one, tags in zip(nodes, ledgers.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
+    for one, tags in zip(nodes, bookkeeper_ledgers.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
         component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
         rows.append(
             JournalRow(
@@ -172,7 +172,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
                 plan_id="",
                 ledger_id=one.ledger_id,
                 component=component,
-                topic=owners.owner_in(tags)[1],
+                topic=owner_names.owner_in(tags)[1],
                 action=DELETE_LEDGER,
                 phase="delete",
                 outcome=DELETED,

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, rows_of_outcome, scan
 from pulsar_lifecycle.journal.archive import last_archived
+from pulsar_lifecycle.journal.first_phase_marks import open_marks, with_copies
 from pulsar_lifecycle.journal.in_doubt import lost_copies
-from pulsar_lifecycle.journal.marks import open_marks, with_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.copies import Begun, Released, Verified

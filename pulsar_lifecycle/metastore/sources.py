@@ -3,7 +3,7 @@
 Usable alone, once :func:`register` was called on a session::
 
     ledgers = spark.read.format("bookkeeper_ledgers").option("settings", "/etc/lifecycle.toml").load()
-    ledgers.groupBy("component", "state").count().show()
+    bookkeeper_ledgers.groupBy("component", "state").count().show()
 
 Options: ``settings`` (path of the settings file, default ``$PULSAR_LIFECYCLE_CONFIG``) or ``zookeeper`` (a connect
 string) with ``admin_url`` for ``topics``; ``root`` (a name from ``bookkeeper.shared_with``); ``columns``
@@ -42,7 +42,7 @@ from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, UsageError
 from pulsar_lifecycle.io.connect import Connections, metadata_store, root_settings
-from pulsar_lifecycle.metastore import ledgers, load_state, schemas, topics, walk
+from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, schemas, topics, walk
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.metastore.walk import Unit
@@ -211,11 +211,11 @@ def source_settings(options: Mapping[str, str]) -> Settings:
 
 def _units(table: str, store: MetadataStore, settings: Settings, wanted: RowFilter) -> list[Unit]:
     if table == "bookkeeper_ledgers":
-        units = ledgers.ledger_units(store, settings.bookkeeper.ledgers_root)
+        units = bookkeeper_ledgers.ledger_units(store, settings.bookkeeper.ledgers_root)
         return [
             u
             for u in units
-            if u.error or wanted.overlaps(*ledgers.id_range(u.parent, settings.bookkeeper.ledgers_root))
+            if u.error or wanted.overlaps(*bookkeeper_ledgers.id_range(u.parent, settings.bookkeeper.ledgers_root))
         ]
     if table == "schemas":
         return schemas.schema_units(store, wanted.namespace)
@@ -265,7 +265,7 @@ def _batches(table: str, store: MetadataStore, work: Work, schema: pa.Schema) ->
             )
         return
     if table == "bookkeeper_ledgers":
-        yield from ledgers.read_ledgers(store, work.units, schema, work.settings.bookkeeper.ledgers_root)
+        yield from bookkeeper_ledgers.read_ledgers(store, work.units, schema, work.settings.bookkeeper.ledgers_root)
         return
     yield from _READERS[table](store, work.units, schema)
 

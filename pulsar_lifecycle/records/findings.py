@@ -17,7 +17,7 @@ from typing import Any
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
-from pulsar_lifecycle.records.owners import parent_of, schema_owner
+from pulsar_lifecycle.records.owner_names import parent_of, schema_owner
 
 _COMPONENTS = {
     "managed-ledger": LedgerComponent.MANAGED_LEDGER,

@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.owners import parent_of
+from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.records.referenced import Referenced
 
 T = TypeVar("T")

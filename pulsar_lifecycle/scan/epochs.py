@@ -22,14 +22,13 @@ from pulsar_lifecycle.io.connect import Connections, root_settings, without_chro
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
+from pulsar_lifecycle.journal.first_phase_marks import taken_off
 from pulsar_lifecycle.journal.in_doubt import absent
-from pulsar_lifecycle.journal.marks import taken_off
 from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.queries import deleted_since
 from pulsar_lifecycle.metastore import namespaces, topics, walk
-from pulsar_lifecycle.metastore.ledgers import under_replicated
-from pulsar_lifecycle.records import owners as records_owners
-from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import under_replicated
+from pulsar_lifecycle.records import owner_names, tables
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
@@ -152,7 +151,7 @@ def unread_references(batches: Iterable[pa.RecordBatch], acknowledged: Collectio
             *(batch.column(c).to_pylist() for c in UNREADABLE), strict=True
         ):
             name = "" if ledger is None else f"{path} {ledger} {entry}"
-            known = error.startswith(KEEPS_OWNER) and records_owners.has_a_name(kind, owner)
+            known = error.startswith(KEEPS_OWNER) and owner_names.has_a_name(kind, owner)
             if known or name in acknowledged:
                 lost.add((kind, owner))
                 relied_on |= set() if known else {name}
@@ -216,7 +215,7 @@ def _context(
         for table in ("managed_ledgers", "managed_cursors", "schemas"):
             corrupt = pc.starts_with(pc.field("error"), tables.CORRUPT)
             kept |= {walk.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
-    kept_topics, strange = records_owners.owners_to_keep(lost)
+    kept_topics, strange = owner_names.owners_to_keep(lost)
     context = Context(
         now=started_at,  # ages are those at the listing, however long the scan took
         grace=int(settings.orphans.grace_period * 1000),
@@ -225,7 +224,7 @@ def _context(
         shared_namespaces=frozenset(shared),
         kept_namespaces=frozenset(kept) | strange,
         holds=settings.orphans.holds(now),
-        shadow_sources=records_owners.full_names(sources),
+        shadow_sources=owner_names.full_names(sources),
         system_topics=settings.orphans.system_topics,
         under_replicated=BitMap64(sorted(busy)),
         kept_topics=kept_topics | _once_called(cluster, epoch_id, {owner for _, owner in lost}),
@@ -242,10 +241,10 @@ def _once_called(cluster: Cluster, epoch_id: str, owners: Collection[str]) -> fr
     ids = listed_by(lake.batches(cluster.parts(epoch_id, "references"), ["ledger_id"], theirs))
     rows = lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", *records_owners.OWNER_TAGS],
+        ["ledger_id", *owner_names.OWNER_TAGS],
         pc.field("error").is_null(),
     )
-    return frozenset(name for batch in rows for name in records_owners.names_in_tags(inside(batch, ids)))
+    return frozenset(name for batch in rows for name in owner_names.names_in_tags(inside(batch, ids)))
 
 
 def _other_roots(settings: Settings, births: Collection[Birth], now: int) -> tuple[list[Gap], list[str]]:
@@ -330,10 +329,10 @@ def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset
     error, state, application = pc.field("error"), pc.field("state"), pc.field("application")
     rows = cluster.lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", "error", "state", "application", *records_owners.OWNER_TAGS],
+        ["ledger_id", "error", "state", "application", *owner_names.OWNER_TAGS],
         error.is_null() & (state != "CLOSED") & (application == "pulsar"),
     )
-    return frozenset(topic for batch in rows for topic in records_owners.written_topics(outside(batch, refs.needed)))
+    return frozenset(topic for batch in rows for topic in owner_names.written_topics(outside(batch, refs.needed)))
 
 
 def listed_by(batches: Iterable[pa.RecordBatch]) -> BitMap64:

@@ -1,7 +1,7 @@
 """Asking brokers which cursors they have in memory, about delayed-index snapshots that no z-node names.
 
 Belongs here: whom a scan asks and how often, and asking. Not here: what the answer means (``scan/snapshot_memory.py``),
-and what a deletion run asks (``deletion/owners.py``).
+and what a deletion run asks (``deletion/owner_check.py``).
 """
 
 from __future__ import annotations

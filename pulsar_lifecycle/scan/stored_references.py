@@ -44,7 +44,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
-from pulsar_lifecycle.records.owners import parent_of
+from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.records.tables import DAMAGED, GONE, UNANSWERED, UNREAD
 from pulsar_lifecycle.scan.references import Word
 

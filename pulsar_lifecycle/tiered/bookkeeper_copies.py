@@ -2,8 +2,8 @@
 
 Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set of
 ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic still
-lists (``deletion/batch.py`` has the order, ``deletion/owners.py`` calls). Not here: the proof (``tiered/proof.py``),
-copies that were offloaded just now (``tiered/commit.py``).
+lists (``deletion/batch.py`` has the order, ``deletion/owner_check.py`` calls). Not here: the proof
+(``tiered/proof.py``), copies that were offloaded just now (``tiered/commit.py``).
 
 Order: prove, send the message, journal ``marked`` with the proof, compare-and-set, journal ``released``. Killed
 anywhere, it repeats harmlessly: without the compare-and-set the message finds its ledger in use; after it the ledger is
@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pulsar_lifecycle.copies import attempts, disproved
+from pulsar_lifecycle.copies import attempts, failed_proofs
 from pulsar_lifecycle.copies.location import Copy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -39,7 +39,7 @@ from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unread
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
-from pulsar_lifecycle.topics.marks import send_messages
+from pulsar_lifecycle.topics.first_phase import send_messages
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     FAILED,
@@ -106,7 +106,7 @@ def release_topic(
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
     reason = "its copy in BookKeeper is about to be given up"
     about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
-    disproved.let_go(tools.store, [one.ledger_id for one in going])
+    failed_proofs.let_go(tools.store, [one.ledger_id for one in going])
     _record(run, tools, about, going, czxids)
     policy = policy_for(tools, topic, read_check)
     said = edit_topic(run, tools, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
@@ -270,7 +270,7 @@ def record_failed_proofs(
     where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
     try:
         for one in told:  # a deletion run that is under way has read the journal already
-            disproved.hold(tools.store, one.ledger_id)
+            failed_proofs.hold(tools.store, one.ledger_id)
     finally:
         record(run, tools, told, where, action=RELEASE, phase=PHASE)
     return found

@@ -3,8 +3,8 @@
 """An offload run as a whole: attempts opened on the driver, ledgers copied and proven on executors, topics committed.
 
 Belongs here: composing plan, leases, effects and tasks. Not here: the rules and the effects (``tiered/commit.py``,
-``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan (``tiered/choice.py``), what one task
-does (``tiered/offload_tasks.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is
+``tiered/upload.py``, ``tiered/bookkeeper_copies.py``), which rows of the plan (``tiered/run_selection.py``), what one
+task does (``tiered/offload_tasks.py``). Ledgers go in waves, the topics with the most bytes first, so that a topic is
 committed at once and a crash costs at most one wave's work.
 """
 
@@ -45,7 +45,13 @@ from pulsar_lifecycle.runs.control import Lease
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import bookkeeper_copies, commit, revert
-from pulsar_lifecycle.tiered.choice import (
+from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
+from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
+from pulsar_lifecycle.tiered.offload_planning import policies_now
+from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
+from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics
+from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
+from pulsar_lifecycle.tiered.run_selection import (
     Row,
     Waiting,
     by_topic,
@@ -56,12 +62,6 @@ from pulsar_lifecycle.tiered.choice import (
     location_of,
     waves,
 )
-from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
-from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
-from pulsar_lifecycle.tiered.offload_planning import policies_now
-from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
-from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics
-from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun

@@ -23,7 +23,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import (
     named_in_errors,
     open_offloaded,
 )
-from pulsar_lifecycle.copies.proof import as_told
+from pulsar_lifecycle.copies.proven_copies import as_told
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, NotFound, Unavailable, UsageError
 from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_object
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata

@@ -38,8 +38,8 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
-from pulsar_lifecycle.topics.ownership import Owners
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, Outcome, TopicRun, why_loaded
 

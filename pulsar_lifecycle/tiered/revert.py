@@ -18,7 +18,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, REVERTED, REVERTING
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
-from pulsar_lifecycle.topics.marks import GOES
+from pulsar_lifecycle.topics.first_phase import GOES
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
     FAILED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import findings
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.owners import holders, schema_owner
+from pulsar_lifecycle.records.owner_names import holders, schema_owner
 
 NEVER = (
     "pulsar/system/__ledger_deletion",

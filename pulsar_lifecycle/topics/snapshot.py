@@ -1,8 +1,8 @@
 """Where one topic stands: its z-node, its cursors' positions, its ledgers' z-nodes, who shadows it; read afresh.
 
 Belongs here: reading what the first phase judges. What cannot be read refuses the topic. Not here: the rule
-(``trimming/rules.py``) and the effects (``trimming/trim.py``, ``trimming/delete_topic.py``). Source: ManagedCursorImpl
-(4.0.7).
+(``trimming/trim_rules.py``) and the effects (``trimming/trim.py``, ``trimming/delete_topic.py``). Source:
+ManagedCursorImpl (4.0.7).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.compression import unwrap
 from pulsar_lifecycle.formats.cursor import ManagedCursorInfo
 from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
-from pulsar_lifecycle.metastore import ledgers, topics
+from pulsar_lifecycle.metastore import bookkeeper_ledgers, topics
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, PARTITIONED_ROOT
 from pulsar_lifecycle.model import Position, Topic, cursor_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.owners import full_names
+from pulsar_lifecycle.records.owner_names import full_names
 from pulsar_lifecycle.scan import stored_references
 
 
@@ -189,7 +189,7 @@ def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int
             unread = {"ledger_id": ledger_id, "error": node.reason, "length": 0}
             found[ledger_id] = dict.fromkeys(tables.BOOKKEEPER_LEDGERS.names) | unread
     if nodes:
-        found |= {row["ledger_id"]: row for row in ledgers.ledger_rows(nodes, root).to_pylist()}
+        found |= {row["ledger_id"]: row for row in bookkeeper_ledgers.ledger_rows(nodes, root).to_pylist()}
     return found
 
 

@@ -31,7 +31,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
@@ -88,7 +88,7 @@ def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
     """Whether a policy on loaded topics, as of :class:`TopicRun`, names this one."""
     if isinstance(loaded_topics, bool):
         return loaded_topics
-    return not set(loaded_topics).isdisjoint(owners.holders(str(topic.namespace), str(topic)))
+    return not set(loaded_topics).isdisjoint(owner_names.holders(str(topic.namespace), str(topic)))
 
 
 class TopicWrite:

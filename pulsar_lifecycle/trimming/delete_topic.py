@@ -22,7 +22,7 @@ from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.marks import (
+from pulsar_lifecycle.topics.first_phase import (
     GOES,
     NOT_COUNTED,
     REMOVED,
@@ -33,7 +33,7 @@ from pulsar_lifecycle.topics.marks import (
 )
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import FAILED, TopicRun
-from pulsar_lifecycle.trimming import rules
+from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim import guarded
 
 TOPIC_DELETED = "its topic is deleted"
@@ -128,7 +128,7 @@ def _refuse(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, ManagedLed
     tools.store.sync("/")
     node, info = snapshot.topic_node(tools.store, topic)
     reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info))
-    reason = reason or rules.intent_rule(topic, run.context)
+    reason = reason or trim_rules.intent_rule(topic, run.context)
     if reason:
         raise Refused(reason)
     return node, info
@@ -143,11 +143,11 @@ def _named(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, dict[int, _
     now = tools.clock.now_ms()
     named: dict[int, _Named] = {}
     for ledger_id, row in snapshot.ledger_rows(tools.store, ids, run.ledgers_root).items():
-        own = rules.tagged_message(topic, row, now) if row else None
+        own = trim_rules.tagged_message(topic, row, now) if row else None
         messages = [own] if own else []
         offload = listed[ledger_id].offload if ledger_id in listed else None
-        if offload and not rules.copy_rule(offload, run.context):
-            messages += rules.data_messages(topic, listed[ledger_id], None, now)
+        if offload and not trim_rules.copy_rule(offload, run.context):
+            messages += trim_rules.data_messages(topic, listed[ledger_id], None, now)
         if messages:
             length = (row or {}).get("length") or 0
             size = (listed[ledger_id].size or 0) if ledger_id in listed else 0

@@ -1,8 +1,8 @@
 """The first phase for a topic that lives on: take ledgers off its list once their deletion messages are acknowledged.
 
-Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/rules.py``; the second phase
-(``deletion/batch.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go whole
-(``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
+Belongs here: the order of the steps for one topic, and for a run. The rule is ``trimming/trim_rules.py``; the second
+phase (``deletion/batch.py``) looks at everything afresh, so nothing here can delete data. Not here: topics that go
+whole (``trimming/delete_topic.py``). Source: PIP-186, "The first phase".
 
 Order: judge, send, judge again, journal ``marked``, note the pending unload, look at the cursors, one compare-and-set,
 unload, journal ``removed`` or ``left``. Killed anywhere, it repeats harmlessly: a message about a ledger that is still
@@ -31,8 +31,7 @@ from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.listed_ledgers import Copy
-from pulsar_lifecycle.topics.marks import (
+from pulsar_lifecycle.topics.first_phase import (
     GOES,
     NOT_COUNTED,
     NOTHING,
@@ -43,6 +42,7 @@ from pulsar_lifecycle.topics.marks import (
     outcome_of_message,
     send_messages,
 )
+from pulsar_lifecycle.topics.listed_ledgers import Copy
 from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
@@ -57,8 +57,8 @@ from pulsar_lifecycle.topics.write import (
     why_loaded,
     why_not_unloaded,
 )
-from pulsar_lifecycle.trimming import rules
-from pulsar_lifecycle.trimming.rules import Verdict
+from pulsar_lifecycle.trimming import trim_rules
+from pulsar_lifecycle.trimming.trim_rules import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def trim_topics(
     still_pending = finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
     outcomes: list[LedgerOutcome] = []
     by_topic = merged(orders)
-    for topic in rules.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
+    for topic in trim_rules.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
         if why := still_pending.get(str(topic)):
             found = [
                 LedgerOutcome(
@@ -211,10 +211,10 @@ def _look(run: TopicRun, tools: Ports, order: TrimOrder) -> _View:
     positions = snapshot.positions(tools, run.ledgers_root, snapshot.cursors(tools.store, node.path))
     asked = order.asked(info)
     rows = snapshot.ledger_rows(tools.store, sorted(asked), run.ledgers_root)
-    copies = rules.copies_of(rows, topic, run.context)
+    copies = trim_rules.copies_of(rows, topic, run.context)
     reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
-    reason = reason or rules.intent_rule(topic, run.context)
-    verdicts = rules.judge(info, positions, copies, asked, run.context, reason)
+    reason = reason or trim_rules.intent_rule(topic, run.context)
+    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, reason)
     goes = any(v.goes for v in verdicts)
     checked = checked_path(tools.store, run.ledgers_root, topic, node, info) if goes else ""
     return _View(topic, node, info, copies, verdicts, checked)
@@ -322,12 +322,12 @@ class _Trim:
         """Send what was not acknowledged yet; returns the ids that may leave now, a prefix of those that go."""
         now = self._tools.clock.now_ms()
         by_id = {item.ledger_id: item for item in view.info.ledgers}
-        messages = {i: rules.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
+        messages = {i: trim_rules.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
         lengths = {i: view.marked(i, "", "").bytes for i in view.goes}
         for sent in send_messages(self._run, self._tools, todo, lengths):
             self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
-        leaving = rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
+        leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes[len(leaving) :]:
             error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
             why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"

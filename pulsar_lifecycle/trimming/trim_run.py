@@ -22,7 +22,7 @@ from pulsar_lifecycle.runs.caps import effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.marks import GOES, LedgerOutcome, Report
+from pulsar_lifecycle.topics.first_phase import GOES, LedgerOutcome, Report
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun

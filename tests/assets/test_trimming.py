@@ -11,7 +11,7 @@ from orchestration.trimming import DeleteTopicsConfig, TrimConfig, TrimmedTopic,
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import REFUSED
-from pulsar_lifecycle.topics.marks import NOTHING, REMOVED, LedgerOutcome, Report
+from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED, LedgerOutcome, Report
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.trimming.trim import TrimOrder
 

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.lake.journal import JOURNAL_SCHEMA
+from pulsar_lifecycle.journal.first_phase_marks import open_marks
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, deletions_in_doubt
-from pulsar_lifecycle.journal.marks import open_marks
 from pulsar_lifecycle.journal.offloads import released_of
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records.copies import Released

@@ -13,11 +13,11 @@ from collections.abc import Iterable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import decode_name
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.records.findings import COMPONENTS, component_of
-from pulsar_lifecycle.records.owners import owner_of
+from pulsar_lifecycle.records.owner_names import owner_of
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster

@@ -18,7 +18,7 @@ from uuid import uuid4
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.findings import build_findings
+from pulsar_lifecycle.deletion.orphan_findings import build_findings
 from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.clock import SystemClock

@@ -13,7 +13,7 @@ import pytest
 
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.metastore import ledgers
+from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.settings import PulsarSettings, ZooKeeperSettings
 from sandbox import topics
@@ -67,7 +67,7 @@ def snapshots_of(sandbox: Cluster, topic: str) -> set[int]:
     """The delayed-index snapshots of a topic, by their tags."""
     settings = ZooKeeperSettings(hosts=sandbox.zookeeper)
     with KazooStore(settings, read_only=True) as store:
-        batches = list(ledgers.read_ledgers(store, ledgers.ledger_units(store)))
+        batches = list(bookkeeper_ledgers.read_ledgers(store, bookkeeper_ledgers.ledger_units(store)))
     rows = [row for batch in batches for row in batch.to_pylist()]
     return {row["ledger_id"] for row in rows if row["bucket_topic"] == topic and row["state"] == "CLOSED"}
 

@@ -21,7 +21,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.topics.marks import GOES
+from pulsar_lifecycle.topics.first_phase import GOES
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import znodes

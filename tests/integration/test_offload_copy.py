@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.copies.offloaded_ledger import STREAM_SIZE, Location, open_offloaded
-from pulsar_lifecycle.copies.proof import are_whole
+from pulsar_lifecycle.copies.proven_copies import are_whole
 from pulsar_lifecycle.errors import Conflict, CorruptFormat, OutcomeUnknown, Paused, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_data
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import OFFLOADED, PROOF_FAILED, RELEASED, REVERTED

@@ -17,7 +17,7 @@ from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics.marks import GOES, REMOVED, LedgerOutcome
+from pulsar_lifecycle.topics.first_phase import GOES, REMOVED, LedgerOutcome
 from pulsar_lifecycle.topics.write import FAILED
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder

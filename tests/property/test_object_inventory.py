@@ -9,16 +9,15 @@ from uuid import UUID
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.copies import attempts
-from pulsar_lifecycle.copies import objects as plan_objects
+from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Kind
+from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, Kind
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.metastore.topics import read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.tiered.buckets.look import Inventory, look_below
-from pulsar_lifecycle.tiered.buckets.rules import Rules
+from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory, look_below
+from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
 from tests.simulation.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
 from tests.simulation.pipeline import GRACE, scan
 
@@ -84,8 +83,8 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
     now = scan(offloading.cluster)
     store = offloading.cluster.open_store()
     topics = list(read_managed_ledgers(store, topic_units(store)))
-    offload_references = plan_objects.by_uuid(
-        row for batch in topics for row in plan_objects.offload_references(batch, "").to_pylist()
+    offload_references = object_pairs.by_uuid(
+        row for batch in topics for row in object_pairs.offload_references(batch, "").to_pylist()
     )
     open_ones = {
         ledger: draw(st.sampled_from(UUIDS)) for ledger in draw(st.lists(st.sampled_from(LEDGERS), unique=True))

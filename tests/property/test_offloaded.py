@@ -11,7 +11,7 @@ from uuid import UUID
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.deletion.evidence import OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import OffloadPolicy
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo

@@ -14,10 +14,10 @@ from unittest.mock import patch
 
 from pulsar_lifecycle.copies import whole_copies
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.deletion import batch, deletion_run, offloaded_copies, owners
+from pulsar_lifecycle.deletion import batch, deletion_run, offloaded_copies, owner_check
 from pulsar_lifecycle.deletion import workers as on_tasks
 from pulsar_lifecycle.deletion.decision import Decision, Run
-from pulsar_lifecycle.deletion.evidence import Evidence
+from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.journal import in_doubt
@@ -34,7 +34,7 @@ from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.scan.snapshot_memory import Memory
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.write import TopicWrite
-from pulsar_lifecycle.trimming import delete_topic, rules, trim_run
+from pulsar_lifecycle.trimming import delete_topic, trim_rules, trim_run
 from tests.fakes.metadata_store import FakeStore
 from tests.simulation import pipeline
 from tests.simulation.ports import SimDeadLetters, SimStore
@@ -183,7 +183,7 @@ def unreadable_is_absent() -> Iterator[None]:
     def blind(node: Node | Unread | None) -> Node | None:
         return node if isinstance(node, Node) else None
 
-    with patch.object(owners, "_readable", blind):
+    with patch.object(owner_check, "_readable", blind):
         yield
 
 
@@ -356,17 +356,17 @@ def copies_unseen() -> AbstractContextManager[Any]:
 
 def take_any_copy() -> AbstractContextManager[Any]:
     """An offloaded ledger leaves its list wherever its copy is."""
-    return patch.object(rules, "copy_rule", lambda offload, context: "")
+    return patch.object(trim_rules, "copy_rule", lambda offload, context: "")
 
 
 def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever may be writing its topic."""
-    return patch.object(rules, "intent_rule", lambda topic, context: "")
+    return patch.object(trim_rules, "intent_rule", lambda topic, context: "")
 
 
 def take_beside_attempts() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever its topic's broker is offloading."""
-    return patch.object(rules, "open_attempt", lambda info, ours=(): "")
+    return patch.object(trim_rules, "open_attempt", lambda info, ours=(): "")
 
 
 def whatever_is_beside() -> AbstractContextManager[Any]:
@@ -474,7 +474,7 @@ def cursors_have_z_nodes() -> AbstractContextManager[Any]:
 @contextmanager
 def trimmed_snapshots_are_free() -> Iterator[None]:
     """A snapshot whose range the topic has no ledgers of is nobody's."""
-    at_scan, at_deletion = snapshot_inquiry._memory, owners._decide_pending
+    at_scan, at_deletion = snapshot_inquiry._memory, owner_check._decide_pending
 
     def trimmed(key: str | None, first: int | None) -> bool:
         return bool(key and first is not None and int(key.split("_")[2]) < first)
@@ -488,7 +488,7 @@ def trimmed_snapshots_are_free() -> Iterator[None]:
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
         at_deletion(run, tools, topic, node, info, internals, left)
 
-    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owners, "_decide_pending", settle):
+    with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owner_check, "_decide_pending", settle):
         yield
 
 

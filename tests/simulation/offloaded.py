@@ -14,7 +14,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision
-from pulsar_lifecycle.deletion.evidence import OffloadEvidence, OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import OffloadEvidence, OffloadPolicy
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats import offload_index
 from pulsar_lifecycle.formats.deletion_message import (

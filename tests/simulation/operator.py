@@ -30,8 +30,8 @@ from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake import journal as stored
 from pulsar_lifecycle.io.lake.journal import JOURNAL
-from pulsar_lifecycle.journal import archive, marks, offloads, queries, read_checks
-from pulsar_lifecycle.journal.marks import ENDS, open_copies, open_marks
+from pulsar_lifecycle.journal import archive, first_phase_marks, offloads, queries, read_checks
+from pulsar_lifecycle.journal.first_phase_marks import ENDS, open_copies, open_marks
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records import deletion_plan as plan_deletion
@@ -522,7 +522,7 @@ class Operator:
         ]
         for module, name, _ in kept:
             setattr(module, name, stand_ins[name])
-        for module in (stored, archive, marks, offloads, queries, read_checks):
+        for module in (stored, archive, first_phase_marks, offloads, queries, read_checks):
             kept.append((module, "scan", module.scan))
             module.scan = self._scan
         try:

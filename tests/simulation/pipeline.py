@@ -18,20 +18,19 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion import deletion_planning, orphans
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision, Run
-from pulsar_lifecycle.deletion.evidence import Evidence
+from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.metastore import load_state, namespaces, walk
 from pulsar_lifecycle.metastore import topics as metastore_topics
-from pulsar_lifecycle.metastore.ledgers import ledger_units, read_ledgers, under_replicated
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers, under_replicated
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.schemas import read_schemas, schema_units
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import deletion_plan, tables
-from pulsar_lifecycle.records import owners as records_owners
+from pulsar_lifecycle.records import deletion_plan, owner_names, tables
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
@@ -522,11 +521,11 @@ def _context(
         gone_namespaces=policy.gone_namespaces,
         kept_namespaces=strange | frozenset(walk.namespace_of(path) for path in corrupt),
         holds=policy.holds,
-        shadow_sources=records_owners.full_names(sources),
+        shadow_sources=owner_names.full_names(sources),
         system_topics=policy.system_topics,
         under_replicated=BitMap64(sorted(under_replicated(store))),
         kept_topics=kept_topics,
-        open_topics=frozenset(records_owners.written_topics(ledgers.take(unneeded)) if unneeded else ()),
+        open_topics=frozenset(owner_names.written_topics(ledgers.take(unneeded)) if unneeded else ()),
     )
 
 
@@ -534,12 +533,12 @@ def _kept_owners(
     lost: set[tuple[str, str]], refs_table: pa.Table, ledgers: pa.Table
 ) -> tuple[frozenset[str], frozenset[str]]:
     """Topics and namespaces that are kept because entries with their references are lost."""
-    kept_topics, strange = records_owners.owners_to_keep(lost)
+    kept_topics, strange = owner_names.owners_to_keep(lost)
     owners = {owner for _, owner in lost}
     columns = (_values(refs_table, name) for name in ("owner", "ledger_id"))
     theirs = {ledger_id for owner, ledger_id in zip(*columns, strict=True) if owner in owners} if owners else set()
     named = [index for index, ledger_id in enumerate(_values(ledgers, "ledger_id")) if ledger_id in theirs]
-    return kept_topics | (records_owners.names_in_tags(ledgers.take(named)) if named else set()), strange
+    return kept_topics | (owner_names.names_in_tags(ledgers.take(named)) if named else set()), strange
 
 
 def _settled(

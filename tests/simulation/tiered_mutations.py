@@ -24,8 +24,7 @@ from pulsar_lifecycle.tiered import (
     offload_tasks,
     revert,
 )
-from pulsar_lifecycle.tiered.buckets import look
-from pulsar_lifecycle.tiered.buckets import rules as plan_objects
+from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
 from pulsar_lifecycle.tiered.upload import Source
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -82,7 +81,7 @@ def remove_without_condemning() -> AbstractContextManager[Any]:
 
 def sweep_at_first_sight() -> AbstractContextManager[Any]:
     """Neither age nor an earlier scan keeps what the newest one finds unnamed."""
-    return patch.object(plan_objects, "why_kept", lambda *_, **__: "")
+    return patch.object(bucket_rules, "why_kept", lambda *_, **__: "")
 
 
 @contextmanager
@@ -143,7 +142,7 @@ def revert_without_asking() -> Iterator[None]:
 
 def partial_listing_is_whole() -> AbstractContextManager[Any]:
     """A listing that breaks off has shown what there is."""
-    real = look._listed
+    real = bucket_listing._listed
 
     def listed(*given: Any) -> Iterator[Any]:
         try:
@@ -151,7 +150,7 @@ def partial_listing_is_whole() -> AbstractContextManager[Any]:
         except LifecycleError:
             return
 
-    return patch.object(look, "_listed", listed)
+    return patch.object(bucket_listing, "_listed", listed)
 
 
 @contextmanager

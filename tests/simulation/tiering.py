@@ -13,13 +13,13 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
 from pulsar_lifecycle.runs.apply import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import offload_planning, offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
-from pulsar_lifecycle.tiered.buckets.rules import DELETE
+from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
 from tests.simulation.laws import Violation
 from tests.simulation.offloaded import BUCKET, CLUSTER
 from tests.simulation.operator import Operator

@@ -24,7 +24,7 @@ from pulsar_lifecycle.formats.offload_index import DATA_HEADER_LENGTH
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicInternals, Upload
-from pulsar_lifecycle.records.owners import schema_owner
+from pulsar_lifecycle.records.owner_names import schema_owner
 from pulsar_lifecycle.runs import control
 from tests.fakes.clock import FakeClock
 from tests.fakes.metadata_store import FakeStore

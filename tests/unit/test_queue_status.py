@@ -11,7 +11,7 @@ import pytest
 
 from pulsar_lifecycle.cli import queue as command
 from pulsar_lifecycle.copies import unread_locations
-from pulsar_lifecycle.deletion.owners import NOT_KNOWN_YET
+from pulsar_lifecycle.deletion.owner_check import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE

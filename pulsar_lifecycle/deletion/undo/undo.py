@@ -43,14 +43,14 @@ from pulsar_lifecycle.errors import Conflict, CorruptFormat, LifecycleError, Out
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.metastore import walk
-from pulsar_lifecycle.metastore.ledgers import ledger_rows
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Archived,
     Deletion,
     Node,
 )
-from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
@@ -156,7 +156,7 @@ def _name(ledgers: Sequence[Undone], root: str) -> None:
         if row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
             continue
         one.component = component_of(row["component"], row["cursor"]).value
-        one.topic = owners.owner_in(row)[1]
+        one.topic = owner_names.owner_in(row)[1]
 
 
 def _look(tools: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:

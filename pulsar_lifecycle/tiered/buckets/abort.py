@@ -21,9 +21,9 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.tiered.buckets import rules as plan_objects
-from pulsar_lifecycle.tiered.buckets.look import Began, Row, batched
-from pulsar_lifecycle.tiered.buckets.rules import Rules
+from pulsar_lifecycle.tiered.buckets import bucket_rules
+from pulsar_lifecycle.tiered.buckets.bucket_listing import Began, Row, batched
+from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +92,10 @@ def _why_not(
     if there is None:
         return "it does not exist any more"
     rules = replace(rules, open_attempts=frozenset({known.uuid} if known else ()))
-    said = plan_objects.judge_upload(
+    said = bucket_rules.judge_upload(
         row["bucket"], row["key"], row["upload_id"], there, rules, named=False, begun=ours.get(uuid)
     )
-    return "" if said["action"] == plan_objects.ABORT else said["reason"]
+    return "" if said["action"] == bucket_rules.ABORT else said["reason"]
 
 
 def _find(objects: ObjectStore, row: Row) -> int | None:

@@ -3,9 +3,9 @@
 """The inventory of the buckets, the plan of what nothing needs in them, and applying it.
 
 Belongs here: listing and joining spread over tasks, storing, composing one run. Not here: the rules
-(``tiered/buckets/rules.py``), what one task asks (``tiered/buckets/look.py``). Keys are spread by the first digits of
-their UUIDs: what metadata names is stored sorted by UUID, so that a task reads its share alone. Making a plan writes
-nothing to cluster or bucket.
+(``tiered/buckets/bucket_rules.py``), what one task asks (``tiered/buckets/bucket_listing.py``). Keys are spread by the
+first digits of their UUIDs: what metadata names is stored sorted by UUID, so that a task reads its share alone. Making
+a plan writes nothing to cluster or bucket.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.copies import attempts
-from pulsar_lifecycle.copies import objects as copies_objects
-from pulsar_lifecycle.copies.objects import OFFLOAD_REFERENCES
+from pulsar_lifecycle.copies import attempts, object_pairs
+from pulsar_lifecycle.copies.object_pairs import OFFLOAD_REFERENCES
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
@@ -42,11 +41,10 @@ from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.scan.confirmation import in_use_at_any
 from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
-from pulsar_lifecycle.tiered.buckets import look as looking
-from pulsar_lifecycle.tiered.buckets import rules
+from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, UploadOutcome, abort_uploads
-from pulsar_lifecycle.tiered.buckets.look import Inventory
-from pulsar_lifecycle.tiered.buckets.rules import ABORT, DELETE, Gap, Rules
+from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory
+from pulsar_lifecycle.tiered.buckets.bucket_rules import ABORT, DELETE, Gap, Rules
 from pulsar_lifecycle.topics import topic_run
 
 TABLE = "objects"
@@ -91,10 +89,10 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     ]
     cluster.store(epoch.epoch_id, NAMED, OFFLOAD_REFERENCES, _References(lake).rows, topics)
     few = cluster.tasks.at_once <= FEW_TASKS and len(lake.offload_uuids(epoch.epoch_id)) <= FEW_COPIES
-    prefixes = rules.prefixes(1 if few else 2)
+    prefixes = bucket_rules.prefixes(1 if few else 2)
     parts = [_Part(prefix=prefix) for prefix in prefixes]
     for bucket in declared.buckets:
-        parts += [_Part(bucket=bucket, gaps=tuple(rules.gaps(prefixes))), _Part(bucket=bucket)]
+        parts += [_Part(bucket=bucket, gaps=tuple(bucket_rules.gaps(prefixes))), _Part(bucket=bucket)]
     task = _Looking(share_of(cluster.tasks, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
     cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
     return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, gaps)
@@ -151,7 +149,7 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: lis
         cluster_ledgers=sum(batch.num_rows for batch in lake.batches(parts, ["uuid"], copies)),
         digest="",
     )
-    summary = replace(summary, digest=rules.digest(rows, summary.to_json()))
+    summary = replace(summary, digest=bucket_rules.digest(rows, summary.to_json()))
     lake.store_object_plan(summary, rows)
     return summary, rows
 
@@ -166,7 +164,7 @@ class _References:
         root, part = piece
         columns = ["topic", "path", "ledgers", "offload_uuids"]
         batches = self.lake.batches([part], columns, pc.field("offload_uuids").is_valid())
-        found = [copies_objects.offload_references(batch, root) for batch in batches]
+        found = [object_pairs.offload_references(batch, root) for batch in batches]
         if found:
             yield from pa.concat_tables(found).sort_by("uuid").to_batches()
 
@@ -193,7 +191,7 @@ class _Looking:
 
     def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
         """Rows of ``OBJECTS``."""
-        some: list[looking.Row] = []
+        some: list[bucket_listing.Row] = []
         for row in self._found(part):
             some.append(row)
             if len(some) == AT_ONCE:
@@ -201,28 +199,28 @@ class _Looking:
                 some = []
         yield pa.RecordBatch.from_pylist(some, OBJECTS)
 
-    def _found(self, part: _Part) -> Iterator[looking.Row]:
+    def _found(self, part: _Part) -> Iterator[bucket_listing.Row]:
         with Connections(self.settings, read_only=True) as ports:
             if part.prefix:
                 named = self._named(part.prefix)
-                yield from looking.look_below(
+                yield from bucket_listing.look_below(
                     self.inventory, ports.store, ports.reader, ports.objects, part.prefix, named
                 )
             elif part.gaps:
                 for gap in part.gaps:
-                    yield from looking.look_between(ports.objects, part.bucket, gap)
+                    yield from bucket_listing.look_between(ports.objects, part.bucket, gap)
             else:
                 began = _began(self.settings)
-                yield from looking.look_at_uploads(self.inventory, ports.objects, part.bucket, began)
+                yield from bucket_listing.look_at_uploads(self.inventory, ports.objects, part.bucket, began)
 
-    def _named(self, prefix: str) -> dict[UUID, list[copies_objects.OffloadReference]]:
+    def _named(self, prefix: str) -> dict[UUID, list[object_pairs.OffloadReference]]:
         uuid = pc.field("uuid")
-        share = (uuid >= prefix) & (uuid < rules.following(prefix))
+        share = (uuid >= prefix) & (uuid < bucket_rules.following(prefix))
         batches = self.lake.batches(self.offload_references, OFFLOAD_REFERENCES.names, share)
-        return copies_objects.by_uuid(row for batch in batches for row in batch.to_pylist())
+        return object_pairs.by_uuid(row for batch in batches for row in batch.to_pylist())
 
 
-def _began(settings: Settings) -> looking.Began:
+def _began(settings: Settings) -> bucket_listing.Began:
     return lambda ledger_ids: begun_attempts(settings.lake.path, settings.cluster, ledger_ids)
 
 
@@ -266,7 +264,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
             clock=clock,
             deliver_after_ms=topic_run.deliver_after_ms_of(settings, control.is_sandbox(store)),
             progress=progress,
-            intents=rules.intents,
+            intents=bucket_rules.intents,
         )
         dropped = abort_uploads(
             Sweep(run_id, settings.cluster, summary.plan_id),
@@ -287,7 +285,7 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
     _declared(cluster.settings)
     summary, rows = cluster.lake.object_plan(order.plan_id)
     now, valid = cluster.clock.now_ms(), int(cluster.settings.orphans.plan_valid_for * 1000)
-    found = rules.digest(rows, summary.to_json())
+    found = bucket_rules.digest(rows, summary.to_json())
     plans.check_applicable(
         summary, found, digest_given=order.digest, fingerprint=fingerprint, now=now, valid_for_ms=valid
     )

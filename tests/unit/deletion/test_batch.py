@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision
-from pulsar_lifecycle.deletion.owners import NOT_KNOWN_YET
+from pulsar_lifecycle.deletion.owner_check import NOT_KNOWN_YET
 from pulsar_lifecycle.deletion.workers import PlanQueue
 from pulsar_lifecycle.errors import (
     CorruptFormat,

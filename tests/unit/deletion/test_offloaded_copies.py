@@ -12,7 +12,7 @@ import pytest
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion import offloaded_copies
-from pulsar_lifecycle.deletion.evidence import OffloadPolicy
+from pulsar_lifecycle.deletion.run_evidence import OffloadPolicy
 from pulsar_lifecycle.errors import (
     AccessDenied,
     CorruptFormat,

@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.deletion.orphans import PENDING
-from pulsar_lifecycle.records import owners
+from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS
@@ -168,12 +168,12 @@ def test_what_is_said_of_the_owner_keeps(context: dict[str, Any], ledger: dict[s
     ],
 )
 def test_as_whose_the_schemas_of_a_topic_or_a_namespace_go(name: str, owner: str) -> None:
-    assert owners.schema_owner(name) == owner
+    assert owner_names.schema_owner(name) == owner
 
 
 def test_of_an_owner_with_a_strange_name_the_whole_namespace_is_kept() -> None:
     gone = [("R3", "t/n/persistent/a+b"), ("R5", "t/c/n/x"), ("R5", "t/odd/a b"), ("R1", "t/other/persistent/a b")]
-    topics, namespaces = owners.owners_to_keep(gone)
+    topics, namespaces = owner_names.owners_to_keep(gone)
     assert topics == {"persistent://t/n/a b", "persistent://t/c/n/x"}
     assert namespaces == {"t/odd", "t/other"}
 
@@ -181,7 +181,7 @@ def test_of_an_owner_with_a_strange_name_the_whole_namespace_is_kept() -> None:
 @pytest.mark.parametrize("owner", ["t/n/persistent/x-partition-0", "t/c/n/persistent/x-partition-0"])
 def test_an_open_ledger_of_a_partition_keeps_the_schemas_that_all_partitions_share(owner: str) -> None:
     open_ = pa.Table.from_pylist([data_ledger(ledger_id=9, state="OPEN", managed_ledger=owner)], BOOKKEEPER_LEDGERS)
-    context = replace(CONTEXT, open_topics=frozenset(owners.written_topics(open_)))
+    context = replace(CONTEXT, open_topics=frozenset(owner_names.written_topics(open_)))
     schema = data_ledger(component="schema", managed_ledger=None, schema_id="t/n/x")
     ((found, reason),) = judged(schema, context=context)
     assert (found, "open" in reason) == (Finding.KEPT, True)

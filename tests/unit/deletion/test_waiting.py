@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS
+from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS
 from pulsar_lifecycle.deletion.waiting import withheld
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_RUN
 from pulsar_lifecycle.io.pulsar.queue import RETRY_TOPIC

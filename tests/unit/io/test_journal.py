@@ -14,7 +14,7 @@ import pytest
 from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA, FileJournal
 from pulsar_lifecycle.journal.archive import archived_nodes, last_archived, nodes_in_doubt
-from pulsar_lifecycle.journal.marks import marked_ledgers, marked_offloads
+from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers, marked_offloads
 from pulsar_lifecycle.journal.metrics import count
 from pulsar_lifecycle.journal.offloads import (
     begun_attempts,

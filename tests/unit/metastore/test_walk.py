@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
-from pulsar_lifecycle.metastore import ledgers, load_state, namespaces, schemas, topics
+from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, namespaces, schemas, topics
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, Stat
 from pulsar_lifecycle.records.findings import Finding
@@ -130,7 +130,7 @@ def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cl
 )
 def test_only_a_ledgers_own_path_gives_its_id(path: str, ledger_id: int | None) -> None:
     stat = Stat(*(0 for _ in fields(Stat)))
-    row = ledgers.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
+    row = bookkeeper_ledgers.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
     assert row["ledger_id"] == ledger_id
     assert row["error"] == ("empty" if ledger_id is not None else "unread: not a ledger z-node")
 

@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.owners import parent_of
+from pulsar_lifecycle.records.owner_names import parent_of
 from pulsar_lifecycle.scan.references import Word
 from pulsar_lifecycle.scan.stored_references import (
     OTHER_TOPICS,

@@ -15,7 +15,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.deletion import batch, owners
+from pulsar_lifecycle.deletion import batch, owner_check
 from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -1131,7 +1131,7 @@ def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch:
 
 
 def test_the_law_bites_where_the_topic_is_not_asked(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "still_used", lambda *given: "")
+    monkeypatch.setattr(owner_check, "still_used", lambda *given: "")
     scene.released()
     scene.change(scene.due[0], bookkeeper_deleted=False)
     with pytest.raises(AssertionError):

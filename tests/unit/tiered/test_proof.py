@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.copies.offloaded_ledger import Location, open_offloaded
-from pulsar_lifecycle.copies.proof import are_whole
+from pulsar_lifecycle.copies.proven_copies import are_whole
 from pulsar_lifecycle.errors import (
     AccessDenied,
     Conflict,

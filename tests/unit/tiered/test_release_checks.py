@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.copies import disproved, unread_locations
+from pulsar_lifecycle.copies import failed_proofs, unread_locations
 from pulsar_lifecycle.copies.location import Copy, namespace_location
 from pulsar_lifecycle.errors import (
     AccessDenied,
@@ -49,7 +49,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies, revert
 from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
-from pulsar_lifecycle.topics.ownership import Owners
+from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from pulsar_lifecycle.topics.write import Outcome, TopicRun
 from tests.fakes.metadata_store import Operation
@@ -707,9 +707,9 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
     assert found == {scene.due[0]: RETRYING, scene.due[1]: DELETED}
     assert scene.left == scene.due[:1]
     bookkeeper_copies.record_failed_proofs(beside, run, TOPIC, [damaged])  # again: it is held already
-    assert disproved.held(scene.store, scene.due) == {scene.due[0]}
+    assert failed_proofs.held(scene.store, scene.due) == {scene.due[0]}
     assert scene.release(due)[scene.due[0]].outcome == RELEASED  # it was put back, and proven
-    assert disproved.held(scene.store, scene.due) == set()
+    assert failed_proofs.held(scene.store, scene.due) == set()
 
 
 # --------------------------------------------------------------------------------------------------- a broker's attempt

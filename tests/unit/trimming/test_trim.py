@@ -36,9 +36,8 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import DELETED, LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics import marks as topics_marks
-from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.marks import GOES, NOTHING, REMOVED, LedgerOutcome
+from pulsar_lifecycle.topics import first_phase, snapshot
+from pulsar_lifecycle.topics.first_phase import GOES, NOTHING, REMOVED, LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import ATTEMPTS, FAILED, TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
@@ -983,7 +982,7 @@ def test_only_what_was_counted_against_the_caps_leaves_a_list(scene: Scene) -> N
     order = TrimOrder(TOPIC, up_to=third, counted=frozenset({first}))
     found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, [order]))
     assert outcomes(found) == {first: REMOVED, second: REFUSED, third: REFUSED}
-    assert topics_marks.NOT_COUNTED in found[second].reason
+    assert first_phase.NOT_COUNTED in found[second].reason
     assert scene.listed == scene.ids[1:]
 
 
@@ -994,7 +993,7 @@ def test_a_topic_that_was_not_counted_against_the_caps_is_not_deleted(scene: Sce
             lambda *given, counted=counted: trimming_delete_topic.delete_topic(*given, TOPIC, True, counted)
         ).values()
         assert whole.outcome == REFUSED
-        assert topics_marks.NOT_COUNTED in whole.reason
+        assert first_phase.NOT_COUNTED in whole.reason
     assert (scene.sent, scene.listed) == ([], scene.ids)
     scene.act(lambda *given: trimming_delete_topic.delete_topic(*given, TOPIC, True, scene.ids))
     assert [ledger for ledger, _ in scene.sent] == scene.ids

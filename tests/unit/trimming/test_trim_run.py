@@ -16,7 +16,7 @@ from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.run_settings import ApplySettings
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.marks import GOES, LedgerOutcome
+from pulsar_lifecycle.topics.first_phase import GOES, LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 

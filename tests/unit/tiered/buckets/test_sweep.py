@@ -13,8 +13,7 @@ from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
-from pulsar_lifecycle.tiered.buckets import bucket_runs
-from pulsar_lifecycle.tiered.buckets import rules as plan_objects
+from pulsar_lifecycle.tiered.buckets import bucket_rules, bucket_runs
 
 
 def test_the_caps_of_one_launch_hold_for_copies_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +22,7 @@ def test_the_caps_of_one_launch_hold_for_copies_too(monkeypatch: pytest.MonkeyPa
     lake = SimpleNamespace(object_plan=lambda _: (summary, rows), epoch=None)
     settings = SimpleNamespace(orphans=SimpleNamespace(plan_valid_for=1), words_in_force=lambda _: frozenset())
     cluster: Any = SimpleNamespace(lake=lake, settings=settings, clock=system_clock())
-    for module, name in ((plans, "check_applicable"), (plan_checks, "check_scan"), (plan_objects, "digest")):
+    for module, name in ((plans, "check_applicable"), (plan_checks, "check_scan"), (bucket_rules, "digest")):
         monkeypatch.setattr(module, name, lambda *_, **__: "")
     monkeypatch.setattr(bucket_runs, "_declared", lambda _: None)
 

@@ -11,10 +11,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
-from pulsar_lifecycle.copies import attempts
-from pulsar_lifecycle.copies import objects as copies_objects
+from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.objects import Kind
+from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.errors import AccessDenied, Paused, StoreError, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
@@ -24,10 +23,10 @@ from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.tiered.buckets import rules as buckets_rules
+from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, abort_uploads
-from pulsar_lifecycle.tiered.buckets.look import Inventory, look_at_uploads, look_below, look_between
-from pulsar_lifecycle.tiered.buckets.rules import Rules
+from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory, look_at_uploads, look_below, look_between
+from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, CLUSTER, Offloading, attempt, metadata
 from tests.simulation.pipeline import GRACE
@@ -103,19 +102,19 @@ class Scene(Offloading):
         self.rescan()
         store = self.cluster.open_store(read_only=True)
         topics = metastore_topics.read_managed_ledgers(store, metastore_topics.topic_units(store))
-        self.named = copies_objects.by_uuid(
-            row for batch in topics for row in copies_objects.offload_references(batch, "").to_pylist()
+        self.named = object_pairs.by_uuid(
+            row for batch in topics for row in object_pairs.offload_references(batch, "").to_pylist()
         )
 
     def look(self, digits: int = 1) -> dict[str, dict[str, Any]]:
         """Rows by key, of what the newest scan saw and the buckets have now."""
         store = self.cluster.open_store(read_only=True)
         rows: list[dict[str, Any]] = []
-        prefixes = buckets_rules.prefixes(digits)
+        prefixes = bucket_rules.prefixes(digits)
         for prefix in prefixes:
             named = {uuid: some for uuid, some in self.named.items() if str(uuid).startswith(prefix)}
             rows += look_below(self.inventory, store, self.cluster.reader, self.store, prefix, named)
-        for gap in buckets_rules.gaps(prefixes):
+        for gap in bucket_rules.gaps(prefixes):
             rows += look_between(self.store, BUCKET, gap)
         assert pa.Table.from_pylist(rows, tables.OBJECTS).num_rows == len(rows)
         return {row["key"]: row for row in rows}
@@ -139,7 +138,7 @@ def scene() -> Scene:
 def test_a_topics_copy_is_complete_and_what_nothing_names_goes(scene: Scene) -> None:
     assert scene.said(scene.live_uuid, scene.live) == (Kind.COMPLETE, "", "a topic reads it")
     row = scene.look()[data_key(scene.gone_uuid, scene.gone)]
-    assert row["reason"] == buckets_rules.NOTHING_NAMES_IT
+    assert row["reason"] == bucket_rules.NOTHING_NAMES_IT
     assert {name: row[name] for name in ("kind", "action", "bucket", "topic", "namespace", "objects", "bytes")} == {
         "kind": Kind.ORPHAN_PAIR,
         "action": "delete",
@@ -243,7 +242,7 @@ def test_what_an_earlier_scan_found_listed(scene: Scene) -> None:
     ("newest", "kind", "why"),
     [
         (False, Kind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans"),
-        (True, Kind.NEW, buckets_rules.NOT_JUDGED),
+        (True, Kind.NEW, bucket_rules.NOT_JUDGED),
     ],
 )
 def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: Kind, why: str) -> None:

@@ -4,7 +4,7 @@
 """What every object in the buckets of tiered storage is, and which of them nothing needs.
 
 Belongs here: the rules, as pure functions over what was listed, what metadata names, and what objects say of their
-origin; the plan's rows. Not here: listing and asking (``tiered/buckets/look.py``), deleting
+origin; the plan's rows. Not here: listing and asking (``tiered/buckets/bucket_listing.py``), deleting
 (``deletion/offloaded_copies.py`` decides every copy afresh). An object that is not proven ours and unreferenced is
 kept. Source: BlobStoreManagedLedgerOffloader, DataBlockUtils (tiered-storage-jcloud 4.0.7).
 """
@@ -18,13 +18,21 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from pulsar_lifecycle.copies.objects import CLOCK_SKEW_MS, Copy, Kind, OffloadReference, damage, foreign, object_row
+from pulsar_lifecycle.copies.object_pairs import (
+    CLOCK_SKEW_MS,
+    Copy,
+    Kind,
+    OffloadReference,
+    damage,
+    foreign,
+    object_row,
+)
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, OffloadContext
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as Intent
 from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import owners, plans
+from pulsar_lifecycle.records import owner_names, plans
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import OBJECTS
@@ -119,7 +127,7 @@ def origin(found: Sequence[Mapping[str, str]], rules: Rules) -> Origin:
     names = sorted({metadata[offload_object.MANAGED_LEDGER_NAME] for metadata in found})
     if len(names) != 1:
         return Origin("", "", "", "its objects are of different topics")
-    namespace, topic = owners.owner_of("managed-ledger", names[0], None, None, None)
+    namespace, topic = owner_names.owner_of("managed-ledger", names[0], None, None, None)
     if not topic:
         return Origin("", "", names[0], f"the object says {names[0]}, which no topic can be called")
     if namespace not in rules.context.namespaces:

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.copies import objects
-from pulsar_lifecycle.copies.objects import Copy, Kind, StoredObject, UnknownObject
+from pulsar_lifecycle.copies import object_pairs
+from pulsar_lifecycle.copies.object_pairs import Copy, Kind, StoredObject, UnknownObject
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.offload_object import data_key, index_key, uuid_of
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.tables import OBJECTS
-from pulsar_lifecycle.tiered.buckets import rules
+from pulsar_lifecycle.tiered.buckets import bucket_rules
 
 ONE, TWO, THREE = UUID(int=1), UUID(int=2 << 64), UUID(int=3)
 
@@ -28,7 +28,7 @@ def test_both_objects_of_a_copy_meet_in_a_sorted_listing(drawn: list[tuple[UUID,
     keys = sorted((data_key if data else index_key)(uuid, ledger) for uuid, ledger, data in drawn)
     strangers = sorted(f"{key}-z" for key in keys)
     listed = [(key, StoredObject(len(key), 5)) for key in sorted([*keys, *strangers])]
-    found = list(objects.paired("b", listed))
+    found = list(object_pairs.paired("b", listed))
     copies = [one for one in found if isinstance(one, Copy)]
     assert {(one.uuid, one.ledger_id) for one in copies} == {(uuid, ledger) for uuid, ledger, _ in drawn}
     assert len(copies) == len({(one.uuid, one.ledger_id) for one in copies})
@@ -37,17 +37,21 @@ def test_both_objects_of_a_copy_meet_in_a_sorted_listing(drawn: list[tuple[UUID,
 
 
 def test_the_prefixes_of_a_uuid_and_the_gaps_between_them() -> None:
-    assert rules.prefixes(1) == list("0123456789abcdef")
-    assert len(rules.prefixes(2)) == 256
-    assert [(gap.behind, gap.before) for gap in rules.gaps(rules.prefixes(1))] == [("", "0"), ("9", "a"), ("f", "")]
-    assert len(rules.gaps(rules.prefixes(2))) == 33
+    assert bucket_rules.prefixes(1) == list("0123456789abcdef")
+    assert len(bucket_rules.prefixes(2)) == 256
+    assert [(gap.behind, gap.before) for gap in bucket_rules.gaps(bucket_rules.prefixes(1))] == [
+        ("", "0"),
+        ("9", "a"),
+        ("f", ""),
+    ]
+    assert len(bucket_rules.gaps(bucket_rules.prefixes(2))) == 33
 
 
 @given(st.text(min_size=1, max_size=4) | st.text("0159:/@`afg-~é", min_size=1, max_size=4), st.sampled_from([1, 2]))
 def test_every_key_is_looked_for_in_exactly_one_place(key: str, digits: int) -> None:
-    prefixes = rules.prefixes(digits)
+    prefixes = bucket_rules.prefixes(digits)
     below = sum(key.startswith(prefix) for prefix in prefixes)
-    between = sum(key in gap and key > gap.after for gap in rules.gaps(prefixes))
+    between = sum(key in gap and key > gap.after for gap in bucket_rules.gaps(prefixes))
     assert below + between == 1
 
 
@@ -72,8 +76,8 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
     ]
     rows[0]["offload_uuids"] = [str(ONE), str(TWO)]
     rows[1]["offload_uuids"] = [str(THREE)]
-    found = objects.offload_references(pa.RecordBatch.from_pylist(rows, tables.MANAGED_LEDGERS), "other")
-    named = objects.by_uuid(found.to_pylist())
+    found = object_pairs.offload_references(pa.RecordBatch.from_pylist(rows, tables.MANAGED_LEDGERS), "other")
+    named = object_pairs.by_uuid(found.to_pylist())
     assert {
         uuid: [
             (one.ledger_id, one.complete, one.entries, one.size, one.bucket, one.root, one.topic, one.path)
@@ -86,7 +90,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
         THREE: [(None, False, None, None, None, "other", "s", "/s")],
     }
     assert named[ONE][0].smallest_data == 128 + 3 * 12 + 30
-    assert objects.offload_references(pa.RecordBatch.from_pylist([], tables.MANAGED_LEDGERS), "").num_rows == 0
+    assert object_pairs.offload_references(pa.RecordBatch.from_pylist([], tables.MANAGED_LEDGERS), "").num_rows == 0
 
 
 def planned(uuid: UUID) -> dict[str, Any]:
@@ -96,7 +100,7 @@ def planned(uuid: UUID) -> dict[str, Any]:
 
 def test_a_message_names_the_attempt_and_its_bucket() -> None:
     uuid = uuid4()
-    (intent,) = rules.intents(pa.Table.from_pylist([planned(uuid)], OBJECTS), "plan", 5)
+    (intent,) = bucket_rules.intents(pa.Table.from_pylist([planned(uuid)], OBJECTS), "plan", 5)
     assert (intent.ledger_id, intent.ledger_type, intent.plan_id) == (7, LedgerType.OFFLOAD_LEDGER, "plan")
     assert intent.offload_context is not None
     assert uuid_of(intent.offload_context.msb, intent.offload_context.lsb) == uuid
@@ -119,12 +123,12 @@ SUMMARY = {
 def test_the_digest_covers_every_column(column: str) -> None:
     row = planned(ONE)
     other = row | {column: 9 if pa.types.is_integer(OBJECTS.field(column).type) else "another"}
-    one, two = (rules.digest(pa.Table.from_pylist([some], OBJECTS), SUMMARY) for some in (row, other))
+    one, two = (bucket_rules.digest(pa.Table.from_pylist([some], OBJECTS), SUMMARY) for some in (row, other))
     assert one != two
 
 
 def test_the_digest_covers_the_facts_and_the_order_of_equal_ledgers() -> None:
     rows = pa.Table.from_pylist([planned(ONE), planned(TWO)], OBJECTS)
-    facts = {rules.digest(rows, SUMMARY | {name: "x"}) for name in SUMMARY}
-    assert len(facts | {rules.digest(rows, SUMMARY)}) == len(SUMMARY) + 1
-    assert rules.digest(rows, SUMMARY) == rules.digest(pa.table(rows.to_pydict(), OBJECTS), SUMMARY)
+    facts = {bucket_rules.digest(rows, SUMMARY | {name: "x"}) for name in SUMMARY}
+    assert len(facts | {bucket_rules.digest(rows, SUMMARY)}) == len(SUMMARY) + 1
+    assert bucket_rules.digest(rows, SUMMARY) == bucket_rules.digest(pa.table(rows.to_pydict(), OBJECTS), SUMMARY)

@@ -21,7 +21,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext as OffloadOutcome
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS, halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
-from pulsar_lifecycle.records import findings, owners
+from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.topics.listed_ledgers import Copy, copy_of, open_attempt
 
@@ -160,7 +160,7 @@ def tagged_message(topic: Topic, row: Mapping[str, Any], sent_at: int) -> Pendin
     """
     if row["error"] or row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
         return None
-    if owners.owner_in(row)[1] != str(topic):
+    if owner_names.owner_in(row)[1] != str(topic):
         return None
     component = component_of(row["component"], row["cursor"])
     cursor = cursor_name(row["cursor"]) if row["cursor"] else row["bucket_cursor"] or ""

@@ -17,7 +17,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.owners import topic_of
+from pulsar_lifecycle.records.owner_names import topic_of
 from pulsar_lifecycle.records.referenced import Referenced, id_set
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of

@@ -15,10 +15,10 @@ from pulsar_lifecycle.errors import Paused
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, REVERTED
 from pulsar_lifecycle.tiered import offload_run
-from pulsar_lifecycle.tiered.choice import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
+from pulsar_lifecycle.tiered.run_selection import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from tests.simulation.cluster import data_tags

@@ -1,7 +1,7 @@
 """Looking at the buckets of tiered storage, and dropping uploads that our own offload runs left behind.
 
 Belongs here: listing a part of the keys, asking what the listing does not say, aborting. Not here: the rules
-(``tiered/buckets/rules.py``), deleting copies (``deletion/offloaded_copies.py``, by messages). What is not named
+(``tiered/buckets/bucket_rules.py``), deleting copies (``deletion/offloaded_copies.py``, by messages). What is not named
 anywhere is looked at twice: its own user metadata, and its topic's z-node as it is now; so is a copy that a topic names
 and that seems incomplete.
 """
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, heads_of, why_last
-from pulsar_lifecycle.copies.objects import (
+from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
     Copy,
     Kind,
@@ -41,8 +41,8 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.tiered.buckets import rules as buckets_rules
-from pulsar_lifecycle.tiered.buckets.rules import DELETE, Gap, Rules
+from pulsar_lifecycle.tiered.buckets import bucket_rules
+from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE, Gap, Rules
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -96,7 +96,7 @@ def look_below(
                 if isinstance(one, UnknownObject):
                     yield one.row()
                     continue
-                said = buckets_rules.in_use(one, named.get(one.uuid, ()), inventory.rules)
+                said = bucket_rules.in_use(one, named.get(one.uuid, ()), inventory.rules)
                 if said is None:
                     unnamed.append(one)
                 elif said[0] is Kind.BROKEN:
@@ -139,7 +139,7 @@ def look_at_uploads(inventory: Inventory, objects: ObjectStore, bucket: str, beg
         ours = began({key.ledger_id for key in keys})
         for one in some:
             key = parsed[one.upload_id]
-            yield buckets_rules.judge_upload(
+            yield bucket_rules.judge_upload(
                 bucket,
                 one.key,
                 one.upload_id,
@@ -174,12 +174,12 @@ def _unnamed(
         if one.uuid in now:
             yield one.row(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
         elif one.newest + CLOCK_SKEW_MS >= inventory.rules.scanned_from:
-            yield one.row(Kind.NEW, buckets_rules.NOT_JUDGED)
-        elif why := buckets_rules.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
+            yield one.row(Kind.NEW, bucket_rules.NOT_JUDGED)
+        elif why := bucket_rules.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
             yield one.row(one.unreferenced, why)
         else:
             candidates.append(one)
-    owned: list[tuple[Copy, buckets_rules.Origin]] = []
+    owned: list[tuple[Copy, bucket_rules.Origin]] = []
     for one, heads in zip(candidates, _heads(objects, candidates), strict=True):
         error = next((head for head in heads if isinstance(head, LifecycleError)), None)
         found = [head for head in heads if isinstance(head, ObjectHead)]
@@ -189,9 +189,9 @@ def _unnamed(
         if not found:
             continue
         as_now = _as_headed(one, found)
-        whose = buckets_rules.origin([head.metadata for head in found], inventory.rules)
+        whose = bucket_rules.origin([head.metadata for head in found], inventory.rules)
         # What was written between listing and looking is another attempt's.
-        why = buckets_rules.why_kept(as_now, inventory.rules, named_earlier=False) or whose.kept
+        why = bucket_rules.why_kept(as_now, inventory.rules, named_earlier=False) or whose.kept
         if why:
             yield as_now.row(as_now.unreferenced, why, whose.topic, whose.namespace)
         else:
@@ -222,11 +222,11 @@ def _owned(
     store: MetadataStore,
     reader: LedgerReader,
     objects: ObjectStore,
-    owned: Sequence[tuple[Copy, buckets_rules.Origin]],
+    owned: Sequence[tuple[Copy, bucket_rules.Origin]],
 ) -> Iterator[Row]:
     """Copies that are ours: what their topics' z-nodes say now, and whether they are the last copy of a ledger."""
     topics = store.read([f"{MANAGED_LEDGERS_ROOT}/{whose.managed_ledger}" for _, whose in owned])
-    unneeded: list[tuple[Copy, buckets_rules.Origin, OtherCopy]] = []
+    unneeded: list[tuple[Copy, bucket_rules.Origin, OtherCopy]] = []
     for (one, whose), node in zip(owned, topics, strict=True):
         info = _decoded(node)
         if isinstance(info, str):
@@ -243,7 +243,7 @@ def _owned(
         unknown = isinstance(found, LifecycleError)
         why = f"the objects that its topic reads could not be looked at: {found}" if unknown else found
         action = "" if why else DELETE
-        yield one.row(one.unreferenced, why or buckets_rules.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
+        yield one.row(one.unreferenced, why or bucket_rules.NOTHING_NAMES_IT, whose.topic, whose.namespace, action)
 
 
 def _decoded(node: Node | Unread | None) -> ManagedLedgerInfo | str:

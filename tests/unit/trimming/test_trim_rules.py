@@ -17,7 +17,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.topics import listed_ledgers, protection
 from pulsar_lifecycle.topics.listed_ledgers import Copy
-from pulsar_lifecycle.trimming import rules
+from pulsar_lifecycle.trimming import trim_rules
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({"b"}))
@@ -64,7 +64,7 @@ def judged(
 ) -> dict[int, str]:
     """Reason by ledger; empty for one that goes."""
     known = more.pop("copies", None) or copies(*(i.ledger_id for i in ledgers.ledgers))
-    verdicts = rules.judge(ledgers, cursors or {}, known, asked, more.pop("context", CONTEXT), **more)
+    verdicts = trim_rules.judge(ledgers, cursors or {}, known, asked, more.pop("context", CONTEXT), **more)
     assert all(v.goes is not bool(v.reason) for v in verdicts)
     assert [v.ledger_id for v in verdicts] == sorted(asked)
     return {v.ledger_id: v.reason for v in verdicts}
@@ -125,7 +125,7 @@ def test_an_attempt_that_never_began_holds_nothing() -> None:
 
 
 def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() -> None:
-    gone = rules.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
+    gone = trim_rules.copies_of({1: None, 2: row(2)}, TOPIC, CONTEXT)
     offloaded = info(1, 2, offload={1: context_of(bookkeeper_deleted=True)})
     assert judged(offloaded, {1}, copies=gone) == {1: ""}
     assert "dangling" in judged(info(1, 2), {1}, copies=gone)[1]
@@ -148,7 +148,7 @@ def test_what_the_deletion_run_would_keep_stays_listed(changes: dict[str, Any], 
 
 
 def test_an_under_replicated_ledger_stays() -> None:
-    known = rules.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
+    known = trim_rules.copies_of({1: row(1), 2: row(2)}, TOPIC, replace(CONTEXT, under_replicated=BitMap64([1])))
     assert judged(info(1, 2), {1}, copies=known) == {1: "under-replicated"}
     assert known[2].problem == ""
 
@@ -181,8 +181,8 @@ def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
 
 def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
     context = replace(CONTEXT, open_topics=frozenset({str(TOPIC)}))
-    assert "never closed" in rules.intent_rule(TOPIC, context)
-    assert rules.intent_rule(TOPIC.partitioned_parent, context) == ""
+    assert "never closed" in trim_rules.intent_rule(TOPIC, context)
+    assert trim_rules.intent_rule(TOPIC.partitioned_parent, context) == ""
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
@@ -232,7 +232,7 @@ def test_a_shadow_topic_and_one_that_is_not_persistent_are_refused() -> None:
 def test_one_message_per_copy() -> None:
     def kinds(offload: OffloadContext | None, node: dict[str, Any] | None) -> list[LedgerType]:
         copy = listed_ledgers.copy_of(1, node, TOPIC)
-        found = rules.data_messages(TOPIC, LedgerInfo(1, offload=offload), copy, 7)
+        found = trim_rules.data_messages(TOPIC, LedgerInfo(1, offload=offload), copy, 7)
         assert {m.topic_name for m in found} == {str(TOPIC)}
         assert {m.component for m in found} == {LedgerComponent.MANAGED_LEDGER}
         return [m.ledger_type for m in found]
@@ -247,7 +247,7 @@ def test_one_message_per_copy() -> None:
 
 
 def test_a_message_carries_what_phase_two_compares() -> None:
-    ledger, offloaded = rules.data_messages(TOPIC, LedgerInfo(1, offload=context_of()), copies(1)[1], 7)
+    ledger, offloaded = trim_rules.data_messages(TOPIC, LedgerInfo(1, offload=context_of()), copies(1)[1], 7)
     assert (ledger.czxid, ledger.ctime, ledger.sent_at) == (101, 201, 7)
     assert offloaded.offload_context is not None
     where = offloaded.offload_context
@@ -256,10 +256,10 @@ def test_a_message_carries_what_phase_two_compares() -> None:
 
 
 def test_other_components_are_named_by_their_own_tags() -> None:
-    cursor = rules.tagged_message(TOPIC, row(1, cursor="a%2Bb"), 7)
+    cursor = trim_rules.tagged_message(TOPIC, row(1, cursor="a%2Bb"), 7)
     assert cursor is not None
     assert (cursor.component, cursor.cursor_name) == (LedgerComponent.MANAGED_CURSOR, "a+b")
-    bucket = rules.tagged_message(
+    bucket = trim_rules.tagged_message(
         TOPIC,
         row(
             2,
@@ -283,17 +283,17 @@ def test_other_components_are_named_by_their_own_tags() -> None:
     "changes", [{"error": "x"}, {"application": None}, {"component": "other"}, {"managed_ledger": "a/b/persistent/c"}]
 )
 def test_a_ledger_whose_tags_name_another_owner_gives_no_message(changes: dict[str, Any]) -> None:
-    assert rules.tagged_message(TOPIC, row(1, **changes), 7) is None
+    assert trim_rules.tagged_message(TOPIC, row(1, **changes), 7) is None
 
 
 def test_only_what_comes_before_the_first_failed_send_leaves() -> None:
-    assert rules.prefix([1, 2, 3, 4], {1, 2, 4}) == [1, 2]
-    assert rules.prefix([1, 2], set()) == []
+    assert trim_rules.prefix([1, 2, 3, 4], {1, 2, 4}) == [1, 2]
+    assert trim_rules.prefix([1, 2], set()) == []
 
 
 def test_topics_go_round_their_bundles() -> None:
     names = [Topic.parse(f"persistent://a/b/{n}") for n in "uvwxyz"]
-    assert rules.spread(zip("113122", names, strict=True)) == [names[i] for i in (0, 2, 4, 1, 5, 3)]
+    assert trim_rules.spread(zip("113122", names, strict=True)) == [names[i] for i in (0, 2, 4, 1, 5, 3)]
 
 
 IDS = st.lists(st.integers(0, 40), unique=True, max_size=12)
@@ -311,7 +311,7 @@ def test_never_a_hole_never_the_last_never_at_or_past_a_cursor(
 ) -> None:
     ledgers = info(*listed, offload=dict.fromkeys(running, context_of(complete=False)))
     known = {i: replace(copy, problem="broken" if i in broken else "") for i, copy in copies(*listed).items()}
-    goes = {v.ledger_id for v in rules.judge(ledgers, cursors, known, asked, CONTEXT) if v.goes}
+    goes = {v.ledger_id for v in trim_rules.judge(ledgers, cursors, known, asked, CONTEXT) if v.goes}
     in_order = sorted(listed)
     assert goes == set(in_order[: len(goes)])
     assert goes <= asked
