@@ -221,7 +221,7 @@ Marks = Mapping[int, tuple[T, int]]
 
 
 def valid_marks(cluster: Cluster, epoch: Epoch, marks: Marks[T]) -> Marks[T]:
-    """``plan.confirmation.valid_marks``, by the scans of a cluster before ``epoch``."""
+    """``scan.confirmation.valid_marks``, by the scans of a cluster before ``epoch``."""
     lake, until = cluster.lake, cluster.lake.set_aside_until(cluster.settings.cluster)
     return confirmation.valid_marks(marks, until, epoch.started_at, lake.epochs(epoch.fingerprint), lake.referenced)
 

@@ -91,7 +91,7 @@ def rows_of_phase(lake: str, phase: str) -> pa.Table:
 
 
 def read_intent_states(lake: str, cluster: str) -> pa.Table:
-    """What became of every intent of a cluster; ``plan.reconciliation.intent_states``."""
+    """What became of every intent of a cluster; ``journal.intents.intent_states``."""
     condition = (pc.field("cluster") == cluster) & pc.field("phase").isin(["send", "redrive", "delete"])
     return intent_states(scan(lake, JOURNAL, JOURNAL_SCHEMA, condition, INTENT_COLUMNS))
 

@@ -186,7 +186,7 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Ports) -> Iterat
 def revert_offloads(
     cluster: Cluster, run_id: str, topic: Topic, ledger_ids: Collection[int], *, dry_run: bool
 ) -> list[OffloadOutcome]:
-    """``offloading.revert_topic`` under both leases; a dry run writes nothing, and needs none.
+    """``tiered.revert.revert_topic`` under both leases; a dry run writes nothing, and needs none.
 
     Raises Refused, NotFound, Paused, LeaseLost.
     """

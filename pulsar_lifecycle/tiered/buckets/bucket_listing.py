@@ -46,7 +46,7 @@ from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE, Gap, Rules
 
 T = TypeVar("T")
 Row = dict[str, Any]
-"""A row of ``plan.objects.OBJECTS``."""
+"""A row of ``records.tables.OBJECTS``."""
 NamespaceLocation = tuple[str, UUID, int]
 """A copy's bucket (empty: its topic names none), UUID and ledger id."""
 

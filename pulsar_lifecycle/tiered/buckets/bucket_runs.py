@@ -49,7 +49,7 @@ from pulsar_lifecycle.topics import topic_run
 
 TABLE = "objects"
 NAMED = "offload_references"
-"""Tables of an epoch: ``plan.objects.OBJECTS`` and ``OFFLOAD_REFERENCES``."""
+"""Tables of an epoch: ``records.tables.OBJECTS`` and ``OFFLOAD_REFERENCES``."""
 
 FEW_TASKS = 16
 FEW_COPIES = 1_000_000
