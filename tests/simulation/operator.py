@@ -197,7 +197,7 @@ class _Connections(Connections):
 
 @dataclass(frozen=True)
 class _Cluster(Cluster):
-    """``spark.scan.Cluster`` without Spark, over the simulator's ports."""
+    """``runs.cluster.Cluster`` without Spark, over the simulator's ports."""
 
     operator: Operator
 

@@ -206,3 +206,26 @@ def test_pages_that_code_names_exist() -> None:
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     for name in re.findall(r"docs/[\w/-]+\.md", source):
         assert (ROOT / name).is_file()
+
+
+def test_modules_that_prose_names_exist() -> None:
+    """In pages and docstrings, by file (``deletion/batch.py``) and by attribute (``deletion.batch.decide``)."""
+    sources = [
+        path
+        for folder in ("pulsar_lifecycle", "assets", "orchestration", "resources", "sandbox", "bench", "tests", "docs")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    known = {str(path.relative_to(ROOT)) for path in sources}
+    rooms = {path.name for path in (ROOT / "pulsar_lifecycle").iterdir() if path.is_dir()}
+    wrong: list[str] = []
+    for path in [*PAGES, *sources]:
+        text = path.read_text()
+        for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", text):
+            if not any(one == name or one.endswith("/" + name) for one in known):
+                wrong.append(f"{path.relative_to(ROOT)}: {name}")
+        for dotted in re.findall(r"`([a-z_]+\.[a-z_]+)\.[A-Za-z_]+`", text):
+            room, module = dotted.split(".")
+            here = {f"pulsar_lifecycle/{room}/{module}.py", f"pulsar_lifecycle/{room}/{module}/__init__.py"}
+            if (room in rooms or room in ("plan", "engine", "spark")) and not here & known:
+                wrong.append(f"{path.relative_to(ROOT)}: {dotted}")
+    assert not wrong
