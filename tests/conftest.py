@@ -1,6 +1,9 @@
-"""Every test: how Hypothesis looks for examples."""
+"""What holds for all tests."""
 
+import pytest
 from hypothesis import settings
+
+pytest.register_assert_rewrite("tests.kit")
 
 # No test depends on how fast this machine is.
 settings.register_profile("any-machine", deadline=None)

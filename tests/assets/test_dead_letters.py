@@ -22,10 +22,10 @@ from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TO
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from resources.lifecycle import LifecycleResource
-from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
-from tests.unit.deletion.test_redrive import BILLS, intent
+from tests.kit.builders import BILLS, intent
+from tests.kit.settings import SETTINGS
 
 NOW = 1_700_000_000_000
 HOUR = 3_600_000

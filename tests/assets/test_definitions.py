@@ -19,19 +19,10 @@ import pytest
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
+from tests.kit.settings import SETTINGS
 
 ROOT = Path(__file__).parents[2]
 SNAPSHOT = Path(__file__).with_name("definitions.json")
-SETTINGS = """
-cluster = "{cluster}"
-[zookeeper]
-hosts = "127.0.0.1:1"
-[pulsar]
-admin_url = "http://127.0.0.1:1"
-service_url = "pulsar://127.0.0.1:1"
-[lake]
-path = "{lake}"
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from orchestration.definitions import build_defs
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.errors import Refused, UsageError
 from resources.lifecycle import LifecycleResource
-from tests.assets.test_definitions import SETTINGS
+from tests.kit.settings import SETTINGS
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from resources.lifecycle import LifecycleResource
-from tests.assets.test_definitions import SETTINGS
 from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
 from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.settings import SETTINGS
 
 NOW = 10_000_000_000
 MINUTE = 60_000

@@ -1,4 +1,4 @@
-"""One sandbox and one Spark session for the whole test session.
+"""One sandbox and one Spark session for the whole test session; sessions on its queue and its bucket.
 
 The sandbox is unseeded, in a folder of its own, ended afterwards. ``PULSAR_LIFECYCLE_TEST_SANDBOX`` names the data
 folder of a sandbox to use instead; it is left running. A test that kills servers or needs a cluster with exactly known
@@ -8,18 +8,27 @@ started with: all pipelines of :mod:`tests.integration.pipeline` name the same.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import pulsar
 import pytest
 from pyspark.sql import SparkSession
 
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeadLetterQueue, PulsarDeletionQueue, PulsarQueueReader
+from pulsar_lifecycle.io.s3.objects import S3ObjectStore
+from pulsar_lifecycle.settings import ObjectStoreSettings, PulsarSettings
 from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
+from tests.integration.offloads import s3_client
 from tests.integration.pipeline import Pipeline
+from tests.kit.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
     *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_coverage", "test_offload_run"),
@@ -85,3 +94,81 @@ def pipelines(sandbox: Cluster, spark: None, tmp_path_factory: pytest.TempPathFa
         return Pipeline(driving.settings_file(sandbox, folder, made))
 
     return make
+
+
+# ------------------------------------------------------------------------------------------------------------ the queue
+
+
+@pytest.fixture
+def settings(sandbox: Cluster) -> PulsarSettings:
+    return PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+
+
+@pytest.fixture
+def admin(settings: PulsarSettings) -> Iterator[HttpBrokerAdmin]:
+    with closing(HttpBrokerAdmin(settings)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_queue(
+    sandbox: Cluster, settings: PulsarSettings, admin: HttpBrokerAdmin
+) -> Iterator[Callable[[], PulsarDeletionQueue]]:
+    """Opens sessions on the deletion queue, which is empty before and after."""
+    driving.drain(sandbox)
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(PulsarDeletionQueue(settings, admin, 4)))
+    driving.drain(sandbox)
+
+
+@pytest.fixture
+def open_letters(
+    settings: PulsarSettings, admin: HttpBrokerAdmin, open_queue: object
+) -> Iterator[Callable[[], PulsarDeadLetterQueue]]:
+    """Opens sessions on the dead letters of that queue."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(PulsarDeadLetterQueue(settings, admin, 4)))
+
+
+@pytest.fixture
+def reader(settings: PulsarSettings, admin: HttpBrokerAdmin) -> Iterator[PulsarQueueReader]:
+    with closing(PulsarQueueReader(settings, admin)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(settings: PulsarSettings) -> Iterator[pulsar.Client]:
+    """A client that is not the product's."""
+    with closing(pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))) as opened:
+        yield opened
+
+
+# -------------------------------------------------------------------------------------------------------------- objects
+
+
+@pytest.fixture
+def service(sandbox: Cluster) -> dict[str, str]:
+    """Where the S3 server is and the keys to it, from the sandbox's state file."""
+    where = sandbox.state.as_json()["s3"]
+    return {"endpoint": where["endpoint"], **json.loads(Path(where["credentials_file"]).read_text())}
+
+
+@pytest.fixture
+def s3(sandbox: Cluster) -> Iterator[Any]:
+    with s3_client(sandbox) as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_store(service: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., S3ObjectStore]]:
+    """Opens stores of the contract's buckets; takes other settings, and another ``secret``."""
+    with ExitStack() as stack:
+
+        def make(**changes: Any) -> S3ObjectStore:
+            monkeypatch.setenv("TEST_S3_ACCESS", service["access_key"])
+            monkeypatch.setenv("TEST_S3_SECRET", changes.pop("secret", service["secret_key"]))
+            keys = {"access_key": {"env": "TEST_S3_ACCESS"}, "secret_key": {"env": "TEST_S3_SECRET"}}
+            given = {"endpoint": service["endpoint"], **keys, "buckets": [BUCKET, GONE_BUCKET], **changes}
+            return stack.enter_context(closing(S3ObjectStore(ObjectStoreSettings.model_validate(given))))
+
+        yield make

@@ -10,26 +10,17 @@ from uuid import uuid4
 
 import pytest
 
-from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from sandbox import plant, topics, znodes
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.plant import Planted
+from tests.kit.command import run
 
 pytestmark = pytest.mark.integration
 
 Ask = Callable[..., Any]
 """Runs a command with --json and gives its document."""
-
-
-def run(*arguments: str) -> int:
-    """The exit code."""
-    try:
-        main(list(arguments))
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
 
 
 @pytest.fixture(scope="module")

@@ -33,18 +33,12 @@ from sandbox.cluster import BUCKET, Cluster
 from sandbox.state import CLUSTER
 from tests.integration import offloads
 from tests.integration import pipeline as driving
+from tests.integration.jobs import Jobs
 from tests.integration.pipeline import NO_CAPS, Pipeline, new_namespace
-from tests.integration.test_pipeline_jobs import Jobs
 
 pytestmark = pytest.mark.integration
 
 DAYS_2 = 2 * 86_400
-
-
-@pytest.fixture
-def s3(sandbox: Cluster) -> Iterator[Any]:
-    with offloads.s3_client(sandbox) as client:
-        yield client
 
 
 class NamespaceLocation:

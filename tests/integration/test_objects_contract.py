@@ -1,64 +1,14 @@
 """The object store's contract on the sandbox's S3 server, and what only a real server shows."""
 
 import json
-from pathlib import Path
 
-import boto3
 import pytest
-from botocore.config import Config
 
 from pulsar_lifecycle.errors import AccessDenied
-from pulsar_lifecycle.io.s3.objects import S3ObjectStore
-from pulsar_lifecycle.settings import ObjectStoreSettings
 from tests.golden.files import GOLDEN
-from tests.unit.io.test_objects import BUCKET, GONE_BUCKET, ObjectStoreContract
+from tests.kit.object_contract import BUCKET, ObjectStoreContract
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def service(sandbox):
-    """Where the S3 server is and the keys to it, from the sandbox's state file."""
-    where = sandbox.state.as_json()["s3"]
-    return {"endpoint": where["endpoint"], **json.loads(Path(where["credentials_file"]).read_text())}
-
-
-@pytest.fixture
-def s3(service):
-    client = boto3.client(
-        "s3",
-        endpoint_url=service["endpoint"],
-        aws_access_key_id=service["access_key"],
-        aws_secret_access_key=service["secret_key"],
-        region_name="us-east-1",
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    yield client
-    client.close()
-
-
-@pytest.fixture
-def open_store(service, monkeypatch):
-    stores = []
-
-    def make(**changes):
-        monkeypatch.setenv("TEST_S3_ACCESS", service["access_key"])
-        monkeypatch.setenv("TEST_S3_SECRET", changes.pop("secret", service["secret_key"]))
-        settings = ObjectStoreSettings.model_validate(
-            {
-                "endpoint": service["endpoint"],
-                "access_key": {"env": "TEST_S3_ACCESS"},
-                "secret_key": {"env": "TEST_S3_SECRET"},
-                "buckets": [BUCKET, GONE_BUCKET],
-                **changes,
-            }
-        )
-        stores.append(S3ObjectStore(settings))
-        return stores[-1]
-
-    yield make
-    for store in stores:
-        store.close()
 
 
 class TestS3ObjectStore(ObjectStoreContract):

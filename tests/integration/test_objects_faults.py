@@ -9,8 +9,7 @@ import pytest
 from pulsar_lifecycle.errors import AccessDenied, Conflict, NotFound, OutcomeUnknown, StoreError, Unavailable
 from pulsar_lifecycle.io.s3.objects import PIECE_SIZE, READ_SIZE, S3ObjectStore
 from tests.fakes.http_proxy import Answer, CutAnswer, CutRequest, FaultyHttpProxy, Hang, Replace
-from tests.integration.test_objects_contract import open_store, s3, service  # noqa: F401 - fixtures
-from tests.unit.io.test_objects import ASKED, BUCKET, PART
+from tests.kit.object_contract import ASKED, BUCKET, PART
 
 pytestmark = pytest.mark.integration
 
@@ -19,13 +18,13 @@ DATA = random.Random(0).randbytes(READ_SIZE + 5000)
 
 
 @pytest.fixture
-def proxy(service) -> Iterator[FaultyHttpProxy]:  # noqa: F811 - the fixture
+def proxy(service) -> Iterator[FaultyHttpProxy]:
     with FaultyHttpProxy(service["endpoint"]) as running:
         yield running
 
 
 @pytest.fixture
-def through(proxy, open_store, s3) -> Callable[..., S3ObjectStore]:  # noqa: F811 - the fixtures
+def through(proxy, open_store, s3) -> Callable[..., S3ObjectStore]:
     """Makes stores that reach the server through the proxy; the bucket holds ``k`` and no upload."""
     if BUCKET not in {found["Name"] for found in s3.list_buckets()["Buckets"]}:
         s3.create_bucket(Bucket=BUCKET)
@@ -70,7 +69,7 @@ def test_only_so_often(proxy, through):
     assert asked(proxy, "GET") == 3
 
 
-def test_an_object_replaced_between_two_tries_is_not_mixed(proxy, through, s3):  # noqa: F811 - the fixture
+def test_an_object_replaced_between_two_tries_is_not_mixed(proxy, through, s3):
     store = through()
     proxy.next(CutAnswer(100), "GET")
     answer = proxy.fault
@@ -215,7 +214,7 @@ def test_a_part_that_the_service_lost_fails_the_upload_for_good(proxy, through):
 
 
 @pytest.mark.parametrize("ask", [ask for ask in ASKED if ask != "delete_many"])
-def test_wrong_credentials_are_denied_and_shown_nowhere(service, through, ask):  # noqa: F811 - the fixture
+def test_wrong_credentials_are_denied_and_shown_nowhere(service, through, ask):
     store = through(secret="wrong-secret")
     with pytest.raises(AccessDenied) as raised:
         list(getattr(store, ask)(BUCKET, *ASKED[ask]))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import dagster as dg
 import pytest
 
-from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.deletion_planning import run_config
 from sandbox import plant
 from sandbox.cluster import Cluster
+from tests.integration.jobs import Jobs, key
 from tests.integration.pipeline import (
     Pipeline,
     emptied,
@@ -24,39 +23,6 @@ from tests.integration.pipeline import (
 )
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def instance() -> Iterator[dg.DagsterInstance]:
-    with dg.DagsterInstance.ephemeral() as instance:
-        yield instance
-
-
-def key(name: str) -> dg.AssetKey:
-    return dg.AssetKey(["sandbox", name])
-
-
-class Jobs:
-    """The jobs of one pipeline's code location."""
-
-    def __init__(self, pipeline: Pipeline, instance: dg.DagsterInstance) -> None:
-        self._defs = build_defs(str(pipeline.file))
-        self._instance = instance
-
-    def run(self, name: str, config: dict[str, Any] | None = None) -> dg.ExecuteInProcessResult:
-        quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
-        job = self._defs.resolve_job_def(name)
-        return job.execute_in_process(run_config={**quiet, **(config or {})}, instance=self._instance)
-
-    def page(self, name: str) -> dict[str, Any]:
-        """What the newest materialization of an asset shows."""
-        event = self._instance.get_latest_materialization_event(key(name))
-        assert event is not None
-        assert event.asset_materialization is not None
-        return {
-            label: getattr(value, "md_str", None) or value.value
-            for label, value in event.asset_materialization.metadata.items()
-        }
 
 
 def test_an_operator_scans_applies_what_the_page_says_and_deletes(

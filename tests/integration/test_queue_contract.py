@@ -2,76 +2,17 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    PulsarDeadLetterQueue,
-    PulsarDeletionQueue,
-    PulsarQueueReader,
     topics_of,
 )
-from pulsar_lifecycle.settings import PulsarSettings
-from tests.integration.pipeline import drain
-from tests.unit.io.test_queue import DeletionQueueContract, intents
+from tests.kit.builders import intents
+from tests.kit.queue_contract import DeletionQueueContract
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def settings(sandbox):
-    return PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
-
-
-@pytest.fixture
-def admin(settings):
-    admin = HttpBrokerAdmin(settings)
-    yield admin
-    admin.close()
-
-
-@pytest.fixture
-def open_queue(sandbox, settings, admin):
-    opened = []
-
-    def open_one() -> PulsarDeletionQueue:
-        opened.append(PulsarDeletionQueue(settings, admin, 4))
-        return opened[-1]
-
-    drain(sandbox)
-    yield open_one
-    for queue in opened:
-        queue.close()
-    drain(sandbox)
-
-
-@pytest.fixture
-def open_letters(settings, admin, open_queue):
-    opened = []
-
-    def open_one() -> PulsarDeadLetterQueue:
-        opened.append(PulsarDeadLetterQueue(settings, admin, 4))
-        return opened[-1]
-
-    yield open_one
-    for letters in opened:
-        letters.close()
-
-
-@pytest.fixture
-def reader(settings, admin):
-    reader = PulsarQueueReader(settings, admin)
-    yield reader
-    reader.close()
-
-
-@pytest.fixture
-def client(settings):
-    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield client
-    client.close()
 
 
 @pytest.fixture

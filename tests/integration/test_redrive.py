@@ -25,7 +25,7 @@ from pulsar_lifecycle.settings import Settings, load_settings
 from resources.lifecycle import LifecycleResource
 from sandbox.cluster import Cluster
 from tests.integration import pipeline as driving
-from tests.unit.io.test_queue import intents
+from tests.kit.builders import intents
 
 pytestmark = pytest.mark.integration
 

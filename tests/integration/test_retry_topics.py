@@ -15,15 +15,12 @@ import pytest
 
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import java_message_id
-from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    PulsarDeadLetterQueue,
     PulsarDeletionQueue,
-    PulsarQueueReader,
     subscribe_everywhere,
     waiting,
 )
@@ -33,8 +30,7 @@ from pulsar_lifecycle.settings import PulsarSettings
 from sandbox.clients import wait_for
 from sandbox.cluster import Cluster
 from sandbox.toolchain import find_tools
-from tests.integration.pipeline import drain
-from tests.unit.io.test_queue import intents
+from tests.kit.builders import intents
 
 pytestmark = pytest.mark.integration
 
@@ -46,68 +42,6 @@ FROM_JAVA = {
     "event_timestamp": 1_700_000_000_123,
 }
 DELAY = 1_000
-
-
-@pytest.fixture
-def settings(sandbox: Cluster) -> PulsarSettings:
-    return PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
-
-
-@pytest.fixture
-def admin(settings: PulsarSettings) -> Iterator[HttpBrokerAdmin]:
-    admin = HttpBrokerAdmin(settings)
-    yield admin
-    admin.close()
-
-
-@pytest.fixture
-def opened() -> Iterator[list[Any]]:
-    opened: list[Any] = []
-    yield opened
-    for queue in opened:
-        queue.close()
-
-
-@pytest.fixture
-def open_queue(
-    sandbox: Cluster, settings: PulsarSettings, admin: HttpBrokerAdmin, opened: list[Any]
-) -> Iterator[Callable[[], PulsarDeletionQueue]]:
-    """Opens sessions on the deletion queue, which is empty before and after."""
-
-    def open_one() -> PulsarDeletionQueue:
-        opened.append(PulsarDeletionQueue(settings, admin, 4))
-        return opened[-1]
-
-    drain(sandbox)
-    yield open_one
-    for queue in opened:
-        queue.close()
-    drain(sandbox)
-
-
-@pytest.fixture
-def open_letters(
-    settings: PulsarSettings, admin: HttpBrokerAdmin, opened: list[Any], open_queue: object
-) -> Callable[[], PulsarDeadLetterQueue]:
-    def open_one() -> PulsarDeadLetterQueue:
-        opened.append(PulsarDeadLetterQueue(settings, admin, 4))
-        return opened[-1]
-
-    return open_one
-
-
-@pytest.fixture
-def reader(settings: PulsarSettings, admin: HttpBrokerAdmin) -> Iterator[PulsarQueueReader]:
-    reader = PulsarQueueReader(settings, admin)
-    yield reader
-    reader.close()
-
-
-@pytest.fixture
-def client(settings: PulsarSettings) -> Iterator[pulsar.Client]:
-    client = pulsar.Client(settings.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    yield client
-    client.close()
 
 
 @pytest.fixture

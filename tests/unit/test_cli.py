@@ -39,35 +39,17 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.words import WordKind
 from tests.golden.files import GOLDEN, entries
+from tests.kit.command import run
+from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
 TOPIC = "persistent://shop/orders/placed"
 
 
-def run(*arguments: str) -> int:
-    """The exit code."""
-    try:
-        main(list(arguments))
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
 @pytest.fixture
 def settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cluster that nothing answers for, with a lake."""
-    path = tmp_path / "lifecycle.toml"
-    path.write_text(
-        f"""
-        cluster = "test"
-        zookeeper = {{ hosts = "127.0.0.1:1", session_timeout = "1s" }}
-        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
-        lake = {{ path = "{tmp_path / "lake"}" }}
-        apply = {{ max_share = 0.5 }}
-        """
-    )
-    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-    return path
+    return write_settings(tmp_path, monkeypatch, more='zookeeper.session_timeout = "1s"\napply.max_share = 0.5\n')
 
 
 # ------------------------------------------------------------------------------------------------------ inspect file

@@ -7,12 +7,13 @@ import json
 import pytest
 
 from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
-from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from tests.golden.files import GOLDEN
-from tests.unit.sources.test_messages import entry
-from tests.unit.tiered.test_upload import BUCKET, DATA, ID, INDEX, Scene, source_of
+from tests.kit.builders import entry
+from tests.kit.command import run as command
+from tests.kit.copy_scene import BUCKET, DATA, ID, INDEX, source_of
+from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.settings import write_settings
 
 USER = json.loads((GOLDEN / "offload/g-tiny/expected.json").read_text())["s3"][0]["head"]["Metadata"]
 
@@ -28,26 +29,8 @@ def scene(tmp_path, monkeypatch):
     return found
 
 
-def write_settings(folder, monkeypatch, buckets):
-    path = folder / "lifecycle.toml"
-    path.write_text(
-        f"""
-        cluster = "test"
-        zookeeper = {{ hosts = "127.0.0.1:1" }}
-        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
-        lake = {{ path = "{folder / "lake"}" }}
-        """
-        + (f'object_store = {{ endpoint = "http://127.0.0.1:1", buckets = {json.dumps(buckets)} }}' if buckets else "")
-    )
-    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-
-
-def run(*arguments):
-    try:
-        main(["inspect", "object", *arguments])
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
+def run(*arguments: str) -> int:
+    return command("inspect", "object", *arguments)
 
 
 @pytest.mark.parametrize("key", [DATA, INDEX])

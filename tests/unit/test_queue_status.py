@@ -31,8 +31,9 @@ from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.clock import FakeClock
 from tests.fakes.connections import connect_to
 from tests.fakes.metadata_store import FakeZooKeeper
-from tests.unit.journal.test_metrics import ROW
-from tests.unit.test_cli import run
+from tests.kit.builders import DELETED_ROW as ROW
+from tests.kit.command import run
+from tests.kit.settings import write_settings
 
 NOW = 1_700_000_000_000
 
@@ -112,16 +113,7 @@ def cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin: FakeBrokerAdmin, reader: Reader, zookeeper: FakeZooKeeper
 ) -> Path:
     """A settings file, and a cluster that answers for it."""
-    path = tmp_path / "lifecycle.toml"
-    path.write_text(
-        f"""
-        cluster = "{ROW.cluster}"
-        zookeeper = {{ hosts = "127.0.0.1:1" }}
-        pulsar = {{ admin_url = "http://127.0.0.1:1", service_url = "pulsar://127.0.0.1:1" }}
-        lake = {{ path = "{tmp_path / "lake"}" }}
-        """
-    )
-    monkeypatch.setenv("PULSAR_LIFECYCLE_CONFIG", str(path))
+    path = write_settings(tmp_path, monkeypatch, cluster=ROW.cluster)
 
     monkeypatch.setattr(command, "now_ms", lambda: NOW + 1_000)
     connect_to(

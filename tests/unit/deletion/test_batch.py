@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from pyroaring import BitMap64
@@ -55,6 +54,7 @@ from pulsar_lifecycle.runs.apply import intents
 from pulsar_lifecycle.scan import coverage
 from tests.fakes.deletion_queue import FakeDeletionQueue
 from tests.fakes.metadata_store import Operation
+from tests.kit.crash import Crash, Steps, Tell, Watched, killed_at_every_step
 from tests.simulation.cluster import (
     BROKER,
     SimulatedCluster,
@@ -755,62 +755,38 @@ def test_a_deletion_that_nobody_spoke_of_is_made_up_for_although_its_ledger_is_t
     assert said == {node.ledger_id for node in archived}
 
 
-class Killed(BaseException):
-    """The process died here."""
+def watched(tell: Tell) -> Callable[[Ports], Ports]:
+    """The run's ports, each call of which is told of as ``before PORT.NAME`` and ``after PORT.NAME``."""
 
-
-class Recorder:
-    """Stands around a port: notes every call, and dies before or after the one it is told to."""
-
-    def __init__(self, port: Any, name: str, calls: list[str], die_at: int | None = None, after: bool = False) -> None:
-        self._port, self._name, self._calls, self._die_at, self._after = port, name, calls, die_at, after
-
-    def __getattr__(self, method: str) -> Any:
-        call = getattr(self._port, method)
-
-        def wrapped(*arguments: Any, **named: Any) -> Any:
-            number = len(self._calls)
-            self._calls.append(f"{self._name}.{method}")
-            if number == self._die_at and not self._after:
-                raise Killed
-            result = call(*arguments, **named)
-            if number == self._die_at:
-                raise Killed
-            return result
-
-        return wrapped
-
-
-def recorded(calls: list[str], die_at: int | None = None, after: bool = False) -> Callable[[Ports], Ports]:
     def wrap(tools: Ports) -> Ports:
-        ports = {n: getattr(tools, n) for n in ("store", "reader", "admin", "queue", "journal")}
-        return Ports(**{n: Recorder(p, n, calls, die_at, after) for n, p in ports.items()}, clock=tools.clock)
+        ports = {name: getattr(tools, name) for name in ("store", "reader", "admin", "queue", "journal")}
+        return Ports(**{n: Watched(port, tell, f"{n}.") for n, port in ports.items()}, clock=tools.clock)
 
     return wrap
 
 
 def test_archive_before_delete_before_confirmation_before_journal_before_acknowledgement(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data))
-    calls: list[str] = []
-    scene.delete(recorded(calls))
+    steps = Steps()
+    scene.delete(watched(steps))
+    calls = [step.removeprefix("before ") for step in steps.seen if step.startswith("before ")]
     effects = ["journal.archive", "store.delete_many", "store.sync", "store.read", "journal.record"]
     start = calls.index("journal.archive")
     assert calls[start : start + 6] == [*effects, "queue.acknowledge"]
     assert "store.read" in calls[calls.index("store.sync") : start]
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_run_killed_at_any_call_is_finished_by_the_next(after: bool) -> None:
-    calls: list[str] = []
-    whole = Scene()
-    whole.send_all()
-    whole.delete(recorded(calls))
-    for number in range(len(calls)):
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_killed_at_any_call_is_finished_by_the_next(when: str) -> None:
+    def begin() -> tuple[Scene, set[int]]:
         scene = Scene()
         scene.send_all()
-        before = scene.cluster.ledger_ids()
-        with pytest.raises(Killed):
-            scene.delete(recorded([], number, after), run_id="killed")
+        return scene, scene.cluster.ledger_ids()
+
+    def run(begun: tuple[Scene, set[int]], tell: Tell) -> None:
+        begun[0].delete(watched(lambda step: tell(step) if step.startswith(when) else None), run_id="killed")
+
+    for (scene, before), _ in killed_at_every_step(begin, run):
         gone = before - scene.cluster.ledger_ids()
         journal = scene.cluster.journal
         assert gone <= {node.ledger_id for node in journal.nodes}
@@ -946,21 +922,12 @@ def test_what_a_run_sent_back_is_not_taken_by_it_again_though_brokers_ignore_del
 def test_a_kill_after_the_copy_loses_nothing_and_a_duplicate_does_no_harm(scene: Scene, call: str) -> None:
     scene.put(scene.intent(scene.data))
 
-    class Killed(BaseException):
-        pass
+    def die(step: str) -> None:
+        if step in ("before journal.record", "before queue.acknowledge") and step.endswith(call):
+            raise Crash
 
-    def die(*_: object) -> None:
-        raise Killed
-
-    def killed(tools: Ports) -> Ports:
-        port: Any = tools.journal if call == "record" else tools.queue
-        setattr(port, call, die)
-        return tools
-
-    journal = scene.cluster.journal
-    with pytest.raises(Killed):
-        scene.delete(killed, "killed")
-    journal.__dict__.pop("record", None)
+    with pytest.raises(Crash):
+        scene.delete(watched(die), "killed")
     assert scene.waiting == 2
     scene.publish()
     scene.cluster.put(control.LEASE, b"")

@@ -12,6 +12,7 @@ from assets.reconcile import intents_shown, reconciled_shown
 from pulsar_lifecycle.deletion import reconcile
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, create_missing, topics_of
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Caps
@@ -19,8 +20,8 @@ from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import plan, two_scans
-from tests.unit.runs.test_apply import TOPIC
 
+TOPIC = Topic.parse("persistent://acme/orders/x")
 NAMESPACE = str(TOPIC.namespace)
 
 

@@ -11,7 +11,6 @@ import pytest
 from pulsar_lifecycle.deletion.redrive import BATCH, UNKNOWN, LetterFilter, Redriven, chosen, letters_of, look, redrive
 from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable
 from pulsar_lifecycle.formats.deletion_message import (
-    LedgerComponent,
     LedgerType,
     OffloadContext,
     PendingDeleteLedgerInfo,
@@ -27,13 +26,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
 from tests.fakes.journal import FakeJournal
 from tests.fakes.metadata_store import FakeZooKeeper
-
-ORDERS = "persistent://acme/orders/placed-partition-3"
-BILLS = "persistent://acme/bills/sent"
-
-
-def intent(ledger_id: int, topic: str = ORDERS) -> PendingDeleteLedgerInfo:
-    return PendingDeleteLedgerInfo(topic_name=topic, component=LedgerComponent.MANAGED_LEDGER, ledger_id=ledger_id)
+from tests.kit.builders import BILLS, ORDERS, intent
 
 
 def offloaded(ledger_id: int) -> PendingDeleteLedgerInfo:

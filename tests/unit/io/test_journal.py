@@ -45,37 +45,10 @@ from pulsar_lifecycle.records.outcomes import (
     VERIFIED,
 )
 from tests.fakes.journal import FakeJournal
+from tests.kit.builders import NODE, NOON, PROOF, ROW
 
-NOON = 1_760_000_000_000  # 2025-10-09T08:53:20Z
 TOMORROW = NOON + 86_400_000
-ROW = JournalRow(
-    run_id="run-1",
-    cluster="sandbox",
-    plan_id="plan-1",
-    ledger_id=4711,
-    component="Managed-Ledger",
-    topic="persistent://a/b/c",
-    action="delete",
-    phase="effect",
-    outcome="done",
-    reason="orphan",
-    bytes=2**40,
-    checksum="",
-    detail="",
-    at=NOON,
-)
 ASKED = Asked(ROW.topic)
-NODE = Archived(
-    run_id="run-1",
-    cluster="sandbox",
-    ledger_id=2**63 - 1,
-    path="/ledgers/00/0000/L4711",
-    data=b"\x00BookieMetadataFormatVersion\t3\n\xff",
-    version=0,
-    czxid=2**40,
-    ctime=NOON,
-    at=NOON,
-)
 
 
 @pytest.fixture(params=["files", "fake"])
@@ -408,7 +381,8 @@ def test_a_failed_sync_raises(tmp_path, monkeypatch):
 
 CRASH = """
 import os, pathlib, signal, sys
-from tests.unit.io.test_journal import NODE, FileJournal
+from pulsar_lifecycle.io.lake.journal import FileJournal
+from tests.kit.builders import NODE
 steps = []
 real_fsync, real_rename = os.fsync, pathlib.Path.rename
 def fsync(descriptor):
@@ -506,15 +480,6 @@ def test_what_an_undo_restored_does_not_count_as_deleted(tmp_path):
     assert deleted_since(str(tmp_path), NOON, "sandbox") == 2
 
 
-PROOF = {
-    "data_size": 1,
-    "data_etag": "d",
-    "index_size": 2,
-    "index_etag": "i",
-    "entries": 3,
-    "length": 4,
-    "checksum": "c",
-}
 UUIDS = [UUID(int=1), UUID(int=2)]
 
 

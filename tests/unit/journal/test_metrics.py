@@ -13,9 +13,9 @@ from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import HOUR_MS, Interval, Metrics
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records import outcomes
+from tests.kit.builders import DELETED_ROW as ROW
 
-AT = 400_000 * HOUR_MS + 5
-ROW = JournalRow("run", "c", "p", 1, "", "", outcomes.DELETE_LEDGER, "delete", outcomes.DELETED, "", 10, "", "", AT)
+AT = ROW.at
 
 
 def tally(*rows: JournalRow) -> pa.Table:

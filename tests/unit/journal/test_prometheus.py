@@ -14,7 +14,7 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.prometheus import published, write_textfile
 from pulsar_lifecycle.settings import Settings
-from tests.unit.journal.test_metrics import ROW
+from tests.kit.builders import DELETED_ROW as ROW
 
 
 def parsed(path: Path) -> dict[str, tuple[str, dict[str, str], float]]:

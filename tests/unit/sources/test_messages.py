@@ -18,6 +18,7 @@ from pulsar_lifecycle.sources import messages
 from pulsar_lifecycle.sources.entry_tables import ENTRIES
 from pulsar_lifecycle.sources.messages import MESSAGES, Messages
 from tests.golden.files import GOLDEN, entries
+from tests.kit.builders import entry
 
 
 def batch(*payloads: bytes, first: int = 0) -> pa.RecordBatch:
@@ -30,12 +31,6 @@ def rows(kernel: Messages, *batches: pa.RecordBatch) -> list[dict[str, Any]]:
     found = list(kernel(batches))
     assert all(one.schema == kernel.wanted for one in found)
     return [row for one in found for row in one.to_pylist()]
-
-
-def entry(payload: bytes = b"hello", **fields: Any) -> bytes:
-    given = {"producer_name": "p", "sequence_id": 3, "publish_time": 1_700_000_000_000, **fields}
-    metadata = pb.MessageMetadata(**given).SerializeToString()
-    return struct.pack(">i", len(metadata)) + metadata + payload
 
 
 def single(payload: bytes, **fields: Any) -> bytes:

@@ -15,8 +15,9 @@ from pulsar_lifecycle.sources.offload_listing import OffloadedData
 from pulsar_lifecycle.sources.offloaded import OffloadedReader, PulsarOffload, pieces
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.golden.files import GOLDEN, entries
-from tests.unit.test_cli_object import write_settings
-from tests.unit.tiered.test_upload import BUCKET, PAYLOADS, Scene, source_of
+from tests.kit.copy_scene import BUCKET, PAYLOADS, source_of
+from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.settings import write_settings
 
 TINY = entries(GOLDEN / "offload/g-s3drv2/L66.entries.bin")
 

@@ -14,7 +14,6 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import batch, owner_check
 from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.errors import (
@@ -34,12 +33,8 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
-from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import (
     DELETED,
@@ -55,220 +50,17 @@ from pulsar_lifecycle.records.outcomes import (
 )
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
-from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
-from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
-from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
-from tests.fakes.metadata_store import Operation
-from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, cursor_tags, data_tags
-from tests.simulation.offloaded import BUCKET, DATA, INDEX, Offloading, attempt
+from pulsar_lifecycle.topics.write import LEFT_TO_BROKER
+from tests.kit.builders import CHUNK
+from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
+from tests.kit.release_scene import BROKEN, CONTEXT, LAG, SITE
+from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.topic_scene import OTHER, TOPIC, outcomes
+from tests.simulation.cluster import cursor_tags, data_tags
+from tests.simulation.offloaded import BUCKET, DATA, INDEX
 from tests.simulation.pipeline import Policy
-from tests.unit.tiered.test_commit import CHUNK, Crash, Watched, raising
-
-TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
-OTHER = Topic.parse("persistent://acme/orders/other")
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
-LAG = 3_600_000
-SITE = ("aws-s3", BUCKET, "", "")
-BROKEN = b"\xff\xff"
-
-
-class Broker:
-    """A broker with one topic in memory; it reads in BookKeeper what is not given up there."""
-
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
-        self.memory: ManagedLedgerInfo | None = None
-
-    def load(self) -> None:
-        """Make a ledger, write the z-node, serve the topic."""
-        scene = self._scene
-        scene.ids.append(scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
-        self.memory = replace(scene.info, ledgers=(*scene.info.ledgers, LedgerInfo(scene.ids[-1])))
-        scene.cluster.put(scene.path, managed_ledger.encode(self.memory))
-        scene.cluster.load(TOPIC)
-
-    def unload(self, topic: Topic) -> None:
-        if topic == TOPIC and self.memory is not None:
-            newest = self._scene.cluster._last_id
-            self._scene.cluster.ledger(data_tags(TOPIC), ledger_id=self.memory.ledgers[-1].ledger_id)
-            self._scene.cluster._last_id = newest
-            self.memory = None
-
-    def check(self) -> None:
-        """It can read everything that it serves."""
-        for item in self.memory.ledgers if self.memory else ():
-            if not (item.offload and item.offload.bookkeeper_deleted):
-                assert self._scene.cluster.exists(item.ledger_id)
-
-
-class Scene:
-    """A topic of ``due`` ledgers offloaded nine days ago and scanned a day ago, and two more."""
-
-    def __init__(self, *, loaded: bool = False, due: int = 2) -> None:
-        self.off = Offloading()
-        self.cluster: SimulatedCluster = self.off.cluster
-        self.path = self.cluster.topic_path(TOPIC)
-        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(due + 2)]
-        self.due = self.ids[:due]
-        self.uuids = {i: uuid4() for i in self.due}
-        now = self.cluster.clock.now_ms()
-        contexts = {i: replace(attempt(uuid), timestamp=now) for i, uuid in self.uuids.items()}
-        for i, uuid in self.uuids.items():
-            self.off.put(uuid, i, TOPIC)
-        self.cluster.topic(TOPIC, self.ids, offloaded=contexts)
-        self.cluster.admin.topics[TOPIC] = {}
-        self.broker = Broker(self)
-        self.cluster.admin.on_unload = self.broker.unload
-        self.loaded_topics = loaded
-        if loaded:
-            self.broker.load()
-        self.off.age()
-        self.store = self.cluster.open_store()
-        self.refused: set[int] = set()
-        self.limit = 500
-        self.tick: Callable[[str], None] = lambda name: None
-        self.guard: RunGuard | None = None
-        self.read_check = ReadCheck(waived=True)
-
-    # ---------------------------------------------------------------------------------------------------- what is there
-
-    @property
-    def info(self) -> ManagedLedgerInfo:
-        return managed_ledger.decode(self.cluster.zookeeper.data(self.path))
-
-    @property
-    def contexts(self) -> dict[int, OffloadContext]:
-        return {item.ledger_id: item.offload for item in self.info.ledgers if item.offload}
-
-    @property
-    def released_ids(self) -> list[int]:
-        return sorted(i for i, context in self.contexts.items() if context.bookkeeper_deleted)
-
-    @property
-    def left(self) -> list[int]:
-        """What may go and is in BookKeeper still."""
-        return [i for i in self.due if self.cluster.exists(i)]
-
-    @property
-    def rows(self) -> list[tuple[int, str, str]]:
-        rows = self.cluster.journal.rows
-        return [(row.ledger_id, row.phase, row.outcome) for row in rows if row.ledger_id in self.due]
-
-    @property
-    def left_pending(self) -> list[bool]:
-        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
-
-    @property
-    def waiting(self) -> int:
-        return len(self.cluster.deletion_topics.waiting)
-
-    def whole(self, ledger_id: int, uuid: UUID) -> bool:
-        """Whether both objects are there with the bytes that they were offloaded with."""
-        data = self.off.buckets.data
-        found = [data.get((BUCKET, key(uuid, ledger_id))) for key in (data_key, index_key)]
-        return found == [DATA, INDEX]
-
-    def law(self) -> None:
-        """What the topic lists is in BookKeeper, or complete, given up, and whole in the bucket; brokers can read."""
-        if self.path in self.cluster.zookeeper._nodes and self.cluster.zookeeper.data(self.path) != BROKEN:
-            for item in self.info.ledgers:
-                if not self.cluster.exists(item.ledger_id):
-                    offload = item.offload
-                    assert offload
-                    assert offload.complete
-                    assert offload.bookkeeper_deleted
-                    assert offload.uuid
-                    assert self.whole(item.ledger_id, offload.uuid)
-        self.broker.check()
-
-    # --------------------------------------------------------------------------------------------------- what others do
-
-    def write(self, ledger_id: int, context: OffloadContext | None) -> None:
-        """The topic's z-node says this of the ledger's offload."""
-        ledgers = tuple(replace(i, offload=context) if i.ledger_id == ledger_id else i for i in self.info.ledgers)
-        self.cluster.put(self.path, managed_ledger.encode(replace(self.info, ledgers=ledgers)))
-
-    def change(self, ledger_id: int, **changes: Any) -> None:
-        self.write(ledger_id, replace(self.contexts[ledger_id], **changes))
-
-    def list_only(self, ledger_ids: Sequence[int]) -> None:
-        ledgers = tuple(item for item in self.info.ledgers if item.ledger_id in ledger_ids)
-        self.cluster.put(self.path, managed_ledger.encode(replace(self.info, ledgers=ledgers)))
-
-    def lose(self, ledger_id: int, key: Callable[[UUID, int], str] = data_key) -> None:
-        name = key(self.uuids[ledger_id], ledger_id)
-        del self.off.buckets.objects[BUCKET][name]
-        del self.off.buckets.data[BUCKET, name]
-
-    # ---------------------------------------------------------------------------------------------------------- running
-
-    def watched(self, tools: Ports) -> Ports:
-        def tick(name: str) -> None:
-            self.law()
-            self.tick(name)
-
-        ports = ("store", "admin", "queue", "journal", "objects")
-        return replace(tools, **{name: Watched(getattr(tools, name), tick) for name in ports})
-
-    def proven(self, ledger_id: int, uuid: UUID | None = None, bucket: str = BUCKET) -> Due:
-        """What reading both objects back finds."""
-        uuid = uuid or self.uuids[ledger_id]
-        heads = [self.off.buckets.objects[BUCKET][key(uuid, ledger_id)] for key in (data_key, index_key)]
-        (data, index) = ((head.size, head.etag) for head in heads)
-        verified = Verified(*data, *index, 1, ENTRY_BYTES, "sum")
-        return Due(ledger_id, Location(bucket, uuid, ledger_id), verified, "http://s3", "r")
-
-    def begin(self) -> tuple[TopicRun, Ports, RunGuard]:
-        """A run of its own, with its lease."""
-        self.store.close()
-        self.store = self.cluster.open_store()
-        queue = self.cluster.open_queue()
-        queue.refused = self.refused
-        cluster, clock = self.cluster, self.cluster.clock
-        tools = self.watched(
-            Ports(self.store, cluster.reader, cluster.admin, queue, cluster.journal, clock, self.off.store)
-        )
-        lease = control.take_lease(tools.store, "run", clock, 0, control.OFFLOAD_LEASE)
-        heard = Brokers(dict(cluster.admin.loaded), 60_000)
-        shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), clock)
-        run = TopicRun("run", "simulated", "/ledgers", clock.now_ms(), heard, CONTEXT, 0, self.loaded_topics, shadows)
-        return run, tools, RunGuard(lease.guard, Unloads(5, self.limit, clock))
-
-    def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, OffloadOutcome]:
-        """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
-        try:
-            run, tools, guard = self.begin()
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
-            found = list(due) or [
-                self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
-            ]
-            said = bookkeeper_copies.release_topic(
-                replace(run, **changes), tools, guard, TOPIC, found, lag, self.read_check
-            )
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
-            return {one.ledger_id: one for one in said}
-        finally:
-            self.store.close()  # a process that is gone loses its session, too
-            self.store = self.cluster.open_store()
-
-    def scan(self) -> None:
-        self.cluster.wait(0.5)
-        self.off.rescan()
-
-    def delete(self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "") -> list[Decision]:
-        """A deletion run over everything that waits, with the newest scan."""
-        self.off.released = self.cluster.journal.released("simulated")
-        return self.off.delete(lambda tools: wrap(self.watched(tools)), run_id)
-
-    def released(self) -> None:
-        """A release run, and a scan after it."""
-        said = self.release()
-        assert {one.outcome for one in said.values()} == {RELEASED}
-        self.scan()
 
 
 @pytest.fixture
@@ -276,31 +68,8 @@ def scene() -> Scene:
     return Scene()
 
 
-def outcomes(said: dict[int, OffloadOutcome]) -> dict[int, str]:
-    return {i: one.outcome for i, one in said.items()}
-
-
 def settled(decisions: Sequence[Decision]) -> set[tuple[str, str]]:
     return {(d.outcome, d.reason) for d in decisions}
-
-
-def on_write(scene: Scene, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
-    """Do something at the moments a compare-and-set reaches the topic's z-node in the next run."""
-    left = [times]
-
-    def hook(operation: Operation) -> None:
-        if operation == Operation("write", (scene.path,)) and left[0]:
-            left[0] -= 1
-            act()
-
-    real = scene.cluster.open_store
-
-    def opened(**given: bool) -> Any:
-        store = real(**given)
-        setattr(store, when, hook)
-        return store
-
-    scene.cluster.open_store = opened  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------------------ what brokers can read
@@ -678,7 +447,7 @@ def test_an_error_at_any_step_deletes_nothing_and_the_next_run_finishes(error: t
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bool) -> None:
     scene = Scene(loaded=loaded)
-    on_write(scene, raising(OutcomeUnknown("no answer")), when)
+    scene.on_write(raising(OutcomeUnknown("no answer")), when)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
     assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
@@ -688,7 +457,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
         for i in scene.due:
             scene.change(i, bookkeeper_deleted=True)
 
-    on_write(scene, act)
+    scene.on_write(act)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
     scene.cluster.remove(scene.cluster.path(scene.due[0]))  # and deletes it
     scene.scan()
@@ -706,7 +475,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
     ],
 )
 def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable[[Scene], object], why: str) -> None:
-    on_write(scene, lambda: act(scene))
+    scene.on_write(lambda: act(scene))
     said = scene.release()
     assert outcomes(said) == dict.fromkeys(scene.due, LEFT)
     assert all(why in one.reason for one in said.values())
@@ -717,12 +486,12 @@ def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable
 
 def test_a_ledger_that_becomes_the_last_between_look_and_write(scene: Scene) -> None:
     scene.loaded_topics = True
-    on_write(scene, lambda: scene.list_only(scene.due))
+    scene.on_write(lambda: scene.list_only(scene.due))
     assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT}
 
 
 def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scene) -> None:
-    on_write(scene, scene.broker.load)
+    scene.on_write(scene.broker.load)
     assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
     assert scene.released_ids == []
 
@@ -754,7 +523,7 @@ def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_sam
         if when == "before":
             scene.broker.load()
 
-    on_write(scene, settle, when)
+    scene.on_write(settle, when)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     assert set(outcomes(scene.release()).values()) == {RELEASED}
     assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
@@ -1034,24 +803,13 @@ def test_a_scan_from_before_the_message_lets_it_wait(scene: Scene) -> None:
 
 def crashes(act: Callable[[Scene], object], make: Callable[[], Scene]) -> Iterator[Scene]:
     """The scene after an act that was killed before each of its calls in turn, so after the one before it."""
-    at = 0
-    while True:
-        at += 1
-        scene, left = make(), [at]
 
-        def tick(name: str, left: list[int] = left) -> None:
-            left[0] -= name.startswith("before")
-            if not left[0]:
-                raise Crash
+    def watched(scene: Scene, tell: Tell) -> None:
+        scene.tick = before_calls(tell)
+        act(scene)
 
-        scene.tick = tick
-        try:
-            act(scene)
-        except Crash:
-            pass
-        else:
-            return
-        scene.tick = lambda name: None
+    for scene, _ in killed_at_every_step(make, watched):
+        scene.tick = lambda step: None
         scene.law()
         scene.cluster.wait(1)
         yield scene

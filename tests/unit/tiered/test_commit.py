@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import struct
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -24,7 +22,6 @@ from pulsar_lifecycle.errors import (
     Failed,
     LeaseLost,
     LifecycleError,
-    NotFound,
     OutcomeUnknown,
     Overloaded,
     Paused,
@@ -34,7 +31,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext, OffloadSegment
+from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import (
     CLUSTER_NAME,
     FORMAT_VERSION,
@@ -43,11 +40,8 @@ from pulsar_lifecycle.formats.offload_object import (
     index_key,
 )
 from pulsar_lifecycle.journal.read_checks import locations_that_failed, locations_that_passed
-from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.outcomes import (
     ATTEMPT_ABORTED,
@@ -60,345 +54,29 @@ from pulsar_lifecycle.records.outcomes import (
     REVERTED,
 )
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
-from pulsar_lifecycle.tiered.commit import OffloadRequest, Proven, ReadCheckFailed
+from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remove_objects
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unread
-from pulsar_lifecycle.topics import snapshot
-from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, TopicRun
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from tests.fakes.metadata_store import Operation
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
-from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
+from tests.kit.builders import CHUNK, entry
+from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
+from tests.kit.offload_scene import BUCKET, PLACE, SAYS, Session, context
+from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.topic_scene import OTHER, TOPIC, outcomes
+from tests.simulation.cluster import ENTRY_BYTES, data_tags
 from tests.simulation.offloaded import objects_of
 
-TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
-OTHER = Topic.parse("persistent://acme/orders/other")
-BUCKET = "tiered"
-PLACE = (
-    ("bucket", BUCKET),
-    ("managedLedgerOffloadDriver", "AWS_S3"),
-    ("region", "r"),
-    ("serviceEndpoint", "http://s3"),
-)
-CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload_buckets=frozenset({BUCKET}))
 UNKNOWN = b"\xf2\x01\x03abc"  # field 30 of a later version
-
-
-decoded = lru_cache(managed_ledger.decode)
-
-
-class Crash(BaseException):
-    """The process is gone."""
-
-
-class Watched:
-    """A port that tells ``tick`` before and after each call."""
-
-    def __init__(self, inner: Any, tick: Callable[[str], None]) -> None:
-        self._inner, self._tick = inner, tick
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-
-        def call(*given: Any, **named: Any) -> Any:
-            self._tick(f"before {name}")
-            result = found(*given, **named)
-            self._tick(f"after {name}")
-            return result
-
-        return call
-
-
-@dataclass
-class Broker:
-    """A broker with one topic's metadata in memory; ``reads`` says whether it has an offloader for the bucket."""
-
-    scene: Scene
-    reads: bool = True
-    memory: ManagedLedgerInfo | None = None
-    version: int = -1
-
-    def load(self) -> None:
-        """Make a ledger, write the z-node, serve the topic."""
-        scene = self.scene
-        ledger = scene.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN)
-        scene.ids.append(ledger)
-        info = scene.info
-        self.memory = replace(info, ledgers=(*info.ledgers, LedgerInfo(ledger)))
-        scene.cluster.put(scene.path, managed_ledger.encode(self.memory))
-        self.version = scene.version
-        scene.cluster.load(TOPIC)
-
-    def unload(self, topic: Topic) -> None:
-        if topic == TOPIC and self.memory is not None:
-            self.scene.close(self.memory.ledgers[-1].ledger_id)
-            self.memory = None
-
-    def read(self, topic: Topic, position: Position) -> None:
-        """ManagedLedgerImpl.getLedgerHandle: an offload that is complete is read from its objects, and nowhere else."""
-        if self.memory is None:
-            self.load()
-        assert self.memory is not None
-        item = next(item for item in self.memory.ledgers if item.ledger_id == position.ledger_id)
-        assert 0 <= position.entry_id < (item.entries or 0)
-        if item.offload and item.offload.complete:
-            if not self.reads or not self.scene.pair(item) <= self.scene.keys:
-                raise Failed("500 UnsupportedOperationException")
-        elif not self.scene.cluster.exists(item.ledger_id):
-            raise NotFound(f"no ledger {item.ledger_id}")
-
-
-SAYS = {CLUSTER_NAME: "simulated", MANAGED_LEDGER_NAME: TOPIC.managed_ledger}
-
-
-class Scene:
-    """A topic of four ledgers that was left alone for an hour, a bucket, and a broker that can read it."""
-
-    def __init__(self, *, loaded: bool = False, reads: bool = True) -> None:
-        self.cluster = SimulatedCluster()
-        self.buckets = FakeBuckets(self.cluster.clock)
-        self.buckets.create(BUCKET)
-        self.objects = FakeObjectStore(self.buckets, [BUCKET])
-        self.path = self.cluster.topic_path(TOPIC)
-        self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(4)]
-        self.wanted = self.ids[:3]
-        self.cluster.topic(TOPIC, self.ids)
-        self.cluster.admin.topics[TOPIC] = {}
-        self.broker = Broker(self, reads)
-        self.cluster.admin.on_read = self.broker.read
-        self.cluster.admin.on_unload = self.broker.unload
-        self.loaded_topics = loaded
-        if loaded:
-            self.broker.load()
-        self.cluster.wait(1)
-        self.store = self.cluster.open_store()
-        self.tick: Callable[[str], None] = lambda name: None
-        self.limit = 500
-        self.waived = False
-        self.tiered_first: Collection[str] = (str(TOPIC), str(OTHER))
-        self.seen = dict[NamespaceLocation, int]()
-        self.named = OffloadUuids()
-        self.grace = 0
-        self.error = ""
-
-    @property
-    def version(self) -> int:
-        stat = self.cluster.zookeeper.stat(self.path)
-        assert stat
-        return stat.version
-
-    @property
-    def info(self) -> ManagedLedgerInfo:
-        return decoded(self.cluster.zookeeper.data(self.path))
-
-    @property
-    def items(self) -> dict[int, LedgerInfo]:
-        return {item.ledger_id: item for item in self.info.ledgers}
-
-    @property
-    def complete(self) -> list[int]:
-        return sorted(i for i, item in self.items.items() if item.offload and item.offload.complete)
-
-    @property
-    def keys(self) -> set[str]:
-        return self.buckets.keys(BUCKET)
-
-    @property
-    def open_attempts(self) -> list[int]:
-        return [one.ledger_id for one in attempts.whole(attempts.open_attempts(self.cluster.open_store()))]
-
-    @property
-    def left_pending(self) -> list[bool]:
-        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
-
-    @property
-    def rows(self) -> list[tuple[int, str]]:
-        return [(row.ledger_id, row.outcome) for row in self.cluster.journal.rows]
-
-    @staticmethod
-    def pair(item: LedgerInfo) -> set[str]:
-        assert item.offload
-        assert item.offload.uuid
-        return {data_key(item.offload.uuid, item.ledger_id), index_key(item.offload.uuid, item.ledger_id)}
-
-    def close(self, ledger_id: int) -> None:
-        """The ledger is closed in BookKeeper."""
-        newest = self.cluster._last_id
-        self.cluster.ledger(data_tags(TOPIC), ledger_id=ledger_id)
-        self.cluster._last_id = newest
-
-    def offload(self, ledger_id: int, context: OffloadContext | None) -> None:
-        """What a broker writes about an offload of its own."""
-        info = self.info
-        ledgers = tuple(replace(i, offload=context) if i.ledger_id == ledger_id else i for i in info.ledgers)
-        self.cluster.put(self.path, managed_ledger.encode(replace(info, ledgers=ledgers)))
-
-    def law(self) -> None:
-        """At every moment: what the topic lists is in BookKeeper, or is complete with both of its objects."""
-        if self.path in self.cluster.zookeeper._nodes:
-            for item in self.info.ledgers:
-                if item.offload and item.offload.complete:
-                    assert self.pair(item) <= self.keys
-                else:
-                    assert self.cluster.exists(item.ledger_id)
-
-    # -------------------------------------------------------------------------------------------------------- running
-
-    def tools(self) -> Ports:
-        def tick(name: str) -> None:
-            self.law()
-            self.tick(name)
-
-        cluster = self.cluster
-        store_, admin, journal, objects = (
-            Watched(port, tick) for port in (self.store, cluster.admin, cluster.journal, self.objects)
-        )
-        return Ports(store_, cluster.reader, admin, cluster.open_queue(), journal, cluster.clock, objects)  # type: ignore[arg-type]
-
-    def topic_run(self, tools: Ports, run_id: str = "run") -> TopicRun:
-        cluster = self.cluster
-        heard = Brokers({}, 60_000, self.error) if self.error else Brokers(dict(cluster.admin.loaded), 60_000)
-        shadows = snapshot.Shadows(lambda: snapshot.shadow_sources(tools.store, tools.store), cluster.clock)
-        now = cluster.clock.now_ms()
-        context = replace(CONTEXT, grace=self.grace)
-        return TopicRun(run_id, "simulated", "/ledgers", now, heard, context, 600_000, self.loaded_topics, shadows)
-
-    def read_check(self) -> ReadCheck:
-        """``seen`` as the journal has it."""
-        return ReadCheck(self.waived, self.tiered_first, dict(self.seen))
-
-    def session(self) -> Session:
-        """A run of its own, with its lease."""
-        tools = self.tools()
-        lease = control.take_lease(self.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-        guard = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-        return Session(self, tools, guard, self.topic_run(tools), self.read_check())
-
-    def release(self) -> None:
-        """The run that :meth:`session` began is over."""
-        self.store.close()
-        self.store = self.cluster.open_store()
-
-    def session_again(self) -> Session:
-        """Another run."""
-        self.release()
-        return self.session()
-
-    def settle_later(self) -> list[OffloadOutcome]:
-        """Another run that only settles."""
-        self.release()
-        self.cluster.wait(1)
-        return self.proceed(())
-
-    def proceed(self, wanted: Sequence[int] | None = None) -> list[OffloadOutcome]:
-        """One whole run, in the order that a run has, with objects that are put there and not read back."""
-        wanted = self.wanted if wanted is None else wanted
-        self.release()
-        tools = self.tools()
-        try:
-            lease = control.take_lease(tools.store, "run", self.cluster.clock, 0, control.OFFLOAD_LEASE)
-            guard = RunGuard(lease.guard, Unloads(5, self.limit, self.cluster.clock))
-            session = Session(self, tools, guard, self.topic_run(tools), self.read_check())
-            try:
-                outcomes = session.proceed(wanted)
-            except LifecycleError:
-                finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
-                raise
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
-            return outcomes
-        finally:
-            self.release()  # a process that is gone loses its session, too
-
-
-@dataclass
-class Session:
-    scene: Scene
-    tools: Ports
-    guard: RunGuard
-    run: TopicRun
-    read_check: ReadCheck
-    uuids: list[UUID] = field(default_factory=list)
-
-    def proceed(self, wanted: Sequence[int]) -> list[OffloadOutcome]:
-        tools = self.tools
-        owing = finish_unloads(tools.store, tools.admin, tools.clock, self.guard, wait=False)
-        resumed, outcomes = self.finish_attempts(wanted)
-        left = [i for i in wanted if i not in {one.ledger_id for one in resumed}]
-        begun, refused = self.begin(left) if left else ([], [])
-        todo = [] if str(TOPIC) in owing else [self.copy(one) for one in (*resumed, *begun)]
-        return outcomes + refused + (self.commit(todo) if todo else [])
-
-    def begin(self, ledger_ids: Sequence[int], **changes: Any) -> tuple[list[Attempt], list[OffloadOutcome]]:
-        wanted = self.asked(ledger_ids, **changes)
-
-        def new_uuid() -> UUID:
-            self.uuids.append(uuid4())
-            return self.uuids[-1]
-
-        return tiered_commit.begin_topic(self.run, self.tools, self.guard, TOPIC, wanted, new_uuid)
-
-    @staticmethod
-    def asked(ledger_ids: Collection[int], **changes: Any) -> list[OffloadRequest]:
-        """Rows of a plan."""
-        return [replace(OffloadRequest(i, "aws-s3", PLACE, 5 << 20), **changes) for i in ledger_ids]
-
-    def copy(self, attempt: Attempt) -> Proven:
-        """What ``tiered/upload.py`` and ``tiered/proof.py`` do, in short."""
-        objects = self.tools.objects
-        assert objects
-        objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", SAYS)
-        objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", SAYS)
-        return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
-
-    def commit(self, proven: Sequence[Proven]) -> list[OffloadOutcome]:
-        return tiered_commit.commit_topic(self.run, self.tools, self.guard, TOPIC, proven, self.read_check)
-
-    def offload(self, ledger_ids: Sequence[int]) -> list[OffloadOutcome]:
-        begun, refused = self.begin(ledger_ids)
-        return refused + self.commit([self.copy(one) for one in begun])
-
-    def finish_attempts(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[OffloadOutcome]]:
-        asked = {one.ledger_id: one for one in self.asked(wanted)}
-        ownership = Ownership("simulated", self.scene.named)
-        return finish_attempts(self.run, self.tools, self.guard, asked, self.read_check, ownership, lambda _: None)
 
 
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
-
-
-def outcomes(found: Sequence[OffloadOutcome]) -> dict[int, str]:
-    return {one.ledger_id: one.outcome for one in found}
-
-
-def on_write(scene: Scene, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
-    """Do something at the moments our compare-and-set reaches the topic's z-node."""
-    left = [times]
-
-    def hook(operation: Operation) -> None:
-        if operation == Operation("write", (scene.path,)) and left[0]:
-            left[0] -= 1
-            act()
-
-    setattr(scene.store, when, hook)
-
-
-def raising(error: Exception) -> Callable[..., None]:
-    def act(*_: object) -> None:
-        raise error
-
-    return act
-
-
-def context(uuid: UUID | None = None, **changes: Any) -> OffloadContext:
-    """An offload context of a broker's own."""
-    return replace(OffloadContext(uuid or uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET}), **changes)
 
 
 # ---------------------------------------------------------------------------------------------------------- the effect
@@ -529,7 +207,7 @@ def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: 
 
 def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_canary(scene: Scene) -> None:
     session, proven = begun(scene)
-    on_write(scene, scene.broker.load)
+    scene.on_write(scene.broker.load)
     assert {one.outcome for one in session.commit(proven)} == {LEFT_TO_BROKER}
     assert scene.cluster.admin.touched == []
 
@@ -550,13 +228,7 @@ def fill(scene: Scene, ledger_id: int, entries: Sequence[bytes]) -> None:
     scene.cluster.reader.payloads[ledger_id] = list(entries)
 
 
-def entry(payload: bytes = b"", **given: Any) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, **given).SerializeToString()
-    return struct.pack(">i", len(metadata)) + metadata + payload
-
-
 PLAIN = entry(b"x")
-CHUNK = entry(b"x", num_chunks_from_msg=3, chunk_id=1, uuid="u", compression=pb.LZ4)
 LARGE = entry(b"x", properties=[pb.KeyValue(key="trace", value="t" * 4_000)])
 ENCRYPTED = entry(
     b"x", num_chunks_from_msg=3, chunk_id=1, compression=pb.LZ4, encryption_keys=[pb.EncryptionKeys(key="k", value=b"")]
@@ -727,7 +399,7 @@ def test_a_ledger_that_is_not_listed(scene: Scene) -> None:
 def test_what_its_context_says(scene: Scene, found: OffloadContext, why: str) -> None:
     for key in (data_key(UUID(int=7), scene.ids[0]), index_key(UUID(int=7), scene.ids[0])):
         scene.buckets.put(BUCKET, key, b"")
-    scene.offload(scene.ids[0], found)
+    scene.write(scene.ids[0], found)
     settled(scene)
     assert why in refused(scene, scene.ids[0])
 
@@ -735,7 +407,7 @@ def test_what_its_context_says(scene: Scene, found: OffloadContext, why: str) ->
 @pytest.mark.parametrize("loaded", [False, True])
 def test_an_attempt_of_its_brokers(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
-    scene.offload(scene.ids[0], context())
+    scene.write(scene.ids[0], context())
     settled(scene)
     before = scene.version
     begun, found = scene.session().begin(scene.wanted)
@@ -852,7 +524,7 @@ def test_a_broker_that_offloaded_one_itself(scene: Scene) -> None:
     assert theirs.uuid
     for key in (data_key(theirs.uuid, scene.ids[1]), index_key(theirs.uuid, scene.ids[1])):
         scene.buckets.put(BUCKET, key, b"")
-    scene.offload(scene.ids[1], theirs)
+    scene.write(scene.ids[1], theirs)
     scene.cluster.wait(1)
     found = session.commit(proven)
     assert outcomes(found) == {scene.ids[0]: LEFT_TO_BROKER, scene.ids[1]: REFUSED, scene.ids[2]: LEFT_TO_BROKER}
@@ -868,7 +540,7 @@ def test_a_broker_that_is_about_to_offload_one_itself() -> None:
     scene.waived = True
     session, proven = begun(scene)
     theirs = context()
-    scene.offload(scene.ids[1], theirs)
+    scene.write(scene.ids[1], theirs)
     found = session.commit(proven)
     assert outcomes(found) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
     assert scene.items[scene.ids[1]].offload == theirs
@@ -925,7 +597,7 @@ def test_a_topic_that_was_deleted_and_made_anew(scene: Scene) -> None:
 
 def test_a_topic_that_was_loaded_between_look_and_write(scene: Scene) -> None:
     session, proven = begun(scene)
-    on_write(scene, scene.broker.load)
+    scene.on_write(scene.broker.load)
     found = session.commit(proven)
     assert {one.outcome for one in found} == {LEFT_TO_BROKER}
     assert scene.complete == []
@@ -936,7 +608,7 @@ def test_a_rollover_between_look_and_write() -> None:
     scene = Scene(loaded=True)
     scene.waived = True
     session, proven = begun(scene)
-    on_write(scene, scene.broker.load)
+    scene.on_write(scene.broker.load)
     assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
     assert scene.complete == scene.wanted
     assert (scene.broker.memory, scene.left_pending) == (None, [])
@@ -945,7 +617,7 @@ def test_a_rollover_between_look_and_write() -> None:
 def test_a_z_node_that_never_comes_to_rest() -> None:
     scene = Scene(loaded=True)
     session, proven = begun(scene)
-    on_write(scene, scene.broker.load, times=99)
+    scene.on_write(scene.broker.load, times=99)
     with pytest.raises(Refused, match="changed 5 times"):
         session.commit(proven)
     assert scene.complete == []
@@ -971,7 +643,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bo
     scene = Scene(loaded=loaded)
     scene.waived = True
     session, proven = begun(scene)
-    on_write(scene, raising(OutcomeUnknown("connection lost")), when)
+    scene.on_write(raising(OutcomeUnknown("connection lost")), when)
     assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
     assert scene.complete == scene.wanted
     assert scene.open_attempts == []
@@ -1121,7 +793,7 @@ def unreadable_bookkeeper(scene: Scene) -> None:
 def released(scene: Scene) -> None:
     offload = scene.items[scene.ids[0]].offload
     assert offload
-    scene.offload(scene.ids[0], replace(offload, bookkeeper_deleted=True))
+    scene.write(scene.ids[0], replace(offload, bookkeeper_deleted=True))
 
 
 @pytest.mark.parametrize(
@@ -1153,7 +825,7 @@ def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
     theirs = context()
 
     def read(topic: Topic, position: Position) -> None:
-        scene.offload(scene.ids[0], theirs)
+        scene.write(scene.ids[0], theirs)
         raise Failed("500")
 
     scene.cluster.admin.on_read = read
@@ -1165,7 +837,7 @@ def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
 def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_again_by_the_next() -> None:
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
-    on_write(scene, lambda: on_write(scene, scene.broker.load, times=99), "after")
+    scene.on_write(lambda: scene.on_write(scene.broker.load, times=99), "after")
     with pytest.raises(ReadCheckFailed, match="whether it was reverted is not known"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
@@ -1179,7 +851,7 @@ def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
     assert theirs.uuid
     for key in (data_key(theirs.uuid, scene.ids[0]), index_key(theirs.uuid, scene.ids[0])):
         scene.buckets.put(BUCKET, key, b"")
-    scene.offload(scene.ids[0], theirs)
+    scene.write(scene.ids[0], theirs)
     with pytest.raises(ReadCheckFailed, match=f"ledger {scene.ids[1]} was offloaded"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
@@ -1336,7 +1008,7 @@ def test_uploads_under_way_are_dropped_and_nothing_of_another_attempt(scene: Sce
     [
         (lambda scene: scene.cluster.remove(scene.cluster.path(scene.ids[0])), "dangling"),
         (unreadable_bookkeeper, "no permission"),
-        (lambda scene: scene.offload(scene.ids[0], context(bookkeeper_deleted=True)), "needs repair"),
+        (lambda scene: scene.write(scene.ids[0], context(bookkeeper_deleted=True)), "needs repair"),
     ],
 )
 def test_objects_that_may_be_all_that_is_left_are_not_abandoned(
@@ -1383,7 +1055,7 @@ def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scen
 
 
 def commit_by_hand(scene: Scene, attempt: Attempt) -> None:
-    scene.offload(attempt.ledger_id, context(attempt.uuid, complete=True))
+    scene.write(attempt.ledger_id, context(attempt.uuid, complete=True))
 
 
 @pytest.mark.parametrize(
@@ -1481,7 +1153,7 @@ def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
     scene.law = lambda: None  # type: ignore[method-assign]
     theirs = context(complete=True, bookkeeper_deleted=released)
     assert theirs.uuid
-    scene.offload(scene.ids[0], theirs)
+    scene.write(scene.ids[0], theirs)
     version = {FORMAT_VERSION: "1"}
     scene.buckets.put(BUCKET, data_key(theirs.uuid, scene.ids[0]), data, version)
     if index is not None:
@@ -1526,7 +1198,7 @@ def test_a_run_that_may_not_go_on_reads_no_ledger_to_its_end(scene: Scene, error
 def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Scene, elsewhere: bool) -> None:
     _, (one,) = begun(scene, scene.ids[:1])
     ledger = scene.ids[1] if elsewhere else scene.ids[0]
-    scene.offload(ledger, context(one.attempt.uuid))
+    scene.write(ledger, context(one.attempt.uuid))
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
     assert (found.outcome, "names its UUID" in found.reason) == (FAILED, True)
@@ -1579,7 +1251,7 @@ def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> 
     scene.waived = True
     scene.proceed()
     other = next(item.ledger_id for item in scene.info.ledgers if item.ledger_id not in scene.wanted)
-    scene.offload(other, context())
+    scene.write(other, context())
     scene.cluster.wait(1)
     before = scene.info
     for dry_run in (True, False):
@@ -1598,7 +1270,7 @@ def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
 
     def then_begins(*given: Any) -> list[OffloadOutcome]:
         found = planned(*given)
-        scene.offload(other, context())
+        scene.write(other, context())
         return found
 
     monkeypatch.setattr(revert, "plan_revert", then_begins)
@@ -1613,13 +1285,13 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     first, second, third = scene.wanted
     offloads = {item.ledger_id: item.offload for item in scene.info.ledgers}
     for released in (first, second):
-        scene.offload(released, replace(offloads[released], bookkeeper_deleted=True))  # type: ignore[type-var]
+        scene.write(released, replace(offloads[released], bookkeeper_deleted=True))  # type: ignore[type-var]
     scene.cluster.remove(scene.cluster.path(second))
     before = scene.info
     for dry_run in (True, False):
         (found,) = [one for one in taken_back(scene, dry_run=dry_run) if one.ledger_id == first]
         assert (found.outcome, "its broker be deleting it: again in 30" in found.reason) == (REFUSED, True)
-    scene.offload(third, offloads[third])
+    scene.write(third, offloads[third])
     scene.cluster.wait(1)
     before = scene.info
     found = {one.ledger_id: (one.outcome, one.reason) for one in taken_back(scene, dry_run=True)}
@@ -1663,12 +1335,12 @@ def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | Non
             data = f"{data_key(then, scene.ids[0])}", f"{index_key(then, scene.ids[0])}"
             for key in data:
                 scene.buckets.put(BUCKET, key, b"x", SAYS)
-            scene.offload(scene.ids[0], context(then, complete=True))
+            scene.write(scene.ids[0], context(then, complete=True))
         else:
             scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=scene.info.ledgers[1:])))
 
     session = scene.session_again()
-    on_write(scene, act)
+    scene.on_write(act)
     run = replace(session.run, loaded_topics=True)
     (found,) = revert.revert_topic(run, session.tools, session.guard, TOPIC, scene.ids[:1])
     assert (found.outcome, found.reason.startswith(why)) == (FAILED, True)
@@ -1741,7 +1413,7 @@ def test_a_journal_that_fails_leaves_everything_to_the_next_run(scene: Scene) ->
         session.commit(proven)
     assert scene.complete == scene.open_attempts == scene.wanted
     scene.cluster.journal.failure = None
-    scene.release()
+    scene.new_session()
     assert set(outcomes(scene.proceed(())).values()) == {OFFLOADED}
     assert scene.open_attempts == []
     assert scene.rows[-3:] == [(i, OFFLOADED) for i in scene.wanted]
@@ -1752,26 +1424,14 @@ def test_a_journal_that_fails_leaves_everything_to_the_next_run(scene: Scene) ->
 
 def crashes(make: Callable[[], Scene]) -> Iterator[Scene]:
     """The scene after a run that was killed before each of its calls in turn, so after the one before it."""
-    at = 0
-    while True:
-        at += 1
-        scene, left = make(), [at]
 
-        def tick(name: str, left: list[int] = left) -> None:
-            left[0] -= name.startswith("before")
-            if not left[0]:
-                raise Crash
-
-        scene.tick = tick
-        try:
+    def run(scene: Scene, tell: Tell) -> None:
+        scene.tick = before_calls(tell)
+        with contextlib.suppress(Refused):
             scene.proceed()
-        except Crash:
-            pass
-        except Refused:
-            return
-        else:
-            return
-        scene.tick = lambda name: None
+
+    for scene, _ in killed_at_every_step(make, run):
+        scene.tick = lambda step: None
         scene.law()
         scene.cluster.wait(1)
         yield scene
@@ -2043,7 +1703,7 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
     read = scene.cluster.admin.on_read
 
     def taken_back_meanwhile(topic: Topic, position: Position) -> None:
-        scene.offload(scene.ids[0], None)
+        scene.write(scene.ids[0], None)
         read(topic, position)
 
     copy = Copy.of_item(scene.items[scene.ids[0]], 1)
@@ -2152,7 +1812,7 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
         if any(row.outcome == "read-failed" for row in scene.cluster.journal.rows):
             raise Crash
 
-    on_write(scene, die, times=99)
+    scene.on_write(die, times=99)
     with pytest.raises(Crash):
         session.commit(proven)
     assert scene.complete == scene.ids[:2]
@@ -2190,7 +1850,7 @@ def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(sce
     assert offload
     scene.cluster.wait(1)
     session = scene.session_again()
-    scene.offload(first, replace(offload, bookkeeper_deleted=True))
+    scene.write(first, replace(offload, bookkeeper_deleted=True))
     tools = replace(session.tools, clock=Off(scene, ahead))
     (said,) = revert.revert_topic(session.run, tools, session.guard, TOPIC, [first])
     assert said.outcome == REFUSED

@@ -40,7 +40,7 @@ from pulsar_lifecycle.tiered.offload_planning import (
 from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, Retention, in_force, retention_in_force
 from pulsar_lifecycle.topics.policies import InForce, Unknown, Unreadable
 from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
-from tests.unit.io.test_journal import PROOF, ROW
+from tests.kit.builders import PROOF, ROW
 
 TIERED, BOOKKEEPER = "tiered-storage-first", "bookkeeper-first"
 

@@ -17,9 +17,9 @@ from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.copy_scene import BUCKET, PAYLOADS
+from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.unit.test_cli_object import write_settings
-from tests.unit.tiered.test_upload import BUCKET, PAYLOADS
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 

@@ -9,7 +9,6 @@ import json
 import zlib
 from dataclasses import asdict, replace
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -25,7 +24,6 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
-from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.journal.read_checks import locations_that_failed
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
@@ -53,29 +51,15 @@ from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from pulsar_lifecycle.topics.write import Outcome, TopicRun
 from tests.fakes.metadata_store import Operation
+from tests.kit.crash import Crash, Watched
+from tests.kit.release_scene import SITE, own, reading, theirs
+from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.topic_scene import TOPIC, outcomes
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.offloaded import BUCKET
-from tests.unit.tiered.test_bookkeeper_copies import SITE, TOPIC, Scene, on_write, outcomes
-from tests.unit.tiered.test_commit import Crash, Watched
 
 FAR = Topic.parse("persistent://acme/else/t")
 NO = Outcome(CHECK_FAILED, "its broker cannot read it")
-
-
-def reading(scene: Scene, fail: Exception | None = None) -> list[Position]:
-    """The topic's broker reads, or fails so, once it has loaded it; what it was asked for."""
-    asked: list[Position] = []
-
-    def read(topic: Topic, position: Position) -> None:
-        asked.append(position)
-        if not scene.broker.memory:
-            scene.broker.load()
-        if fail:
-            raise fail
-
-    scene.cluster.admin.on_read = read
-    scene.read_check = ReadCheck(False, [str(TOPIC)])
-    return asked
 
 
 def copy_of(scene: Scene, ledger_id: int) -> Copy:
@@ -498,22 +482,6 @@ def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() ->
 # ------------------------------------------------------------------------------------------------------- each broker
 
 
-def lock_of(topic: Topic) -> str:
-    """The z-node of a bundle with this topic alone."""
-    place = zlib.crc32(str(topic).encode())
-    return f"/namespace/{topic.namespace}/0x{place:08x}_0x{min(place + 1, 0xFFFFFFFF):08x}"
-
-
-def own(cluster: SimulatedCluster, topic: Topic, broker: str) -> None:
-    """This broker has the lock of the topic's bundle."""
-    cluster.put(lock_of(topic), json.dumps({"httpUrl": f"http://{broker}"}).encode())
-
-
-def disown(cluster: SimulatedCluster, topic: Topic) -> None:
-    """No broker has the topic's bundle."""
-    cluster.put(lock_of(topic), b"")
-
-
 def test_each_broker_that_owns_such_topics_reads_for_itself() -> None:
     scene = Scene()
     own(scene.cluster, TOPIC, "broker-1:8080")
@@ -715,10 +683,6 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
 # --------------------------------------------------------------------------------------------------- a broker's attempt
 
 
-def theirs() -> OffloadContext:
-    return OffloadContext(uuid4(), False, False, None, "aws-s3", {"bucket": BUCKET})
-
-
 @pytest.mark.parametrize("loaded", [False, True])
 def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> None:
     scene = Scene(loaded=loaded)
@@ -736,6 +700,6 @@ def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> No
 
 def test_an_attempt_that_its_broker_begins_between_look_and_write() -> None:
     scene = Scene()
-    on_write(scene, lambda: scene.write(scene.ids[2], theirs()))
+    scene.on_write(lambda: scene.write(scene.ids[2], theirs()))
     assert set(outcomes(scene.release()).values()) == {FOREIGN_ATTEMPT}
     assert scene.released_ids == []

@@ -37,11 +37,12 @@ from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.fakes.connections import connect_to
+from tests.kit.crash import raising
+from tests.kit.release_scene import CONTEXT, disown, own, theirs
+from tests.kit.release_scene import ReleaseScene as Scene
+from tests.kit.topic_scene import TOPIC
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, attempt
-from tests.unit.tiered.test_bookkeeper_copies import CONTEXT, TOPIC, Scene
-from tests.unit.tiered.test_commit import raising
-from tests.unit.tiered.test_release_checks import disown, own, theirs
 
 SECOND = Topic.parse("persistent://acme/orders/second")
 

@@ -21,8 +21,10 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.run_selection import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from tests.kit.offload_scene import OffloadScene as Scene
+from tests.kit.offload_scene import context
+from tests.kit.topic_scene import OTHER, TOPIC
 from tests.simulation.cluster import data_tags
-from tests.unit.tiered.test_commit import OTHER, TOPIC, Scene, context
 
 MANY, HUGE = 1_000, 1 << 50
 
@@ -186,7 +188,7 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
 
 def test_a_topic_that_was_just_written_waits() -> None:
     scene = Scene()
-    scene.offload(scene.ids[0], None)
+    scene.write(scene.ids[0], None)
     aside = waiting(scene)
     assert aside.without([row(i) for i in scene.wanted]) == []
     assert "written too recently" in aside.outcomes(OFFLOAD)[0].reason
@@ -201,7 +203,7 @@ def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
 def test_a_copy_that_is_given_up_already_goes_whoever_has_the_topic() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
-    scene.offload(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
+    scene.write(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
     assert ids(waiting(scene).without([row(i, RELEASE) for i in scene.wanted])) == scene.ids[:1]
 
 

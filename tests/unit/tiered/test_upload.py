@@ -1,12 +1,10 @@
 """A ledger copied to a bucket, byte for byte what the broker writes, and what is left behind when a request fails."""
 
 import json
-from dataclasses import dataclass, field, replace
-from uuid import UUID
+from dataclasses import replace
 
 import pytest
 
-from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import (
     AccessDenied,
     CorruptFormat,
@@ -21,64 +19,12 @@ from pulsar_lifecycle.formats import crc32c, ledger_metadata, offload_data, offl
 from pulsar_lifecycle.formats import offload_object as names
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.tiered import upload
-from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from tests.fakes.clock import FakeClock
-from tests.fakes.ledger_reader import FakeLedgerReader
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
-from tests.golden.files import GOLDEN, matching
+from pulsar_lifecycle.tiered.upload import Source
+from tests.golden.files import matching
+from tests.kit.copy_scene import BLOCK, BUCKET, DATA, ID, INDEX, PAYLOADS, source_of, target
+from tests.kit.copy_scene import CopyScene as Scene
 
-BUCKET = "offloaded"
-ID = 4711
-LOCATION = Location(BUCKET, UUID("db2170f3-52ea-4b25-8101-4a5c63d105aa"), ID)
-DATA, INDEX = LOCATION.data_key, LOCATION.index_key
 GOLDENS = [path.parent for path in matching("offload/*/object_data.bin")]
-Z_NODE = ledger_metadata.decode((GOLDEN / "offload/g-tiny/zk_bkledger_L14.bin").read_bytes())
-PAYLOADS = [bytes([n]) * (n % 60) for n in range(100)]
-BLOCK = 400
-
-
-def source_of(payloads, **changes):
-    length = sum(map(len, payloads))
-    return Source(replace(Z_NODE, origin=b"", length=length, last_entry_id=len(payloads) - 1, **changes), 1234)
-
-
-def target(block_size=BLOCK):
-    return Target(LOCATION, "standalone", "t/ns/persistent/a%2Bb", block_size)
-
-
-@dataclass
-class Scene:
-    """One ledger in BookKeeper, a bucket, and what happens to them."""
-
-    payloads: list[bytes] = field(default_factory=lambda: list(PAYLOADS))
-    service: FakeBuckets = field(default_factory=lambda: FakeBuckets(FakeClock(), part_minimum=1))
-    reader: FakeLedgerReader = field(default_factory=FakeLedgerReader)
-
-    def __post_init__(self):
-        self.service.create(BUCKET)
-        self.objects = FakeObjectStore(self.service)
-        self.reader.payloads[ID] = list(self.payloads)
-        self.source = source_of(self.payloads)
-
-    def copy(self, to=None, **options):
-        return copy_ledger(self.reader, self.objects, self.source, to or target(), **options)
-
-    def fail(self, method, error, *, after=False, times=1, key=None):
-        left = [times]
-
-        def hook(name, bucket, keys):
-            if name == method and left[0] and (key is None or key in keys):
-                left[0] -= 1
-                raise error
-
-        setattr(self.objects, "after" if after else "before", hook)
-
-    def data(self, key=DATA):
-        return self.service.data[BUCKET, key]
-
-    @property
-    def methods(self):
-        return [name for name, _, _ in self.objects.requests]
 
 
 def test_both_objects_are_what_the_broker_would_have_written():

@@ -28,7 +28,6 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.metastore.load_state import Brokers
-from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
@@ -40,9 +39,10 @@ from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Outcome, TopicRun, TopicWrite, edit_topic
 from tests.fakes.metadata_store import Operation
-from tests.simulation.cluster import SimulatedCluster, data_tags
+from tests.kit.crash import Tell, killed_at_every_step, raising, watch
+from tests.kit.topic_scene import TOPIC, TopicScene
+from tests.simulation.cluster import data_tags
 
-TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
 DONE = "done"
 POLICY = "offload.loaded_topics"
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
@@ -50,12 +50,11 @@ MINE = "mine"
 OWED = control.PENDING_UNLOADS[LEASE]
 
 
-class Scene:
+class Scene(TopicScene):
     """A topic whose properties are edited; ``steps`` are the effects in their order."""
 
     def __init__(self, *, loaded: bool = False, policy: bool | frozenset[str] | None = None, limit: int = 500) -> None:
-        self.cluster = SimulatedCluster()
-        self.path = self.cluster.topic_path(TOPIC)
+        super().__init__()
         state = LedgerState.OPEN if loaded else LedgerState.CLOSED
         self.ids = [self.cluster.ledger(data_tags(TOPIC)), self.cluster.ledger(data_tags(TOPIC), state=state)]
         self.cluster.topic(TOPIC, self.ids)
@@ -63,14 +62,14 @@ class Scene:
         if loaded:
             self.cluster.load(TOPIC)
         self.cluster.wait(1)
-        self.store = self.cluster.open_store()
+        self.new_session()
         self.steps: list[str] = []
         self.looks = 0
         self.store.before = self.look
         self.cluster.admin.on_unload = lambda topic: self.steps.append("unload")
         self.loaded_topics = loaded if policy is None else policy
-        self.lease = control.take_lease(self.store, "run", self.cluster.clock, 0, LEASE)
-        self.guard = RunGuard(self.lease.guard, Unloads(5, limit, self.cluster.clock))
+        self.limit = limit
+        self.guard = self.guard(self.store)
         self.steps.clear()
 
     def look(self, operation: Operation) -> None:
@@ -82,22 +81,8 @@ class Scene:
         return PendingUnload(TOPIC, True, 0, LEASE).path.removeprefix(OWED)
 
     @property
-    def info(self) -> ManagedLedgerInfo:
-        return managed_ledger.decode(self.cluster.zookeeper.data(self.path))
-
-    @property
-    def version(self) -> int:
-        stat = self.cluster.zookeeper.stat(self.path)
-        assert stat
-        return stat.version
-
-    @property
     def written(self) -> bool:
         return MINE in self.info.properties
-
-    @property
-    def left_pending(self) -> list[bool]:
-        return [o.loaded for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, PendingUnload)]
 
     def broker_writes(self) -> None:
         """A rollover."""
@@ -105,27 +90,23 @@ class Scene:
         new = LedgerInfo(self.cluster.ledger(data_tags(TOPIC), state=LedgerState.OPEN))
         self.cluster.put(self.path, managed_ledger.encode(replace(info, ledgers=(*info.ledgers, new))))
 
-    def on_write(self, act: Callable[[], None], when: str = "before", times: int = 1) -> None:
-        left = [times]
+    def on_write(self, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
+        """As above, and the steps are still looked at."""
+        hook = self.at_write(act, times)
 
-        def hook(operation: Operation) -> None:
+        def looked(operation: Operation) -> None:
             if when == "before":
                 self.look(operation)
-            if operation == Operation("write", (self.path,)) and left[0]:
-                left[0] -= 1
-                act()
+            hook(operation)
 
-        setattr(self.store, when, hook)
+        setattr(self.store, when, looked)
 
     def edit(
         self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Outcome]]] | None = None
     ) -> dict[int, Outcome]:
         cluster = self.cluster
         tools = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
-        brokers = Brokers(dict(cluster.admin.loaded), 60_000)
-        shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
-        now = cluster.clock.now_ms()
-        run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, self.loaded_topics, shadows)
+        run = self.topic_run(self.store, CONTEXT)
         return edit_topic(run, tools, self.guard, TOPIC, change or self.change, POLICY)
 
     def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
@@ -140,13 +121,6 @@ class Scene:
 
 def outcomes(said: Mapping[int, Outcome]) -> list[str]:
     return [one.outcome for _, one in sorted(said.items())]
-
-
-def raising(error: BaseException) -> Callable[..., None]:
-    def act(*_: object) -> None:
-        raise error
-
-    return act
 
 
 def test_an_unloaded_topic_is_written_and_watched() -> None:
@@ -586,30 +560,15 @@ def test_nothing_is_written_unless_the_unload_was_noted() -> None:
     assert not scene.written
 
 
-class Crash(BaseException):
-    """The process is gone."""
-
-
 def crashes(loaded: bool) -> Iterator[Scene]:
-    """The scene after an edit that was killed before or after each of its calls in turn."""
-    for when in ("before", "after"):
-        at = 0
-        while True:
-            at += 1
-            scene, left = Scene(loaded=loaded), [at]
+    """The scene after an edit that was killed before or after each of its requests in turn."""
 
-            def tick(operation: Operation, left: list[int] = left) -> None:
-                left[0] -= 1
-                if not left[0]:
-                    raise Crash
+    def edit(scene: Scene, tell: Tell) -> None:
+        watch(scene.store, tell)
+        scene.edit()
 
-            setattr(scene.store, when, tick)
-            try:
-                scene.edit()
-            except Crash:
-                yield scene
-            else:
-                break
+    for scene, _ in killed_at_every_step(lambda: Scene(loaded=loaded), edit):
+        yield scene
 
 
 @pytest.mark.parametrize("loaded", [False, True])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 from uuid import UUID
@@ -44,11 +44,11 @@ from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
 from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder
 from tests.fakes.metadata_store import Operation
+from tests.kit.crash import Tell, killed_at_every_step, raising
+from tests.kit.topic_scene import OTHER, TOPIC, TopicScene, outcomes
 from tests.simulation.cluster import SimulatedCluster, bucket_tags, compacted_tags, cursor_tags, data_tags
 from tests.simulation.pipeline import delete, scan
 
-TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
-OTHER = Topic.parse("persistent://acme/orders/other")
 PARENT = "/admin/partitioned-topics/acme/orders/persistent/" + encode_name(TOPIC.partitioned_parent.local)
 MINUTE = 60_000
 CONTEXT = Context(
@@ -56,19 +56,18 @@ CONTEXT = Context(
 )
 
 
-class Scene:
+class Scene(TopicScene):
     """A topic of five ledgers that was left alone for an hour; its cursor stands in the fourth."""
 
     def __init__(self) -> None:
-        self.cluster = SimulatedCluster()
+        super().__init__()
         self.configuration: SimulatedCluster | None = None
-        self.path = self.cluster.topic_path(TOPIC)
         self.ids = [self.cluster.ledger(data_tags(TOPIC)) for _ in range(5)]
         self.cluster.topic(TOPIC, self.ids)
         self.cursor("s", Position(self.ids[3], 0))
         self.cluster.wait(1)
         self.queue = self.cluster.open_queue()
-        self.store = self.cluster.open_store()
+        self.new_session()
 
     def cursor(self, name: str, position: Position | None, ledger: int = -1) -> None:
         info = cursor_format.ManagedCursorInfo(ledger, position)
@@ -105,10 +104,6 @@ class Scene:
     def marks(self) -> dict[int, tuple[int, int]]:
         """What ``io.lake.journal.marked_ledgers`` would say."""
         return {r.ledger_id: (json.loads(r.detail)["czxid"], r.at) for r in self.journalled("mark")}
-
-    @property
-    def left_pending(self) -> list[control.PendingUnload]:
-        return [o for o in control.pending_unloads(self.cluster.open_store()) if isinstance(o, control.PendingUnload)]
 
     def tools(self) -> Ports:
         cluster = self.cluster
@@ -148,29 +143,6 @@ class Scene:
 @pytest.fixture
 def scene() -> Scene:
     return Scene()
-
-
-def outcomes(found: Mapping[int, LedgerOutcome]) -> dict[int, str]:
-    return {i: one.outcome for i, one in found.items()}
-
-
-def on_write(scene: Scene, act: Callable[[], None], when: str = "before", times: int = 1) -> None:
-    """Do something at the moments our compare-and-set reaches the topic's z-node."""
-    left = [times]
-
-    def hook(operation: Operation) -> None:
-        if operation == Operation("write", (scene.path,)) and left[0]:
-            left[0] -= 1
-            act()
-
-    setattr(scene.store, when, hook)
-
-
-def raising(error: Exception) -> Callable[[], None]:
-    def act() -> None:
-        raise error
-
-    return act
 
 
 # ---------------------------------------------------------------------------------------------------------- the effect
@@ -592,7 +564,7 @@ def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> Non
         scene.cluster.topic(SHADOW, ids, shadow_of=str(OTHER))
         scene.cluster.clock.sleep(trimming_trim.SHADOWS_SEEN_FOR / 1000 + 1)
 
-    on_write(scene, later, "after")
+    scene.on_write(later, "after")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
     found = scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, orders))
     assert found[ids[0]].reason == "source of a shadow topic"
@@ -705,7 +677,7 @@ def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(sce
     assert found[-1].outcome == FAILED
     assert "is pending: 500" in found[-1].reason
     assert scene.listed == scene.ids[3:]
-    assert [(o.topic, o.loaded) for o in scene.left_pending] == [(TOPIC, True)]
+    assert [(o.topic, o.loaded) for o in scene.pending_unloads] == [(TOPIC, True)]
     assert "500" in scene.cluster.journal.rows[-1].reason
 
     assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == FAILED  # not written again before that
@@ -861,7 +833,7 @@ def test_owed_unloads_of_a_tenant_that_cannot_be_unloaded_keep_no_other_one_wait
 
     scene.cluster.admin.on_unload = fails
     trim_all(scene, [])
-    assert {str(one.topic.namespace) for one in scene.left_pending} == {"bad/orders"}
+    assert {str(one.topic.namespace) for one in scene.pending_unloads} == {"bad/orders"}
     assert len(scene.left_pending) == 5
 
 
@@ -880,7 +852,7 @@ def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> N
         assert len(scene.left_pending) == 1
     said = {one.topic: one.outcome for one in found.values() if one.ledger_id >= 0}
     assert {Topic.parse(name) for name, outcome in said.items() if outcome == LEFT_TO_BROKER} == sick - {
-        scene.left_pending[0].topic
+        scene.pending_unloads[0].topic
     }
     assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {NOTHING}
 
@@ -942,7 +914,7 @@ def test_topics_whose_unload_always_fails_starve_no_other(scene: Scene) -> None:
     for _ in range(9):
         scene.act(lambda run, tools, guard: trimming_trim.trim_topics(run, tools, guard, []))
         scene.cluster.clock.sleep(0.007)
-    assert sorted(o.topic.local for o in scene.left_pending) == ["a", "b", "c"]
+    assert sorted(o.topic.local for o in scene.pending_unloads) == ["a", "b", "c"]
 
 
 def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Scene) -> None:
@@ -1052,7 +1024,7 @@ def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
 
 def test_a_loaded_topic_that_may_not_be_written_is_not_unloaded(scene: Scene) -> None:
     scene.load()
-    on_write(scene, raising(AccessDenied("NoAuth")))
+    scene.on_write(raising(AccessDenied("NoAuth")))
     assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
     assert (scene.cluster.admin.touched, scene.left_pending) == ([], [])
 
@@ -1095,7 +1067,7 @@ def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_h
     assert "is pending: 404" in scene.cluster.journal.rows[-1].reason
     listed[0] = False  # the lists lag behind
     assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
-    assert [o.loaded for o in scene.left_pending] == [True]
+    assert scene.left_pending == [True]
     scene.cluster.wait(1)
     scene.cluster.admin.failure = Unavailable("down")
     with contextlib.suppress(Unavailable):
@@ -1110,7 +1082,7 @@ def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_h
 
 
 def test_a_topic_that_a_broker_loaded_meanwhile_is_unloaded_at_once(scene: Scene) -> None:
-    on_write(scene, lambda: scene.cluster.load(TOPIC), "after")
+    scene.on_write(lambda: scene.cluster.load(TOPIC), "after")
     assert set(outcomes(scene.trim()).values()) == {REMOVED}
     assert scene.cluster.admin.touched == [TOPIC]
     assert scene.left_pending == []
@@ -1138,11 +1110,11 @@ def test_a_topic_that_nobody_loads_is_not_touched(scene: Scene) -> None:
 
 
 def test_brokers_that_do_not_answer_leave_it_owed(scene: Scene) -> None:
-    on_write(scene, lambda: setattr(scene.cluster.admin, "failure", Unavailable("down")), "after")
+    scene.on_write(lambda: setattr(scene.cluster.admin, "failure", Unavailable("down")), "after")
     found = scene.trim()
     assert found[-1].outcome == FAILED
     assert "not heard: down" in found[-1].reason
-    assert [o.loaded for o in scene.left_pending] == [False]
+    assert scene.left_pending == [False]
     scene.cluster.admin.failure = None
     scene.cluster.load(TOPIC)
     scene.trim()
@@ -1161,7 +1133,7 @@ def broker_rolls_over(scene: Scene) -> None:
 
 
 def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
-    on_write(scene, lambda: broker_rolls_over(scene))
+    scene.on_write(lambda: broker_rolls_over(scene))
     assert set(outcomes(scene.trim()).values()) == {LEFT}
     assert scene.listed == scene.ids
     assert scene.rows[LEFT] == scene.ids[:3]
@@ -1171,7 +1143,7 @@ def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
 
 def test_a_loaded_topic_that_was_written_meanwhile_is_judged_again(scene: Scene) -> None:
     scene.load()
-    on_write(scene, lambda: broker_rolls_over(scene))
+    scene.on_write(lambda: broker_rolls_over(scene))
     assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
     assert scene.listed == scene.ids[3:]
     assert len(scene.sent) == 3  # no message twice
@@ -1182,7 +1154,7 @@ def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene
     scene.load()
     first, again = (OffloadContext(UUID(int=n), True, False, 1, "aws-s3", {"bucket": "b"}) for n in (9, 10))
     scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: first})
-    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: again}))
+    scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: again}))
     assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
     raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
     contexts = [info.offload_context for info in map(decode_deletion_message, raws) if info.offload_context]
@@ -1193,7 +1165,7 @@ def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene
 def test_a_ledger_that_is_offloaded_while_it_is_trimmed_is_marked_with_its_copy(scene: Scene) -> None:
     scene.load()
     copy = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
-    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: copy}))
+    scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: copy}))
     assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
     assert marked_copies(scene, MARKED) == ["", str(copy.uuid)]
 
@@ -1204,7 +1176,7 @@ def marked_copies(scene: Scene, outcome: str) -> list[str]:
 
 def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
     scene.load()
-    on_write(scene, lambda: broker_rolls_over(scene), times=99)
+    scene.on_write(lambda: broker_rolls_over(scene), times=99)
     found = scene.trim(loaded_topics=True)
     assert set(outcomes(found).values()) == {LEFT}
     assert scene.listed == scene.ids
@@ -1213,7 +1185,7 @@ def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
 
 def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
     scene.load()
-    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids[3:]))
+    scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids[3:]))
     assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
     assert scene.left_pending == []
     assert scene.cluster.admin.touched == []  # the write that was lost needs no unload
@@ -1221,7 +1193,7 @@ def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
 
 def test_a_broker_that_trimmed_some_of_them(scene: Scene) -> None:
     scene.load()
-    on_write(scene, lambda: scene.cluster.topic(TOPIC, scene.ids[1:]))
+    scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids[1:]))
     assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
     assert scene.listed == scene.ids[3:]
 
@@ -1231,7 +1203,7 @@ def test_a_broker_that_trimmed_some_of_them(scene: Scene) -> None:
 def test_a_write_without_answer_is_judged_by_what_is_there(scene: Scene, when: str, loaded: bool) -> None:
     if loaded:
         scene.load()
-    on_write(scene, raising(OutcomeUnknown("connection lost")), when)
+    scene.on_write(raising(OutcomeUnknown("connection lost")), when)
     assert set(outcomes(scene.trim(loaded_topics=loaded)).values()) == {REMOVED}
     assert scene.listed == scene.ids[3:]
     assert len(scene.sent) == 3
@@ -1248,14 +1220,14 @@ def test_a_write_that_went_through_before_a_broker_wrote_too(scene: Scene) -> No
         broker_rolls_over(scene)
         raise OutcomeUnknown("connection lost")
 
-    on_write(scene, rolled_over, "after")
+    scene.on_write(rolled_over, "after")
     assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
     assert scene.listed == scene.ids[3:]
     assert scene.cluster.admin.touched == [TOPIC]
 
 
 def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
-    on_write(scene, lambda: scene.cluster.remove(scene.path))
+    scene.on_write(lambda: scene.cluster.remove(scene.path))
     found = scene.trim()
     assert set(outcomes(found).values()) == {LEFT}
     assert "does not exist" in found[scene.ids[0]].reason
@@ -1287,7 +1259,7 @@ def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledg
 @pytest.mark.parametrize("error", [Unavailable("no answer"), LeaseLost("it is another's"), StoreError("no")])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_journal_has_the_last_word_on_what_an_error_interrupted(scene: Scene, when: str, error: Exception) -> None:
-    on_write(scene, raising(error), when)
+    scene.on_write(raising(error), when)
     with pytest.raises(LeaseLost) if isinstance(error, LeaseLost) else nullcontext():
         assert FAILED in outcomes(scene.trim()).values()
     marked = [row.reason for row in scene.journalled("mark") if row.outcome == MARKED]
@@ -1302,7 +1274,7 @@ def test_a_topic_that_cannot_be_read_after_an_error_stays_marked(scene: Scene) -
         scene.cluster.zookeeper.unreadable.add(scene.path)
         raise Unavailable("no answer")
 
-    on_write(scene, fails)
+    scene.on_write(fails)
     assert scene.trim()[-1].outcome == FAILED
     assert scene.rows == {MARKED: scene.ids[:3]}
 
@@ -1316,7 +1288,7 @@ def test_a_write_without_answer_and_a_topic_that_cannot_be_judged_again(scene: S
         scene.cluster.zookeeper.unreadable.add(scene.path if unread == "topic" else f"{scene.path}/s")
         raise OutcomeUnknown("connection lost")
 
-    on_write(scene, lost, when)
+    scene.on_write(lost, when)
     assert "no permission" in scene.trim()[-1].reason
     there = {LEFT if when == "before" else REMOVED: scene.ids[:3]}
     assert scene.rows == {MARKED: scene.ids[:3]} | (there if unread == "cursor" else {})
@@ -1338,8 +1310,8 @@ def test_writes_that_never_get_an_answer(scene: Scene, loaded: bool) -> None:
         if tries[0] == ATTEMPTS:
             raise OutcomeUnknown("connection lost")
 
-    on_write(scene, lost, "before", times=ATTEMPTS)
-    on_write(scene, lost_at_last, "after", times=ATTEMPTS)
+    scene.on_write(lost, "before", times=ATTEMPTS)
+    scene.on_write(lost_at_last, "after", times=ATTEMPTS)
     assert "run again" in scene.trim(loaded_topics=loaded)[-1].reason
     assert scene.listed == scene.ids[3:]
     assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
@@ -1448,23 +1420,6 @@ def test_an_error_of_one_topic_leaves_the_others(scene: Scene) -> None:
 # ------------------------------------------------------------------------------------------------------ killed anywhere
 
 
-class KilledError(BaseException):
-    """kill -9."""
-
-
-@dataclass
-class Steps:
-    """Every effect that leaves the process, before and after; the run is killed at one of them."""
-
-    kill_at: int = -1
-    seen: list[str] = field(default_factory=list)
-
-    def __call__(self, step: str) -> None:
-        self.seen.append(step)
-        if len(self.seen) - 1 == self.kill_at:
-            raise KilledError(step)
-
-
 class Recorded:
     """A port whose effects are steps."""
 
@@ -1507,18 +1462,16 @@ def recording(scene: Scene, step: Callable[[str], None], both: bool = False) -> 
     )
 
 
-def killed_at_every_step(make: Callable[[], Scene], work: Callable[[Scene, Ports], Any]) -> Iterator[tuple[Scene, str]]:
+def killed(make: Callable[[], Scene], work: Callable[[Scene, Ports], Any]) -> Iterator[tuple[Scene, str]]:
     """The scene after a run that was killed at one of its steps, for each of them."""
-    whole = Steps()
-    scene = make()
-    work(scene, recording(scene, whole, both=True))
-    for number, step in enumerate(whole.seen):
-        scene = make()
-        with pytest.raises(KilledError):
-            work(scene, recording(scene, Steps(number), both=True))
-        scene.store.close()
+
+    def watched(scene: Scene, tell: Tell) -> None:
+        work(scene, recording(scene, tell, both=True))
+
+    for scene, step in killed_at_every_step(make, watched):
         scene.queue.close()
-        scene.store, scene.queue = scene.cluster.open_store(), scene.cluster.open_queue()
+        scene.queue = scene.cluster.open_queue()
+        scene.new_session()
         yield scene, step
 
 
@@ -1555,7 +1508,7 @@ def test_killed_at_every_step_a_rerun_ends_well(loaded: bool) -> None:
         return scene
 
     steps: list[str] = []
-    for scene, step in killed_at_every_step(make, lambda s, tools: s.trim(loaded_topics=loaded, tools=tools)):
+    for scene, step in killed(make, lambda s, tools: s.trim(loaded_topics=loaded, tools=tools)):
         steps.append(step)
         assert scene.listed in (scene.ids, scene.ids[3:]), step
         if scene.listed == scene.ids[3:]:
@@ -1787,7 +1740,7 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
         return Everything(Scene()).scene
 
     steps: list[str] = []
-    for scene, step in killed_at_every_step(make, lambda s, tools: s.delete_topic(tools=tools)):
+    for scene, step in killed(make, lambda s, tools: s.delete_topic(tools=tools)):
         steps.append(step)
         assert not [row for row in scene.cluster.journal.rows if row.outcome == LEFT], step
         if scene.cluster.zookeeper.stat(scene.path):
@@ -1823,7 +1776,7 @@ def test_what_a_trim_removed_a_deletion_run_deletes_without_the_grace_period(sce
 
 def test_what_a_trim_left_a_deletion_run_keeps(scene: Scene) -> None:
     before = scan(scene.cluster)
-    on_write(scene, lambda: broker_rolls_over(scene))
+    scene.on_write(lambda: broker_rolls_over(scene))
     scene.trim()
     scene.cluster.wait(2)
     now = scan(scene.cluster, previous=[before])

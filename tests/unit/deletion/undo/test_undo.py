@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from pulsar_lifecycle.records.outcomes import DELETED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
 from tests.fakes.metadata_store import Operation
+from tests.kit.crash import Crash, Steps, watch
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.offloaded import attempt
 from tests.simulation.pipeline import delete, scan, two_scans
@@ -41,10 +43,6 @@ from tests.simulation.pipeline import delete, scan, two_scans
 TOPIC = Topic.parse("persistent://acme/orders/placed")
 GC_WAIT = 900
 A, B, C = "a:3181", "b:3181", "c:3181"
-
-
-class Crash(BaseException):
-    """The process is killed."""
 
 
 class Scene:
@@ -484,19 +482,10 @@ def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(scene: Sce
     assert outcomes(scene.undo()) == [PRESENT if arrived else RESTORED, PRESENT, PRESENT]
 
 
-class _Dying:
-    """Kills the process at the nth step: before or after each request to the store, check, or write of the journal."""
-
-    def __init__(self, scene: Scene, at: int) -> None:
-        self._left = at
-        scene.hook = self._step
-        scene.store.before = lambda operation: self._step(operation.name)
-        scene.store.after = lambda operation: self._step(operation.name)
-
-    def _step(self, name: str) -> None:
-        self._left -= 1
-        if self._left <= 0:  # and what would come after it is not done either
-            raise Crash(name)
+def _watched(scene: Scene, steps: Steps) -> None:
+    """Steps are each request to the store, before and after it, each check, each write of the journal."""
+    scene.hook = steps
+    watch(scene.store, steps)
 
 
 def _reborn(scene: Scene) -> None:
@@ -514,7 +503,7 @@ def _killed_at(at: int, collected_meanwhile: bool) -> tuple[Scene, bool]:
     created = _counting_creations(scene)
     if collected_meanwhile:
         _during_the_wait(scene, lambda: scene.collect(scene.ids[1], A, B, C))
-    _Dying(scene, at)
+    _watched(scene, Steps(at))
     killed = False
     try:
         scene.undo()
@@ -544,9 +533,7 @@ def _counting_creations(scene: Scene) -> list[str]:
 
 @pytest.mark.parametrize("collected_meanwhile", [False, True])
 def test_a_crash_at_any_step_is_made_good_by_a_rerun(collected_meanwhile: bool) -> None:
-    at = 0
-    while True:
-        at += 1
+    for at in count():
         scene, killed = _killed_at(at, collected_meanwhile)
         for ledger_id in scene.ids:
             gone = collected_meanwhile and ledger_id == scene.ids[1] and LOST in scene.journal(ledger_id)

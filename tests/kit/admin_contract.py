@@ -1,0 +1,96 @@
+"""What every BrokerAdmin does: tests for the fake and for the real adapter."""
+
+import pytest
+
+from pulsar_lifecycle.errors import Conflict, LifecycleError, NotFound
+from pulsar_lifecycle.model import Namespace, Position, Topic
+
+
+def partition(topic: Topic, number: int) -> Topic:
+    return Topic(topic.namespace, f"{topic.local}-partition-{number}")
+
+
+class BrokerAdminContract:
+    """What the real adapter and the fake have in common; needs the fixtures ``admin`` and ``topic`` (a fresh one)."""
+
+    def test_a_missing_topic_has_no_partitions(self, admin, topic):
+        assert admin.partitions(topic) is None
+
+    def test_a_partitioned_topic_is_created_once(self, admin, topic):
+        admin.create_partitioned_topic(topic, 3)
+        admin.create_partitioned_topic(topic, 3)
+        assert admin.partitions(topic) == 3
+        assert admin.partitions(partition(topic, 2)) == 0
+        with pytest.raises(Conflict):
+            admin.create_partitioned_topic(topic, 4)
+        with pytest.raises(Conflict):
+            admin.create_topic(topic)
+
+    def test_a_topic_is_created_once(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_topic(topic)
+        assert admin.partitions(topic) == 0
+        with pytest.raises(Conflict):
+            admin.create_partitioned_topic(topic, 4)
+
+    def test_a_missing_namespace_is_not_found(self, admin):
+        nowhere = Topic(Namespace("pulsar", "no-such-namespace"), "t")
+        with pytest.raises(NotFound):
+            admin.create_topic(nowhere)
+        with pytest.raises(NotFound):
+            admin.create_partitioned_topic(nowhere, 2)
+
+    @pytest.mark.parametrize("name", ["ledger-deletion", "a+b c~%25*"])
+    def test_a_subscription_is_created_once_and_empty(self, admin, topic, name):
+        admin.create_partitioned_topic(topic, 2)
+        for _ in range(2):
+            admin.create_subscription(partition(topic, 1), name)
+        assert name in admin.subscriptions(partition(topic, 1))
+        assert name not in admin.subscriptions(partition(topic, 0))
+        assert admin.backlog(partition(topic, 1), name) == 0
+
+    def test_a_missing_subscription_is_not_found(self, admin, topic):
+        admin.create_topic(topic)
+        with pytest.raises(NotFound):
+            admin.backlog(topic, "none")
+
+    def test_the_internals_of_a_fresh_topic(self, admin, topic):
+        admin.create_topic(topic)
+        internals = admin.internal_stats(topic)
+        assert internals.state == "LedgerOpened"
+        assert internals.compacted_ledger is None
+        assert admin.compaction_status(topic) == "NOT_RUN"
+
+    def test_every_broker_tells_its_configuration(self, admin):
+        found = admin.configurations()
+        assert sorted(found) == admin.brokers()
+        assert all(one["clusterName"] for one in found.values())
+
+    def test_an_entry_that_is_not_stored_cannot_be_read(self, admin, topic):
+        admin.create_topic(topic)
+        with pytest.raises(LifecycleError):
+            admin.read_entry(topic, Position(0, 0))
+
+    def test_a_topic_may_be_unloaded_twice_and_is_whole_afterwards(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "a+b c~%25*")
+        for _ in range(2):
+            admin.unload(topic)
+        assert "a+b c~%25*" in admin.subscriptions(topic)
+
+    def test_a_deleted_topic_is_gone(self, admin, topic):
+        admin.create_topic(topic)
+        admin.create_subscription(topic, "s")
+        admin.delete_topic(topic, force=False)
+        assert admin.partitions(topic) is None
+        with pytest.raises(NotFound):
+            admin.delete_topic(topic, force=False)
+        with pytest.raises(NotFound):
+            admin.unload(topic)
+
+    def test_one_partition_is_deleted_and_the_partitioned_topic_is_not(self, admin, topic):
+        admin.create_partitioned_topic(topic, 2)
+        with pytest.raises(Conflict):
+            admin.delete_topic(topic, force=True)
+        admin.delete_topic(partition(topic, 1), force=True)
+        assert admin.partitions(topic) == 2
