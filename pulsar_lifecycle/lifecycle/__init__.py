@@ -1,0 +1,1 @@
+"""What is past its retention, in topics that no broker has loaded."""

@@ -1,0 +1,219 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Which ledgers of unloaded topics a broker would trim, had it loaded them: retention, as a rule over whole tables.
+
+Belongs here: the rule. Pure: policies, cursors and ledgers come in (``verdicts.RETENTION_TOPICS``), a verdict per
+ledger comes out. Not here: reading any of it, removing anything. Upstream: ``ManagedLedgerImpl.internalTrimLedgers``,
+``initializeBookKeeper`` and ``ManagedCursorImpl.recoveredCursor``, managed-ledger 4.0.7. What a broker does:
+
+1. It loads the topic. Ledgers without entries leave the list. The last ledger becomes a closed one of that moment, and
+   a new one is current.
+2. The slowest durable cursor frees the ledgers below the one of its mark-delete position, and that one too if the
+   position is its last entry. Without a durable cursor all are free.
+3. From the oldest on, free ledgers go that were closed longer ago than the retention time, or that the retention size
+   has no room for beside those after them. The first that stays ends it.
+
+The rule differs where a broker loses something: the last ledger stays, and so does what is not known. A broker takes a
+ledger whose closing time its z-node does not say for one of 1970, and one whose entries it does not say for empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pulsar_lifecycle.lifecycle.verdicts import OF_TOPIC, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
+
+_CODES = tuple(Verdict)
+_NUMBER = {code: number for number, code in enumerate(_CODES)}
+_UNPREDICTED = (_NUMBER[Verdict.TERMINATED], _NUMBER[Verdict.SHADOW_TOPIC])
+"""Topics that brokers load in another way."""
+
+
+def judge(topics: pa.Table, now: int) -> pa.Table:
+    """Verdicts (``RETENTION_VERDICTS``) of every ledger of ``topics`` (``RETENTION_TOPICS``) at ``now`` (ms).
+
+    What goes of a topic is a prefix of its ledgers without the last. Raises ValueError for ledgers that do not ascend
+    by id, and for a ``kept`` that is no code of ``OF_TOPIC``.
+    """
+    rows = _Rows.of(topics)
+    policy, cursors = rows.minutes_known & rows.mb_known, rows.cursors_known
+    mb, minutes = rows.mb[rows.topic], rows.minutes[rows.topic]
+    limit = np.maximum(minutes, 0) * MS_PER_MINUTE
+    by_size = (mb >= 0) & (rows.bytes_after() >= np.maximum(mb, 0) * BYTES_PER_MB)
+    by_time = (minutes >= 0) & rows.dated & (now - rows.closed_at > limit)
+    free = rows.free()
+    known = (policy & cursors)[rows.topic]
+    due = known & rows.full & free & (by_size | by_time)
+
+    goes = ~rows.behind(~(rows.empty | due) | rows.last | (rows.kept >= 0)[rows.topic] | ~known)
+    at_once = np.where(rows.last, known & rows.full & free & ((mb == 0) | (minutes == 0)), due)
+    loaded = (rows.empty | ~rows.behind(~(rows.empty | at_once))) & ~np.isin(rows.kept, _UNPREDICTED)[rows.topic]
+
+    verdict = _first(
+        (goes & rows.empty, Verdict.EMPTY),
+        (goes & (((mb == 0) & by_size) | ((minutes == 0) & by_time)), Verdict.NO_RETENTION),
+        (goes & by_time, Verdict.EXPIRED_BY_TIME),
+        (goes, Verdict.EXPIRED_BY_SIZE),
+        *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in sorted(OF_TOPIC)),
+        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
+        (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
+        (rows.last, Verdict.LAST_LEDGER),
+        (~(rows.empty | rows.full), Verdict.UNKNOWN_LEDGER),
+        (rows.empty, Verdict.NOT_PREFIX),
+        (~free, Verdict.CURSOR),
+        (due, Verdict.NOT_PREFIX),
+        ((minutes >= 0) & ~rows.dated, Verdict.UNKNOWN_LEDGER),
+        (minutes >= 0, Verdict.WITHIN_TIME),
+        (mb >= 0, Verdict.WITHIN_SIZE),
+        (np.ones(len(free), bool), Verdict.FOREVER),
+    )
+    ends = rows.dated & policy[rows.topic] & (minutes >= 0)
+    columns = [
+        pa.DictionaryArray.from_arrays(pa.array(rows.topic.astype(np.int32)), _whole(topics, "managed_ledger")),
+        pa.array(rows.ledger_id),
+        pa.array(rows.size, mask=~rows.sized),
+        pa.DictionaryArray.from_arrays(pa.array(verdict), pa.array([str(code) for code in _CODES])),
+        pa.array(rows.closed_at + limit, mask=~ends),
+        pa.array(loaded),
+    ]
+    return pa.Table.from_arrays(columns, schema=RETENTION_VERDICTS)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The columns as numpy arrays: those up to ``kept`` by topic, the others by ledger. Unknown numbers are 0.
+
+    ``topic``: the row of a ledger's topic. ``kept``: the number of a code, or -1. ``empty`` and ``full``: known to be
+    without, or with, entries.
+    """
+
+    begin: Any
+    end: Any
+    minutes: Any
+    minutes_known: Any
+    mb: Any
+    mb_known: Any
+    cursors: Any
+    cursors_known: Any
+    slowest_ledger: Any
+    slowest_entry: Any
+    kept: Any
+
+    topic: Any
+    ledger_id: Any
+    entries: Any
+    size: Any
+    sized: Any
+    closed_at: Any
+    dated: Any
+    last: Any
+    empty: Any
+    full: Any
+
+    @classmethod
+    def of(cls, topics: pa.Table) -> _Rows:
+        """Of a table of ``RETENTION_TOPICS``. Raises ValueError as :func:`judge` does."""
+        lists = _whole(topics, "ledgers")
+        counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+        end = np.cumsum(counts)
+        topic = np.repeat(np.arange(len(counts)), counts)
+        # A list array that is null somewhere, or a slice, has more below it than it shows.
+        ledgers = lists.flatten()
+        ids, there = _numbers(ledgers.field("ledger_id"))
+        if not there.all() or ((topic[1:] == topic[:-1]) & (ids[1:] <= ids[:-1])).any():
+            raise ValueError("the ledgers of a topic do not ascend by id")
+        last = np.zeros(len(ids), bool)
+        last[end[counts > 0] - 1] = True
+        entries, counted = _numbers(ledgers.field("entries"))
+        size, sized = _numbers(ledgers.field("size"))
+        closed_at, dated = _numbers(ledgers.field("closed_at"))
+        minutes, minutes_known = _numbers(_whole(topics, "retention_minutes"))
+        mb, mb_known = _numbers(_whole(topics, "retention_mb"))
+        cursors, cursors_counted = _numbers(_whole(topics, "durable_cursors"))
+        slowest_ledger, positioned = _numbers(_whole(topics, "slowest_ledger_id"))
+        slowest_entry, at_entry = _numbers(_whole(topics, "slowest_entry_id"))
+        return cls(
+            begin=end - counts,
+            end=end,
+            minutes=minutes,
+            minutes_known=minutes_known,
+            mb=mb,
+            mb_known=mb_known,
+            cursors=cursors,
+            cursors_known=cursors_counted & ((cursors == 0) | (positioned & at_entry)),
+            slowest_ledger=slowest_ledger,
+            slowest_entry=slowest_entry,
+            kept=_kept(topics),
+            topic=topic,
+            ledger_id=ids,
+            entries=entries,
+            size=size,
+            sized=sized,
+            closed_at=closed_at,
+            dated=dated,
+            last=last,
+            empty=counted & (entries == 0),
+            full=counted & (entries > 0) & sized,
+        )
+
+    def behind(self, these: Any) -> Any:
+        """Whether a ledger, or one before it in its topic, is one of ``these``."""
+        upto = _sums(these)
+        return upto[1:] > upto[self.begin][self.topic]
+
+    def after(self, amounts: Any) -> Any:
+        """The sum of ``amounts`` over the ledgers of its topic after a ledger."""
+        upto = _sums(amounts)
+        return upto[self.end][self.topic] - upto[1:]
+
+    def bytes_after(self) -> Any:
+        """Bytes of all ledgers of its topic after a ledger; those of unknown ones do not count."""
+        return self.after(np.where(self.full, self.size, 0))
+
+    def free(self) -> Any:
+        """Whether no durable cursor needs a ledger any more; meaningless where cursors are unknown.
+
+        A cursor beyond the end of the last ledger with entries is one at its end: brokers move it back.
+        """
+        ledger, entry = self.slowest_ledger[self.topic], self.slowest_entry[self.topic]
+        final = self.after(~self.empty) == 0
+        at_end = (entry + 1 == self.entries) | (final & (entry + 1 > self.entries))
+        none = (self.cursors == 0)[self.topic]
+        return none | (self.ledger_id < ledger) | ((self.ledger_id == ledger) & at_end)
+
+
+def _sums(amounts: Any) -> Any:
+    """Sums of the first 0, 1, 2, ... amounts."""
+    return np.concatenate(([0], np.cumsum(amounts, dtype=np.int64)))
+
+
+def _kept(topics: pa.Table) -> Any:
+    codes = _whole(topics, "kept").dictionary_encode()
+    found = codes.dictionary.to_pylist()
+    if strange := sorted(set(found) - OF_TOPIC):
+        raise ValueError(f"{strange[0]!r} keeps no topic")
+    numbers = np.array([_NUMBER[Verdict(code)] for code in found] or [-1], np.int8)
+    return np.where(codes.is_valid(), numbers[codes.indices.fill_null(0)], -1)
+
+
+def _first(*choices: tuple[Any, Verdict]) -> Any:
+    """Of each row the number of the first code that holds."""
+    return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices])
+
+
+def _whole(table: pa.Table, name: str) -> Any:
+    """A column in one piece."""
+    column = table.column(name).combine_chunks()
+    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+
+
+def _numbers(column: Any) -> tuple[Any, Any]:
+    """The numbers, 0 for null, and where they are known."""
+    known = np.asarray(column.is_valid())
+    return np.asarray(column.fill_null(0) if column.null_count else column, dtype=np.int64), known

@@ -1,0 +1,124 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+# pyarrow has no types.
+"""What retention says of each ledger of a topic: codes, and the tables that the rule takes and gives.
+
+Not here: the rule (``lifecycle/retention.py``).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pyarrow as pa
+
+
+class Verdict(StrEnum):
+    """Whether a ledger is past its retention, and by what; or what keeps it."""
+
+    EXPIRED_BY_TIME = "expired_by_time"
+    """Acknowledged by every durable cursor, and closed longer ago than the retention time."""
+    EXPIRED_BY_SIZE = "expired_by_size"
+    """Acknowledged, and the ledgers after it fill the retention size alone."""
+    NO_RETENTION = "no_retention"
+    """Acknowledged, and retention time or size is 0."""
+    EMPTY = "empty"
+    """Without entries, and every ledger before it goes."""
+
+    LAST_LEDGER = "last_ledger"
+    """The last ledger of its topic: brokers may write it, or take its age anew when they load the topic."""
+    CURSOR = "cursor"
+    """A durable cursor stands in it, or before it."""
+    WITHIN_TIME = "within_time"
+    """Younger than the retention time."""
+    WITHIN_SIZE = "within_size"
+    """Within the retention size, and time does not limit."""
+    FOREVER = "forever"
+    """Neither time nor size limits."""
+    NOT_PREFIX = "not_prefix"
+    """Past its retention or empty, but a ledger before it stays: ledgers go from the oldest on."""
+
+    LEGAL_HOLD = "legal_hold"
+    """Its topic, namespace or tenant is on legal hold."""
+    SHADOW_TOPIC = "shadow_topic"
+    """Its topic is a shadow topic: the ledgers are its source's."""
+    SHADOW_SOURCE = "shadow_source"
+    """Its topic is the source of a shadow topic."""
+    SYSTEM_TOPIC = "system_topic"
+    """Its topic is a system topic."""
+    TERMINATED = "terminated"
+    """Its topic is terminated: a broker that loads it does not write its z-node, and would not see our write."""
+    OPEN_ATTEMPT = "open_attempt"
+    """An offload of a ledger of its topic is not complete."""
+    PROTECTED = "protected"
+    """Another rule protects its topic."""
+
+    UNKNOWN_POLICY = "unknown_policy"
+    """The retention in force is not known."""
+    UNKNOWN_CURSOR = "unknown_cursor"
+    """The persisted position of a cursor of its topic is not known."""
+    UNKNOWN_LEDGER = "unknown_ledger"
+    """Its entries, its size or its closing time are not known."""
+
+    @property
+    def goes(self) -> bool:
+        """Whether the ledger may leave its topic."""
+        return self in GONE
+
+
+GONE = frozenset({Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Verdict.EMPTY})
+"""The verdicts by which a ledger goes."""
+
+OF_TOPIC = frozenset(
+    {
+        Verdict.LEGAL_HOLD,
+        Verdict.SHADOW_TOPIC,
+        Verdict.SHADOW_SOURCE,
+        Verdict.SYSTEM_TOPIC,
+        Verdict.TERMINATED,
+        Verdict.OPEN_ATTEMPT,
+        Verdict.PROTECTED,
+    }
+)
+"""What keeps every ledger of a topic, whatever its retention; ``RETENTION_TOPICS.kept`` holds one of them."""
+
+RETENTION_LEDGER = pa.struct(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entries", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("closed_at", pa.int64()),
+    ]
+)
+"""A ledger as a broker would see it: by its topic's z-node, and by BookKeeper where that says nothing. Null: unknown.
+"""
+
+RETENTION_TOPICS = pa.schema(
+    [
+        pa.field("managed_ledger", pa.string()),
+        pa.field("ledgers", pa.list_(RETENTION_LEDGER)),
+        pa.field("retention_minutes", pa.int64()),
+        pa.field("retention_mb", pa.int64()),
+        pa.field("durable_cursors", pa.int32()),
+        pa.field("slowest_ledger_id", pa.int64()),
+        pa.field("slowest_entry_id", pa.int64()),
+        pa.field("kept", pa.string()),
+    ]
+)
+"""One row per topic. ``ledgers`` ascend by id. Retention: below 0 is unlimited, null is unknown. ``durable_cursors``:
+how many there are, null is unknown; ``slowest_*``: the lowest of their persisted mark-delete positions, null where one
+of them is unknown. ``kept``: what of ``OF_TOPIC`` protects the topic, null for nothing."""
+
+RETENTION_VERDICTS = pa.schema(
+    [
+        pa.field("managed_ledger", pa.dictionary(pa.int32(), pa.string())),
+        pa.field("ledger_id", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("verdict", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("expires_at", pa.int64()),
+        pa.field("goes_when_loaded", pa.bool_()),
+    ]
+)
+"""One row per ledger, in the order of ``RETENTION_TOPICS``. ``expires_at`` (ms): when its retention time ends or ended;
+null without one. ``goes_when_loaded``: a broker that loads the topic now and trims it takes the ledger away, protected
+or not; false also where that cannot be said."""
