@@ -1,0 +1,245 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""What the retention rule needs of each topic, out of the tables of a scan, cursor ledgers and policies.
+
+Belongs here: where each number of ``verdicts.RETENTION_TOPICS`` comes from, in bulk. Not here: the rule
+(``lifecycle/retention.py``), how policies come about (``topics/retention_policy.py``). What is not known becomes null,
+and keeps. Source: ``ManagedLedgerImpl.initialize`` and ``ManagedCursorImpl.recoverFromLedger``, 4.0.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS, Verdict
+from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
+from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
+from pulsar_lifecycle.topics.change_events import NamespacePolicies
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, in_force
+
+POSITIONS = pa.schema(
+    [pa.field("path", pa.string()), pa.field("ledger_id", pa.int64()), pa.field("entry_id", pa.int64())]
+)
+"""One row per durable cursor: its topic's z-node and its persisted mark-delete position, null where that is unknown.
+Where cursors could not be listed, ``path`` is the z-node above all that is unknown."""
+
+_PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
+"""A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
+
+
+# ------------------------------------------------------------------------------------------------------- policies
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPolicies:
+    """Retention in force, by namespace and by topic or partitioned topic with policies of its own; None: unknown."""
+
+    by_namespace: Mapping[str, RetentionPolicy | None]
+    by_topic: Mapping[str, RetentionPolicy | None] = field(default_factory=dict[str, RetentionPolicy | None])
+
+
+def policies_in_force(
+    documents: Mapping[str, Mapping[str, Any]],
+    topics: Mapping[str, NamespacePolicies],
+    broker: Mapping[str, Any] | None,
+) -> RetentionPolicies:
+    """The policies of every namespace of ``documents`` (its policies as JSON) and of its topics (``topics``).
+
+    ``broker``: the configuration of all brokers, None where they differ or do not say. A namespace that ``topics`` has
+    not, or does not know, is unknown: a topic of it may have any policy.
+    """
+    by_namespace: dict[str, RetentionPolicy | None] = {}
+    by_topic: dict[str, RetentionPolicy | None] = {}
+    for name, document in documents.items():
+        own = topics.get(name)
+        if own is None or own.unknown is not None:
+            by_namespace[name] = None
+            continue
+        by_namespace[name] = _known(TopicPolicies(), document, broker)
+        by_topic |= {str(topic): _known(said, document, broker) for topic, said in own.topics.items()}
+    return RetentionPolicies(by_namespace, by_topic)
+
+
+def _known(
+    topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, Any] | None
+) -> RetentionPolicy | None:
+    try:
+        return in_force(topic, namespace, broker)
+    except CorruptFormat:
+        return None
+
+
+# -------------------------------------------------------------------------------------------------------- cursors
+
+
+def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.Table, root: str) -> pa.Table:
+    """Where durable cursors stand (``POSITIONS``), of rows of ``tables.MANAGED_CURSORS``.
+
+    The last entry of its cursor ledger counts, else its z-node. A cursor ledger without any entry was just opened: the
+    z-node's copy is then the truth. One that is gone or cannot be read: brokers go back to that copy or do not load the
+    topic; here the position is unknown. Writes nothing, and recovers no ledger.
+    """
+    rows = cursors.select(["path", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "error"])
+    paths, ids, ledgers, entries, errors = (column.to_pylist() for column in rows.columns)
+    found: list[tuple[int | None, int | None]] = list(zip(ledgers, entries, strict=True))
+    own = [n for n, ledger in enumerate(ids) if errors[n] is None and ledger >= 0]
+    answers = last_entries_of(store, reader, [ids[n] for n in own], root)
+    for n, (metadata, entry) in zip(own, answers, strict=True):
+        if entry is not None and not never_written(metadata, entry):
+            position = _position(metadata, entry)
+            found[n] = (position.ledger_id, position.entry_id) if position else (None, None)
+    found = [position if errors[n] is None else (None, None) for n, position in enumerate(found)]
+    # A row stands for a cursor, or for what could not be listed.
+    above = [path.rpartition("/")[0] if ids[n] is not None else path for n, path in enumerate(paths)]
+    return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
+
+
+def _position(metadata: LedgerMetadata | LifecycleError, entry: Entry | LifecycleError) -> Position | None:
+    if isinstance(metadata, LifecycleError) or isinstance(entry, LifecycleError):
+        return None
+    try:
+        return cursor_format.decode_position(entry.payload).mark_delete
+    except CorruptFormat:
+        return None
+
+
+def _slowest(topics: pa.Table, positions: pa.Table) -> tuple[Any, Any, Any]:
+    """By topic: how many durable cursors, and the lowest position; null where one of them is unknown."""
+    row = pc.index_in(positions.column("path"), topics.column("path").combine_chunks())
+    known = pc.and_(positions.column("ledger_id").is_valid(), positions.column("entry_id").is_valid())
+    unknown = positions.filter(pc.or_(pc.is_null(row), pc.invert(known))).column("path").unique()
+    there = positions.append_column("row", row).filter(row.is_valid())
+    ordered = there.sort_by([("row", "ascending"), ("ledger_id", "ascending"), ("entry_id", "ascending")])
+    rows = np.asarray(ordered.column("row"), np.int64)
+    first = np.flatnonzero(np.concatenate(([True], rows[1:] != rows[:-1]))) if len(rows) else rows
+    count = np.bincount(rows, minlength=topics.num_rows).astype(np.int32)
+    place = np.zeros(topics.num_rows, np.int64)
+    place[rows[first]] = first
+    lost = _at_or_below(topics.column("path"), unknown.to_pylist())
+    none = (count == 0) | lost
+    taken = pa.array(place, mask=none)
+    slowest = [ordered.column(name).take(taken) for name in ("ledger_id", "entry_id")]
+    return pa.array(count, mask=lost), slowest[0], slowest[1]
+
+
+def _at_or_below(paths: Any, tops: Collection[str]) -> Any:
+    """Whether a path is one of ``tops`` or below one; these are few."""
+    found = np.zeros(len(paths), bool)
+    for top in tops:
+        found |= np.asarray(pc.or_(pc.equal(paths, top), pc.starts_with(paths, f"{top}/")))
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- ledgers
+
+
+def retention_topics(
+    managed_ledgers: pa.Table, positions: pa.Table, bookkeeper: pa.Table, policies: RetentionPolicies
+) -> pa.Table:
+    """Rows of ``RETENTION_TOPICS``, of rows of ``tables.MANAGED_LEDGERS`` and ``tables.BOOKKEEPER_LEDGERS``.
+
+    ``bookkeeper`` has every ledger that the topics list, as far as it exists. Topics that could not be read have no
+    row. ``kept`` says what the topics themselves tell; legal holds and the like are the caller's.
+    """
+    topics = managed_ledgers.filter(managed_ledgers.column("error").is_null())
+    minutes, mb = _limits(topics, policies)
+    cursors, slowest_ledger, slowest_entry = _slowest(topics, positions)
+    lists = _whole(topics.column("ledgers"))
+    columns = [
+        topics.column("managed_ledger"),
+        _ledgers(lists, bookkeeper),
+        minutes,
+        mb,
+        cursors,
+        slowest_ledger,
+        slowest_entry,
+        _kept(topics, lists),
+    ]
+    return pa.table(columns, schema=RETENTION_TOPICS)
+
+
+def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
+    """The ledgers as a broker that loads the topic would see them.
+
+    It asks BookKeeper about the last ledger alone, whatever the z-node says of it. Of another one the z-node's numbers
+    count, and BookKeeper's time where it has none. No entries are only believed where BookKeeper has none either:
+    brokers delete such a ledger.
+    """
+    inner = lists.flatten()
+    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    end = np.cumsum(counts)
+    last = np.zeros(len(inner), bool)
+    last[end[counts > 0] - 1] = True
+    ids = inner.field("ledger_id")
+    closed = bookkeeper.filter(
+        pc.and_(bookkeeper.column("error").is_null(), pc.equal(bookkeeper.column("state"), LedgerState.CLOSED.name))
+    )
+    place = pc.index_in(ids, _whole(closed.column("ledger_id")))
+    entries, length, mtime = (_whole(closed.column(name)).take(place) for name in ("entries", "length", "mtime"))
+
+    is_last, nothing = pa.array(last), pa.scalar(None, pa.int64())
+    said = inner.field("entries")
+    none = pc.equal(pc.fill_null(said, 0), 0)
+    believed = pc.if_else(none, pc.if_else(pc.equal(entries, 0), entries, nothing), said)
+    stamp = inner.field("timestamp")
+    stamped = pc.if_else(pc.fill_null(pc.greater(stamp, 0), False), stamp, mtime)
+    fields = [
+        ids,
+        pc.if_else(is_last, entries, believed),
+        pc.if_else(is_last, length, inner.field("size")),
+        pc.if_else(is_last, mtime, stamped),
+    ]
+    structs = pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER))
+    return pa.ListArray.from_arrays(pa.array(np.concatenate(([0], end)), pa.int32()), structs)
+
+
+def _limits(topics: pa.Table, policies: RetentionPolicies) -> tuple[Any, Any]:
+    """Minutes and MiB by topic, null where they are unknown."""
+    known = [*policies.by_topic.items(), *policies.by_namespace.items()]
+    parents = pc.replace_substring_regex(topics.column("topic"), _PARTITION, "")
+    own = pc.index_in(parents, pa.array(list(policies.by_topic), pa.string()))
+    others = pc.index_in(topics.column("namespace"), pa.array(list(policies.by_namespace), pa.string()))
+    row = pc.coalesce(own, pc.add(others, len(policies.by_topic)))
+    minutes = pa.array([policy and policy.minutes for _, policy in known], pa.int64())
+    megabytes = pa.array([policy and policy.megabytes for _, policy in known], pa.int64())
+    return minutes.take(_whole(row)), megabytes.take(_whole(row))
+
+
+def _kept(topics: pa.Table, lists: Any) -> Any:
+    """What of the topic itself keeps all its ledgers, as codes."""
+    inner = lists.flatten()
+    open_ = pc.and_(
+        inner.field("offload_uuid").is_valid(), pc.invert(pc.fill_null(inner.field("offload_complete"), False))
+    )
+    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
+    attempts = np.bincount(np.repeat(np.arange(len(counts)), counts)[np.asarray(open_)], minlength=len(counts)) > 0
+    namespace, topic = topics.column("namespace"), topics.column("topic")
+    local = pc.match_substring_regex(topic, "/__[^/]*$")
+    rules = [
+        (topics.column("shadow_source").is_valid(), Verdict.SHADOW_TOPIC),
+        (pc.or_(local, pc.equal(namespace, "pulsar/system")), Verdict.SYSTEM_TOPIC),
+        (pc.fill_null(topics.column("terminated"), True), Verdict.TERMINATED),
+        (pa.array(attempts), Verdict.OPEN_ATTEMPT),
+    ]
+    found = pa.nulls(topics.num_rows, pa.string())
+    for where, code in reversed(rules):
+        found = pc.if_else(_whole(where), str(code), found)
+    return found
+
+
+def _whole(column: Any) -> Any:
+    """A column in one piece."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
