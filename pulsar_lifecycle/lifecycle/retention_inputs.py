@@ -91,8 +91,8 @@ def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.
     z-node's copy is then the truth. One that is gone or cannot be read: brokers go back to that copy or do not load the
     topic; here the position is unknown. Writes nothing, and recovers no ledger.
     """
-    rows = cursors.select(["path", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "error"])
-    paths, ids, ledgers, entries, errors = (column.to_pylist() for column in rows.columns)
+    names = ("path", "managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "error")
+    paths, owners, ids, ledgers, entries, errors = (cursors.column(name).to_pylist() for name in names)
     found: list[tuple[int | None, int | None]] = list(zip(ledgers, entries, strict=True))
     own = [n for n, ledger in enumerate(ids) if errors[n] is None and ledger >= 0]
     answers = last_entries_of(store, reader, [ids[n] for n in own], root)
@@ -101,8 +101,8 @@ def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.
             position = _position(metadata, entry)
             found[n] = (position.ledger_id, position.entry_id) if position else (None, None)
     found = [position if errors[n] is None else (None, None) for n, position in enumerate(found)]
-    # A row stands for a cursor, or for what could not be listed.
-    above = [path.rpartition("/")[0] if ids[n] is not None else path for n, path in enumerate(paths)]
+    # A row without an owner stands for what could not be listed.
+    above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
     return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
 
 
@@ -182,19 +182,13 @@ def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
     end = np.cumsum(counts)
     last = np.zeros(len(inner), bool)
     last[end[counts > 0] - 1] = True
-    ids = inner.field("ledger_id")
-    closed = bookkeeper.filter(
-        pc.and_(bookkeeper.column("error").is_null(), pc.equal(bookkeeper.column("state"), LedgerState.CLOSED.name))
-    )
-    place = pc.index_in(ids, _whole(closed.column("ledger_id")))
-    entries, length, mtime = (_whole(closed.column(name)).take(place) for name in ("entries", "length", "mtime"))
-
     is_last, nothing = pa.array(last), pa.scalar(None, pa.int64())
-    said = inner.field("entries")
+    ids, said, stamp = (inner.field(name) for name in ("ledger_id", "entries", "timestamp"))
     none = pc.equal(pc.fill_null(said, 0), 0)
+    dated = pc.fill_null(pc.greater(stamp, 0), False)
+    entries, length, mtime = _of_bookkeeper(bookkeeper, ids, pc.or_(pc.or_(is_last, none), pc.invert(dated)))
     believed = pc.if_else(none, pc.if_else(pc.equal(entries, 0), entries, nothing), said)
-    stamp = inner.field("timestamp")
-    stamped = pc.if_else(pc.fill_null(pc.greater(stamp, 0), False), stamp, mtime)
+    stamped = pc.if_else(dated, stamp, mtime)
     fields = [
         ids,
         pc.if_else(is_last, entries, believed),
@@ -203,6 +197,19 @@ def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER))
     return pa.ListArray.from_arrays(pa.array(np.concatenate(([0], end)), pa.int32()), structs)
+
+
+def _of_bookkeeper(bookkeeper: pa.Table, ids: Any, asked: Any) -> tuple[Any, Any, Any]:
+    """Entries, bytes and time of closing of the ledgers that are ``asked`` for and closed; null of others."""
+    wanted = ids.filter(asked)
+    found = bookkeeper.filter(pc.is_in(bookkeeper.column("ledger_id"), wanted))
+    closed = pc.and_(found.column("error").is_null(), pc.equal(found.column("state"), LedgerState.CLOSED.name))
+    found = found.filter(closed)
+    there = np.full(len(ids), -1, np.int64)
+    there[np.asarray(asked)] = np.asarray(pc.fill_null(pc.index_in(wanted, _whole(found.column("ledger_id"))), -1))
+    place = pa.array(there, mask=there < 0)
+    entries, length, mtime = (_whole(found.column(name)).take(place) for name in ("entries", "length", "mtime"))
+    return entries, length, mtime
 
 
 def _limits(topics: pa.Table, policies: RetentionPolicies) -> tuple[Any, Any]:
