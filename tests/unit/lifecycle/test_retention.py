@@ -80,6 +80,15 @@ def test_the_slowest_durable_cursor_holds(position: tuple[int, int], expected: l
     assert codes(topic(*THREE, minutes=0, mb=0, **cursor(*position))) == [*expected, "last_ledger"]
 
 
+def test_a_cursor_beyond_the_last_entry_there_is_stands_at_it() -> None:
+    none = ledger(3, entries=0, mb=0)
+    beyond = cursor(2, 9)
+    assert codes(topic(ledger(1), ledger(2), none, mb=0, **beyond)) == ["no_retention", "no_retention", "last_ledger"]
+    assert codes(topic(ledger(1), ledger(2), ledger(3), mb=0, **beyond)) == ["no_retention", "cursor", "last_ledger"]
+    unknown = ledger(3, entries=None, mb=None)
+    assert codes(topic(ledger(1), ledger(2), unknown, mb=0, **beyond)) == ["no_retention", "cursor", "last_ledger"]
+
+
 def test_a_younger_ledger_before_it_holds_an_old_one() -> None:
     found = codes(topic(ledger(1, 20), ledger(2, 1), ledger(3, 20), ledger(4), minutes=10))
     assert found == ["expired_by_time", "within_time", "not_prefix", "last_ledger"]
