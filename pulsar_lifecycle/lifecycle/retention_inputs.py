@@ -26,7 +26,7 @@ from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPI
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
-from pulsar_lifecycle.topics.change_events import NamespacePolicies
+from pulsar_lifecycle.topics.policies import NamespacePolicies
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, in_force
 
 POSITIONS = pa.schema(

@@ -21,7 +21,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 from pulsar_lifecycle.metastore.topics import read_cursors, topic_units
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
-from pulsar_lifecycle.topics.change_events import NamespacePolicies, Unknown, Unreadable
+from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 from tests.simulation.cluster import SimulatedCluster, cursor_tags
 
