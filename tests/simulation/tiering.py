@@ -146,7 +146,7 @@ class Tiering:
             done = offload_run.offload_now(operator.cluster, run_id, order, lambda line: None)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
-    def revert_offloads(self, *, released: bool = False) -> str:
+    def revert(self, *, released: bool = False) -> str:
         """Let a topic read some of its ledgers from BookKeeper again; ``released``: what deletion runs may be at."""
         operator, world = self.operator, self.world
         found = [t for t in world.model.topics.values() if any(c.complete for c in t.offloaded.values()) and not t.away]
@@ -348,7 +348,7 @@ def takes_back_amid(tiering: Tiering, random: Random, count: Callable[[str], Non
         world = tiering.world
         trace, world.trace = world.trace, None
         try:
-            done = tiering.revert_offloads(released=True)
+            done = tiering.revert(released=True)
         except LifecycleError as refused:
             done = f"{type(refused).__name__}: {refused}"
         finally:
