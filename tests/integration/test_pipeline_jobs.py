@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 import pytest
@@ -23,6 +23,12 @@ from tests.integration.pipeline import (
 )
 
 pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
 
 
 def test_an_operator_scans_applies_what_the_page_says_and_deletes(

@@ -14,7 +14,7 @@ from assets.reconcile import run_config
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
-from pulsar_lifecycle.deletion.redrive import Wanted, redrive_now
+from pulsar_lifecycle.deletion.redrive import LetterFilter, redrive_now
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.queries import read_intent_states
@@ -64,7 +64,7 @@ def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
         lambda: off.scan_and_delete("off"),
         lambda: trim_run.trim(off.where, "off", [], dry_run=False),
         lambda: trim_run.delete_topics(off.where, "off", [Topic.parse(leaked)], force=False, dry_run=False),
-        lambda: redrive_now(off.where.settings, "off", Wanted(), 10, lambda _: None),
+        lambda: redrive_now(off.where.settings, "off", LetterFilter(), 10, lambda _: None),
         lambda: reconciled(off, [namespace], apply=True),
     ):
         with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled is false"):
