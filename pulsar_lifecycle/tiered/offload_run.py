@@ -209,9 +209,9 @@ def revert_offloads(
         ):
             finish_unloads(store, tools.admin, tools.clock, guard, wait=False)
             outcomes = revert.revert_topic(run, tools, guard, topic, ledger_ids)
-            still_pending = finish_unloads(store, tools.admin, tools.clock, guard, wait=True)
+            left = finish_unloads(store, tools.admin, tools.clock, guard, wait=True)
     return outcomes + [
-        OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in still_pending.items()
+        OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in left.items()
     ]
 
 
@@ -236,8 +236,8 @@ class _Work:
     ) -> None:
         self.outcomes: list[OffloadOutcome] = []
         self.unread = unread
-        self._cluster, self._run, self._tools, self._permit = cluster, run, tools, guard
-        self._lease, self._canary, self._ownership, self._competing = lease, read_check, ownership, competing
+        self._cluster, self._run, self._tools, self._guard = cluster, run, tools, guard
+        self._lease, self._read_check, self._ownership, self._competing = lease, read_check, ownership, competing
         self._resumed: dict[int, Attempt] = {}
         self._failed_proofs: set[int] = set()
         """Ledgers whose offloaded copies could not be proven in this run."""
@@ -247,14 +247,14 @@ class _Work:
         ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
         rows = planned.filter((pc.field("action") == OFFLOAD) & pc.field("ledger_id").isin(ids)).to_pylist()
         wanted = {row["ledger_id"]: offload_request(row, self._cluster.settings) for row in rows}
-        finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=False)
+        finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=False)
         resumed, outcomes = finish_attempts(
-            self._run, self._tools, self._permit, wanted, self._canary, self._ownership, progress
+            self._run, self._tools, self._guard, wanted, self._read_check, self._ownership, progress
         )
         self._resumed = {attempt.ledger_id: attempt for attempt in resumed}
         self.outcomes += outcomes
-        if self._canary.unheld:
-            raise Unheld(self._canary.unheld)
+        if self._read_check.unheld:
+            raise Unheld(self._read_check.unheld)
 
     def offload(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
         """Open attempts, copy and prove, commit topic by topic."""
@@ -284,7 +284,7 @@ class _Work:
         over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
         for name, some in proven.items():  # those that could not be the read check, once another one was
             topic = Topic.parse(name)
-            late = [p for p in some if p.attempt.ledger_id in over and not self._canary.due(topic, p.attempt)]
+            late = [p for p in some if p.attempt.ledger_id in over and not self._read_check.due(topic, p.attempt)]
             if late:
                 for one in late:
                     self.outcomes.remove(over[one.attempt.ledger_id])
@@ -293,14 +293,14 @@ class _Work:
     def _commit(self, topic: Topic, some: Sequence[Proven]) -> None:
         self._guarded(
             topic,
-            lambda: commit.commit_topic(self._run, self._tools, self._permit, topic, some, self._canary),
+            lambda: commit.commit_topic(self._run, self._tools, self._guard, topic, some, self._read_check),
         )
 
     def _begin(self, topic: Topic, new: Sequence[OffloadRequest]) -> list[Item]:
         begun: list[Attempt] = []
 
         def begin() -> list[OffloadOutcome]:
-            opened, outcomes = commit.begin_topic(self._run, self._tools, self._permit, topic, new, uuid4)
+            opened, outcomes = commit.begin_topic(self._run, self._tools, self._guard, topic, new, uuid4)
             begun.extend(opened)
             return outcomes
 
@@ -312,11 +312,11 @@ class _Work:
 
         Through ledgers that are proven just before. Where one cannot, nothing is released at its location.
         """
-        if self._canary.waived:
+        if self._read_check.waived:
             return
         scouts: dict[tuple[OffloadLocation, str], list[list[Row]]] = {}
         for name, some in grouped_by(rows, itemgetter("topic")).items():
-            owner = self._canary.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
+            owner = self._read_check.owners.of(self._tools.store, self._run.brokers, Topic.parse(name))
             for where, there in grouped_by(some, location_of).items():
                 scouts.setdefault((where, owner), []).append(sorted(there, key=lambda row: row["bytes"] or 0))
         chosen_ones = {key: random.sample(topics, min(ASKED, len(topics))) for key, topics in scouts.items()}
@@ -325,7 +325,7 @@ class _Work:
         # Of bundles that no broker has last: a location that another has read needs no broker to take one.
         for (where, owner), topics in sorted(chosen_ones.items(), key=lambda one: not one[0][1]):
             for some in topics:
-                if self._canary.reads(where, owner) or where in self._canary.blocked:
+                if self._read_check.reads(where, owner) or where in self._read_check.blocked:
                     break
                 topic = Topic.parse(some[0]["topic"])
                 due = [one for one in whole.get(str(topic), []) if one.ledger_id in {row["ledger_id"] for row in some}]
@@ -334,7 +334,7 @@ class _Work:
 
     def _read(self, topic: Topic, due: Sequence[bookkeeper_copies.Due]) -> list[OffloadOutcome]:
         bookkeeper_copies.read_first(
-            self._run, self._tools, self._permit, topic, due, self._lag_ms(topic), self._canary
+            self._run, self._tools, self._guard, topic, due, self._lag_ms(topic), self._read_check
         )
         return []
 
@@ -353,7 +353,7 @@ class _Work:
             self._guarded(
                 topic,
                 lambda topic=topic, some=whole[name]: bookkeeper_copies.release_topic(
-                    self._run, self._tools, self._permit, topic, some, self._lag_ms(topic), self._canary
+                    self._run, self._tools, self._guard, topic, some, self._lag_ms(topic), self._read_check
                 ),
             )
 
@@ -403,13 +403,13 @@ class _Work:
 
         What the topic has given up there already, a deletion run may be deleting: for those its lease is taken.
         """
-        run, tools, guard = self._run, self._tools, self._permit
+        run, tools, guard = self._run, self._tools, self._guard
         foreign, gone = bookkeeper_copies.before_revert(tools, topic, ledgers)
         if foreign:
             left = [OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
             record(run, tools, left)
             return left
-        policy = bookkeeper_copies.policy_for(tools, topic, self._canary)
+        policy = bookkeeper_copies.policy_for(tools, topic, self._read_check)
         outcomes: list[OffloadOutcome] = []
         if there := [one for one in ledgers if one not in gone]:
             outcomes += revert.revert_topic(run, tools, guard, topic, there, released=False, policy=policy)
@@ -422,14 +422,13 @@ class _Work:
     @property
     def untold(self) -> bool:
         """Whether a read failed of which deletion runs that are under way could not be told."""
-        return bool(self._canary.unheld)
+        return bool(self._read_check.unheld)
 
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
-        still_pending = finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._permit, wait=True)
+        left = finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=True)
         self.outcomes += [
-            OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}")
-            for name, why in still_pending.items()
+            OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in left.items()
         ]
 
     def _guarded(self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]]) -> None:

@@ -96,7 +96,7 @@ class TopicWrite:
 
     def __init__(self, tools: Ports, guard: RunGuard, topic: Topic) -> None:
         self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
-        self._permit, self._topic = guard, topic
+        self._guard, self._topic = guard, topic
         self._pending: PendingUnload | None = None
         self._newly_noted = False
         self._written = False
@@ -119,7 +119,7 @@ class TopicWrite:
 
         Anew for each try: whoever took our lease over may have finished it meanwhile.
         """
-        pending = PendingUnload(self._topic, loaded, self._clock.now_ms(), self._permit.guard[0])
+        pending = PendingUnload(self._topic, loaded, self._clock.now_ms(), self._guard.guard[0])
         self._newly_noted = control.note_unload(self._store, pending) or self._newly_noted
         self._pending = pending
 
@@ -155,7 +155,7 @@ class TopicWrite:
         if not pending.loaded:
             return ""  # at its end the run looks whether some broker loaded it meanwhile
         gone = partial(is_gone, self._store, self._admin, self._clock, pending)
-        failure = self._permit.unloads.unload(self._admin, pending.topic, gone)
+        failure = self._guard.unloads.unload(self._admin, pending.topic, gone)
         if sure and not failure:
             return self._forget(pending)
         if failure:

@@ -233,7 +233,7 @@ class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
     def __init__(self, run: TopicRun, tools: Ports, guard: RunGuard, order: TrimOrder) -> None:
-        self._run, self._tools, self._permit, self._order = run, tools, guard, order
+        self._run, self._tools, self._guard, self._order = run, tools, guard, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, LedgerOutcome] = {}
         self._marks: dict[int, Mapping[str, Any]] = {}
@@ -264,7 +264,7 @@ class _Trim:
     def _attempt(self) -> bool:
         """Judge from the start and act; False when the z-node changed under us."""
         tools = self._tools
-        self._permit.check(tools.store)
+        self._guard.check(tools.store)
         view = _look(self._run, tools, self._order)
         if self._account_for_lost_write(view):
             return True
@@ -280,7 +280,7 @@ class _Trim:
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
         if not stays and not (view := self._counted_only(view)).goes:
             return True
-        if loaded and not stays and (refusal := why_not_unloaded(tools, self._permit, view.topic)) is not None:
+        if loaded and not stays and (refusal := why_not_unloaded(tools, self._guard, view.topic)) is not None:
             if not refusal:
                 return False
             stays = refusal
@@ -344,7 +344,7 @@ class _Trim:
         """Everything from the second look to the compare-and-set; False when the topic must be judged again."""
         store = self._tools.store
         if loaded:
-            self._permit.unloads.wait()
+            self._guard.unloads.wait()
         again = _look(self._run, self._tools, self._order)
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
@@ -353,7 +353,7 @@ class _Trim:
         self._journal(MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
         self._marks |= {i: self._mark(i) for i in leaving}
         self._marked |= removed
-        self._permit.check(store)
+        self._guard.check(store)
         self._write.note_unload(loaded)
         if not self._behind_all_cursors(view, leaving):
             return False
