@@ -75,7 +75,7 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
     )
     ends = rows.dated & policy[rows.topic] & (minutes >= 0)
     columns = [
-        pa.DictionaryArray.from_arrays(pa.array(rows.topic.astype(np.int32)), _whole(topics, "managed_ledger")),
+        pa.DictionaryArray.from_arrays(pa.array(rows.topic.astype(np.int32)), whole(topics.column("managed_ledger"))),
         pa.array(rows.ledger_id),
         pa.array(rows.size, mask=~rows.sized),
         pa.DictionaryArray.from_arrays(pa.array(verdict), pa.array([str(code) for code in _CODES])),
@@ -119,7 +119,7 @@ class _Rows:
     @classmethod
     def of(cls, topics: pa.Table) -> _Rows:
         """Of a table of ``RETENTION_TOPICS``. Raises ValueError as :func:`judge` does."""
-        lists = _whole(topics, "ledgers")
+        lists = whole(topics.column("ledgers"))
         counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
         end = np.cumsum(counts)
         topic = np.repeat(np.arange(len(counts)), counts)
@@ -133,11 +133,11 @@ class _Rows:
         entries, counted = _numbers(ledgers.field("entries"))
         size, sized = _numbers(ledgers.field("size"))
         closed_at, dated = _numbers(ledgers.field("closed_at"))
-        minutes, minutes_known = _numbers(_whole(topics, "retention_minutes"))
-        mb, mb_known = _numbers(_whole(topics, "retention_mb"))
-        cursors, cursors_counted = _numbers(_whole(topics, "durable_cursors"))
-        slowest_ledger, positioned = _numbers(_whole(topics, "slowest_ledger_id"))
-        slowest_entry, at_entry = _numbers(_whole(topics, "slowest_entry_id"))
+        minutes, minutes_known = _numbers(whole(topics.column("retention_minutes")))
+        mb, mb_known = _numbers(whole(topics.column("retention_mb")))
+        cursors, cursors_counted = _numbers(whole(topics.column("durable_cursors")))
+        slowest_ledger, positioned = _numbers(whole(topics.column("slowest_ledger_id")))
+        slowest_entry, at_entry = _numbers(whole(topics.column("slowest_entry_id")))
         return cls(
             begin=end - counts,
             end=end,
@@ -194,7 +194,7 @@ def _sums(amounts: Any) -> Any:
 
 
 def _kept(topics: pa.Table) -> Any:
-    codes = _whole(topics, "kept").dictionary_encode()
+    codes = whole(topics.column("kept")).dictionary_encode()
     found = codes.dictionary.to_pylist()
     if strange := sorted(set(found) - OF_TOPIC):
         raise ValueError(f"{strange[0]!r} keeps no topic")
@@ -207,10 +207,10 @@ def _first(*choices: tuple[Any, Verdict]) -> Any:
     return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices])
 
 
-def _whole(table: pa.Table, name: str) -> Any:
-    """A column in one piece."""
-    column = table.column(name).combine_chunks()
-    return column if isinstance(column, pa.Array) else pa.concat_arrays(column.chunks)
+def whole(column: Any) -> Any:
+    """A column, or an array, in one piece."""
+    found = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
 
 
 def _numbers(column: Any) -> tuple[Any, Any]:

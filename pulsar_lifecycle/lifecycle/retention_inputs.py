@@ -22,6 +22,7 @@ from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.lifecycle.retention import whole
 from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS, Verdict
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
@@ -156,7 +157,7 @@ def retention_topics(
     topics = managed_ledgers.filter(managed_ledgers.column("error").is_null())
     minutes, mb = _limits(topics, policies)
     cursors, slowest_ledger, slowest_entry = _slowest(topics, positions)
-    lists = _whole(topics.column("ledgers"))
+    lists = whole(topics.column("ledgers"))
     columns = [
         topics.column("managed_ledger"),
         _ledgers(lists, bookkeeper),
@@ -206,9 +207,9 @@ def _of_bookkeeper(bookkeeper: pa.Table, ids: Any, asked: Any) -> tuple[Any, Any
     closed = pc.and_(found.column("error").is_null(), pc.equal(found.column("state"), LedgerState.CLOSED.name))
     found = found.filter(closed)
     there = np.full(len(ids), -1, np.int64)
-    there[np.asarray(asked)] = np.asarray(pc.fill_null(pc.index_in(wanted, _whole(found.column("ledger_id"))), -1))
+    there[np.asarray(asked)] = np.asarray(pc.fill_null(pc.index_in(wanted, whole(found.column("ledger_id"))), -1))
     place = pa.array(there, mask=there < 0)
-    entries, length, mtime = (_whole(found.column(name)).take(place) for name in ("entries", "length", "mtime"))
+    entries, length, mtime = (whole(found.column(name)).take(place) for name in ("entries", "length", "mtime"))
     return entries, length, mtime
 
 
@@ -221,7 +222,7 @@ def _limits(topics: pa.Table, policies: RetentionPolicies) -> tuple[Any, Any]:
     row = pc.coalesce(own, pc.add(others, len(policies.by_topic)))
     minutes = pa.array([policy and policy.minutes for _, policy in known], pa.int64())
     megabytes = pa.array([policy and policy.megabytes for _, policy in known], pa.int64())
-    return minutes.take(_whole(row)), megabytes.take(_whole(row))
+    return minutes.take(whole(row)), megabytes.take(whole(row))
 
 
 def _kept(topics: pa.Table, lists: Any) -> Any:
@@ -242,11 +243,5 @@ def _kept(topics: pa.Table, lists: Any) -> Any:
     ]
     found = pa.nulls(topics.num_rows, pa.string())
     for where, code in reversed(rules):
-        found = pc.if_else(_whole(where), str(code), found)
+        found = pc.if_else(whole(where), str(code), found)
     return found
-
-
-def _whole(column: Any) -> Any:
-    """A column in one piece."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
