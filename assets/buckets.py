@@ -3,7 +3,6 @@
 Source of truth: the buckets' listings against the newest scan's topics. Job ``sweep_objects`` applies the plan.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -153,16 +152,13 @@ def _at(ms: int | None) -> str:
 
 def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
     """The plan's page: what would go, whether it may, and how to apply it."""
-    config = json.dumps(run_config(summary), indent=2)
-    if not summary.actionable:
-        how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
-    elif not summary.ledgers:
-        how = "Nothing to delete."
-    else:
-        how = (
-            f"Launch job `sweep_objects` with this run configuration:\n\n```json\n{config}\n```\n\n"
-            "Copies then go by job `delete_pending`, which decides each one afresh."
-        )
+    how = show.how_to_apply(
+        summary,
+        run_config(summary),
+        job="sweep_objects",
+        nothing="Nothing to delete.",
+        then="Copies then go by job `delete_pending`, which decides each one afresh.",
+    )
     return {
         "dagster/row_count": summary.ledgers,
         "plan id": summary.plan_id,
@@ -171,7 +167,7 @@ def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "bytes": summary.logical_bytes,
         "share": f"{summary.ledgers / max(summary.cluster_ledgers, 1):.2%} of {summary.cluster_ledgers} copies",
         "confirmed by scan": summary.confirmed_by,
-        "how to apply": dg.MetadataValue.md(how),
+        "how to apply": how,
         **rows_shown(rows),
     }
 

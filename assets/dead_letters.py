@@ -60,7 +60,7 @@ def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
     @dg.asset(
         key=asset_key,
         group_name="deletion",
-        description="Intents given up after the last retry, why, and since when. Nothing deletes them; once the cause "
+        description="Intents that failed to the last, why, and since when. Nothing deletes them; once the cause "
         "is mended, job `redrive_dead_letters` sends them to the deletion topic again.",
         deps=[key(cluster, "ledger_deletion_dlq_topic")],
         check_specs=[
@@ -188,7 +188,7 @@ def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:
     if found.oldest is None:
         return {}
     oldest = min(found.oldest, system_clock().now_ms())  # a publish time is whatever its sender says
-    return dead_letter_reasons(settings.lake.path, settings.cluster, max(0, oldest - 3_600_000))
+    return dead_letter_reasons(Connections(settings).journal_reader, settings.cluster, max(0, oldest - 3_600_000))
 
 
 def sample(letters: Sequence[Letter]) -> dg.MetadataValue:

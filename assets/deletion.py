@@ -3,7 +3,6 @@
 Source of truth: the findings of two epochs, the deletion topic, and the journal.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import DELETED, WAITS_FOR
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -85,7 +85,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
             reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
         ):
             outcomes = deletion_run.delete_pending(where, context.run.run_id)
-        _mark_namespaces(context, cluster, where.lake.location)
+        _mark_namespaces(context, cluster, where.journal_reader)
         now = system_clock().now_ms()
         tallies = tallied(where.lake.location, now)
         intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
@@ -107,7 +107,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"parquet"},
     )
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
-        topics = deleted_by_topic(lifecycle.settings().lake.path, cluster)
+        topics = deleted_by_topic(Connections(lifecycle.settings()).journal_reader, cluster)
         for namespace, metadata in _by_namespace(topics, set(context.partition_keys)).items():
             context.add_asset_metadata(metadata, context.asset_key, namespace)
 
@@ -115,13 +115,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
 
 
 def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
-    if summary.actionable and not summary.ledgers:
-        how = "Nothing to delete."
-    elif summary.actionable:
-        config = json.dumps(run_config(summary), indent=2)
-        how = f"Launch job `apply_plan` with this run configuration:\n\n```json\n{config}\n```"
-    else:
-        how = "**Report only: this plan cannot be applied.**\n\n" + "\n".join(f"- {gap}" for gap in summary.gaps[:50])
+    how = show.how_to_apply(summary, run_config(summary), job="apply_plan", nothing="Nothing to delete.")
     share = summary.ledgers / max(summary.cluster_ledgers, 1)
     return {
         "actionable": summary.actionable,
@@ -131,7 +125,7 @@ def _plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
         "by component": dg.MetadataValue.md(_by(rows, "component")),
         "why": dg.MetadataValue.md(_by(rows, "reason")),
         "sample": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),
-        "how to apply": dg.MetadataValue.md(how),
+        "how to apply": how,
         "dagster/row_count": summary.ledgers,
         "logical bytes": summary.logical_bytes,
         "physical bytes": summary.physical_bytes,
@@ -211,9 +205,9 @@ def _queue_shown(state: QueueState) -> dict[str, Any]:
     }
 
 
-def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, lake: str) -> None:
+def _mark_namespaces(context: dg.AssetExecutionContext, cluster: str, journal: JournalReader) -> None:
     """Only namespaces where this run deleted something get an event."""
-    found = _by_namespace(deleted_by_topic(lake, cluster, context.run.run_id), None)
+    found = _by_namespace(deleted_by_topic(journal, cluster, context.run.run_id), None)
     register_namespaces(context, cluster, set(found))
     for namespace, metadata in found.items():
         context.log_event(

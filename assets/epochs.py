@@ -8,7 +8,6 @@ from __future__ import annotations
 import dagster as dg
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.runs.cluster import Cluster
 
@@ -49,5 +48,5 @@ def _refuse_foreign(where: Cluster, epoch_id: str) -> None:
 
 def fingerprint_of(where: Cluster) -> str:
     """The fingerprint of the cluster that the settings name."""
-    with Connections(where.settings, read_only=True) as ports:
+    with where.ports(read_only=True) as ports:
         return cluster_fingerprint(ports.store, where.settings.bookkeeper.ledgers_root)

@@ -40,5 +40,5 @@ def external_assets(cluster: str) -> list[dg.AssetSpec]:
             ["deletion_plan"],
         ),
         spec("ledger_deletion_retry_topic", f"{queue}-RETRY`: intents that failed and wait.", {"pulsar"}),
-        spec("ledger_deletion_dlq_topic", f"{queue}-DLQ`: intents given up.", {"pulsar"}),
+        spec("ledger_deletion_dlq_topic", f"{queue}-DLQ`: intents that failed after the last retry.", {"pulsar"}),
     ]

@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, FINDINGS, key
-from pulsar_lifecycle.deletion.orphan_findings import build_findings
+from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
@@ -76,7 +76,7 @@ def findings_assets(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id = epoch_to_read(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            build_findings(where, epoch_id)
+            scan_run.judge(where, epoch_id)
         rows = where.table(epoch_id, "findings")
         uri = where.lake.epoch_table(epoch_id, "findings")
         for name in FINDINGS:

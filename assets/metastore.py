@@ -7,12 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from assets.epochs import epoch_to_write, fingerprint_of
+from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key, namespace_partitions
+from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.records.epoch import Census
-from pulsar_lifecycle.runs.cluster import stored_name
+from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.progress import of_stages, reporting
-from pulsar_lifecycle.scan.read import new_epoch_id, scan_table
 from resources.lifecycle import LifecycleResource
 
 _DESCRIPTIONS = {
@@ -25,7 +25,7 @@ _DESCRIPTIONS = {
 
 
 def metastore_assets(cluster: str) -> list[dg.AssetsDefinition]:
-    """One asset per table of ``pulsar_lifecycle.metastore.sources``."""
+    """One asset per table of ``pulsar_lifecycle.metastore.reading``."""
     return [_table_asset(cluster, table) for table in METASTORE]
 
 
@@ -44,18 +44,14 @@ def _table_asset(cluster: str, table: str) -> dg.AssetsDefinition:
     def body(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         if first:
-            now = where.clock.now_ms()
-            epoch_id = new_epoch_id(now)
-            where.lake.begin_epoch(epoch_id, now, context.run.run_id, fingerprint_of(where))
+            epoch_id, now = scan_run.begin(where, context.run.run_id)
             for old in where.lake.prune(now):
                 context.log.info(f"removed epoch {old} from the lake")
         else:
             epoch_id, _ = epoch_to_write(context, where)
-        roots = [""] if table in ("bookkeeper_ledgers", "topics") else where.roots()
         with reporting(context.log.info, of_stages(where.spark)):
-            counts = [scan_table(where, epoch_id, table, root) for root in roots]
+            counts = scan_run.read_table(where, epoch_id, table)
         for census in counts:
-            where.lake.store_census(epoch_id, census)
             context.log.info(f"{stored_name(table, census.root)}: {census.listed} listed, {census.decoded} decoded")
         if table == "managed_ledgers":
             topics = where.lake.batches(where.parts(epoch_id, table), ["namespace"])
@@ -85,5 +81,5 @@ def _shown(counts: list[Census]) -> dict[str, Any]:
         "vanished while reading": sum(c.gone for c in counts),
         "empty z-nodes": sum(c.empty for c in counts),
         "undecodable": dg.MetadataValue.json([path for c in counts for path in c.corrupt[:50]]),
-        "unread": dg.MetadataValue.json([what for c in counts for what in c.unread[:50]]),
+        "unread": dg.MetadataValue.json([f"{path}: {why}" for c in counts for path, why in c.unread[:50]]),
     }

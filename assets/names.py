@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dagster as dg
 
-METASTORE = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
+from pulsar_lifecycle.metastore.reading import TABLES
+
+METASTORE = tuple(TABLES)
 FINDINGS = ("orphan_ledgers", "offload_leftovers", "dangling_references", "unjudged_ledgers")
 TOPICS = ("ledger_deletion_topic", "ledger_deletion_retry_topic", "ledger_deletion_dlq_topic")
 EPOCH = "lifecycle/epoch"

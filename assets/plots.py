@@ -35,7 +35,7 @@ _BARS = {
 def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
     """Messages per interval by what became of them, and below them bytes deleted; words instead where nothing was."""
     if not any(i.deleted or i.retrying or i.dead_lettered for i in intervals):
-        return dg.MetadataValue.md("nothing was deleted, retried or given up in this time")
+        return dg.MetadataValue.md("nothing was deleted, retried or dead-lettered in this time")
     figure = Figure(figsize=(9, 4.4), dpi=80, layout="constrained")
     counts, sizes = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     starts = [datetime.fromtimestamp(i.start / 1000, UTC) for i in intervals]

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 from assets import show
 from assets.epochs import epoch_to_write
 from assets.names import EPOCH, METASTORE, key
+from pulsar_lifecycle.deletion import scan_run
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
-from pulsar_lifecycle.scan.epochs import close_epoch
-from pulsar_lifecycle.scan.read import build_references
 from pulsar_lifecycle.scan.references import KINDS
 from resources.lifecycle import LifecycleResource
 
@@ -48,8 +48,8 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
         where = lifecycle.cluster()
         epoch_id, started_at = epoch_to_write(context, where)
         with reporting(context.log.info, of_stages(where.spark)):
-            build_references(where, epoch_id)
-            epoch = close_epoch(where, epoch_id, started_at, where.lake.census(epoch_id), where.clock.now_ms())
+            scan_run.read_references(where, epoch_id)
+            epoch = scan_run.close(where, epoch_id, started_at)
         counts = _by_kind(where, epoch_id)
         kinds = show.markdown(
             ["kind", "what", "where", "treatment", "references"],
@@ -70,7 +70,7 @@ def references_asset(cluster: str) -> dg.AssetsDefinition:
                     check_name=COVERAGE,
                     passed=epoch.covered,
                     severity=dg.AssetCheckSeverity.ERROR,
-                    description="everything was read" if epoch.covered else "; ".join(epoch.gaps)[:4000],
+                    description="everything was read" if epoch.covered else in_words(epoch.gaps)[:4000],
                     metadata={
                         "missing": dg.MetadataValue.md("\n".join(f"- {g}" for g in epoch.gaps[:100]) or "nothing"),
                         EPOCH: epoch_id,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dagster as dg
+
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
 
 SAMPLE = 50
 """Rows of a sample table."""
@@ -37,3 +40,17 @@ def markdown(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     lines = ["| " + " | ".join(headers) + " |", "|" + " --- |" * len(headers)]
     lines += ["| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def how_to_apply(
+    plan: PlanSummary, run_config: Mapping[str, Any], *, job: str, nothing: str, then: str = ""
+) -> dg.MetadataValue:
+    """Which job takes a plan, with which configuration; ``nothing`` is said of an empty one, or why none takes it."""
+    if not plan.actionable:
+        gaps = "\n".join(f"- {gap}" for gap in plan.gaps[:SAMPLE])
+        return dg.MetadataValue.md(f"**Report only: this plan cannot be applied.**\n\n{gaps}")
+    if not plan.ledgers:
+        return dg.MetadataValue.md(nothing)
+    config = json.dumps(run_config, indent=2)
+    launch = f"Launch job `{job}` with this run configuration:\n\n```json\n{config}\n```"
+    return dg.MetadataValue.md(f"{launch}\n\n{then}" if then else launch)

@@ -81,7 +81,7 @@ def offload_assets(cluster: str) -> list[dg.AssetsDefinition]:
             dg.AssetSpec(
                 key(cluster, "offload_plan"),
                 group_name="tiered_storage",
-                description="What would be offloaded, and which copies in BookKeeper given up. Making it changes "
+                description="What would be offloaded, and which copies in BookKeeper released. Making it changes "
                 "nothing; job `offload` takes its id and digest.",
                 deps=[key(cluster, "offload_candidates")],
                 kinds={"parquet"},
@@ -241,11 +241,11 @@ def plan_shown(plan: OffloadPlan, rows: pa.Table, settings: Settings) -> dict[st
         "ledgers to offload": plan.ledgers,
         "bytes to offload": plan.bytes,
         "copies in BookKeeper to release": plan.released,
-        "bytes to give up": plan.released_bytes,
+        "bytes to release": plan.released_bytes,
         "of these left to brokers": plan.left_to_broker,
         "bytes left to brokers": plan.left_to_broker_bytes,
-        "not given up beside brokers": plan.withheld,
-        "bytes not given up beside brokers": plan.withheld_bytes,
+        "not released beside brokers": plan.withheld,
+        "bytes not released beside brokers": plan.withheld_bytes,
         "warnings": dg.MetadataValue.md("\n".join(f"- {one}" for one in plan.warnings[:50]) or "none"),
         "how to apply": dg.MetadataValue.md(how),
         "oldest": show.table(rows.slice(0, show.SAMPLE).to_pylist(), COLUMNS),

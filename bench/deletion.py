@@ -266,7 +266,7 @@ def _expect_deleted(ledgers: _Ledgers, outcomes: list[Outcome], size: int) -> No
 def _plan(where: runs_cluster.Cluster, size: int) -> Order:
     """Scan twice and plan; the order to apply all of it."""
     take_epoch(where)
-    summary, rows = deletion_run.make_plan(where, take_epoch(where)[0])
+    summary, rows = deletion_run.make_plan(where, take_epoch(where))
     expect("ledgers planned", rows.num_rows, size)
     return Order(summary.plan_id, summary.digest)
 

@@ -11,19 +11,18 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
 
-from assets.names import METASTORE
-from pulsar_lifecycle.deletion import orphan_findings
+from pulsar_lifecycle.deletion import scan_run
 from pulsar_lifecycle.formats import entry
 from pulsar_lifecycle.formats.ledger_metadata import DigestType
-from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs import cluster as runs_cluster
-from pulsar_lifecycle.scan import epochs, read
 from sandbox.cluster import Cluster
 
 
@@ -47,19 +46,13 @@ def write_settings(cluster: Cluster, **sections: Mapping[str, Any]) -> Path:
 
 
 def take_epoch(
-    where: runs_cluster.Cluster, step: Callable[[str, Callable[[], Any]], Any] = lambda _, work: work()
-) -> tuple[Epoch, list[Census]]:
-    """The five tables, references, coverage and findings, each through ``step``; fails if the scan is not covered."""
-    now = where.clock.now_ms()
-    epoch_id = read.new_epoch_id(now)
-    where.lake.begin_epoch(epoch_id, now, "")
-    census = [step(table, lambda table=table: read.scan_table(where, epoch_id, table)) for table in METASTORE]
-    step("ledger_references", lambda: read.build_references(where, epoch_id))
-    epoch = step("coverage", lambda: epochs.close_epoch(where, epoch_id, now, census, where.clock.now_ms()))
-    step("findings", lambda: orphan_findings.build_findings(where, epoch_id))
+    where: runs_cluster.Cluster, step: Callable[[str], AbstractContextManager[object]] = nullcontext
+) -> Epoch:
+    """A scan, each of its steps within ``step``; fails if it is not covered."""
+    epoch = scan_run.scan(where, "", step)
     if epoch.gaps:
-        raise SystemExit(f"the scan is not covered: {epoch.gaps[:3]}")
-    return epoch, census
+        raise SystemExit(f"the scan is not covered: {in_words(epoch.gaps[:3])}")
+    return epoch
 
 
 @contextmanager

@@ -168,13 +168,17 @@ def plan(where: runs_cluster.Cluster, contents: Contents, own: int, stages: dict
     ``stages`` gets the cost of each step.
     """
 
-    def step(name: str, work: Callable[[], T]) -> T:
-        result, stages[name] = timed(work)
-        return result
+    @contextmanager
+    def step(name: str) -> Iterator[None]:
+        used, began = _cpu(), time.monotonic()
+        yield
+        stages[name] = _cost(used, began)
 
-    epoch, census = take_epoch(where, step)
-    summary, _ = step("deletion_plan", lambda: deletion_run.make_plan(where, epoch))
-    expect("ledgers listed", census[0].listed, contents.ledgers + own)
+    epoch = take_epoch(where, step)
+    with step("deletion_plan"):
+        summary, _ = deletion_run.make_plan(where, epoch)
+    listed = next(census.listed for census in epoch.census if census.table == "bookkeeper_ledgers")
+    expect("ledgers listed", listed, contents.ledgers + own)
     return summary.ledgers
 
 
@@ -253,7 +257,12 @@ def timed(work: Callable[[], T]) -> tuple[T, Cost]:
     """The result and what it cost."""
     used, began = _cpu(), time.monotonic()
     result = work()
-    return result, Cost(round(time.monotonic() - began, 2), round(_cpu() - used, 1))
+    return result, _cost(used, began)
+
+
+def _cost(used: float, began: float) -> Cost:
+    """Since ``began``, when the CPU seconds were ``used``."""
+    return Cost(round(time.monotonic() - began, 2), round(_cpu() - used, 1))
 
 
 def _cpu() -> float:

@@ -66,13 +66,21 @@ CODES = (
 """Modules whose documented constants are words of the journal, a plan or a page."""
 
 ENUMS = (
+    ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
     ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
+    ("Problems of a scanned row", "pulsar_lifecycle.records.tables.Problem"),
+    ("How a scan knows whether a topic is loaded", "pulsar_lifecycle.records.topic_load.LoadReason"),
     ("Findings of a scan", "pulsar_lifecycle.records.findings.Finding"),
     ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
+    ("What retention says of a ledger", "pulsar_lifecycle.lifecycle.verdicts.Verdict"),
+    ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
+    ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),
+    ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),
     ("What `explain` answers", "pulsar_lifecycle.inspect.explain.Verdict"),
     ("What is in a bucket", "pulsar_lifecycle.copies.object_pairs.Kind"),
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
+    ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )
 
@@ -142,7 +150,10 @@ def keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str]
     """Key, default and meaning of each field of a section."""
     said = documented(section)
     for name, field in section.model_fields.items():
-        yield prefix + name, default_of(field), text(said.get(name))
+        if isinstance(field.default, BaseModel):
+            yield from keys(type(field.default), f"{prefix}{name}.")
+        else:
+            yield prefix + name, default_of(field), text(said.get(name))
 
 
 def settings_table(rows: Iterable[tuple[str, str, str]]) -> str:

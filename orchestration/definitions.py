@@ -8,11 +8,13 @@ from typing import Any
 
 import dagster as dg
 
+from assets.bookies import bookie_disk_asset
 from assets.buckets import object_assets
 from assets.dead_letters import dead_letters_asset
 from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
+from assets.lifecycle import retention_assets
 from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
@@ -20,6 +22,7 @@ from assets.tiered import offload_assets
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
 from orchestration.reconcile import reconcile_job
+from orchestration.retention import apply_retention_job, plan_retention_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
 from orchestration.tiered import offload_job, plan_offload_job, revert_job
 from orchestration.trimming import delete_topics_job, trim_topics_job
@@ -48,6 +51,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             reconciliation_asset(cluster),
             *offload_assets(cluster),
             object_assets(cluster),
+            retention_assets(cluster),
+            bookie_disk_asset(cluster),
         ],
         jobs=[
             scan,
@@ -63,6 +68,8 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             revert_job,
             inventory_objects_job(cluster),
             sweep_objects_job,
+            plan_retention_job(cluster),
+            apply_retention_job,
         ],
         schedules=[scan_schedule(scan)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],

@@ -36,14 +36,14 @@ class OffloadRunConfig(dg.Config):
 @dg.op(
     name="offload_ledgers",
     description="Copy each planned ledger to the object store, read it back whole, compare every entry, then write it "
-    "into its topic's metadata; give up copies in BookKeeper that are due.",
+    "into its topic's metadata; release copies in BookKeeper that are due.",
     pool="offload",
 )
 @wrong_configuration_fails()
 def offload_ledgers_op(
     context: dg.OpExecutionContext, config: OffloadRunConfig, lifecycle: LifecycleResource
 ) -> dict[str, int]:
-    """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was cut off."""
+    """Ledgers by outcome. Refuses a stale, report-only or foreign plan; a rerun finishes what was interrupted."""
     order, where = OffloadOrder(config.plan_id, config.digest, config.limit), lifecycle.cluster()
     outcomes = offload_now(where, context.run_id, order, context.log.info)
     plan, _ = where.lake.offload_plan(config.plan_id)
@@ -71,7 +71,7 @@ class RevertConfig(dg.Config):
 )
 @wrong_configuration_fails()
 def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: LifecycleResource) -> None:
-    """Refused for what BookKeeper does not have whole, or was given up there."""
+    """Refused for what BookKeeper does not have whole, or was released there."""
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
     outcomes = revert_offloads(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
     metadata = outcomes_shown(outcomes)

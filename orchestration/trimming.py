@@ -66,6 +66,10 @@ def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
     rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
     told = {*first, LEFT_TO_BROKER, NOTHING}
     totals = Counter((one.topic, one.outcome, one.reason if one.outcome in told else "") for one in marked)
+    stays: dict[tuple[str, str], list[int]] = {}
+    for one in ledgers:
+        if one.code:
+            stays.setdefault((one.outcome, one.code), []).append(one.bytes)
     return {
         "dry run": dry_run,
         "ledgers": len(ledgers),
@@ -76,6 +80,12 @@ def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
                     (name, count, show.size(sum(one.bytes for one in ledgers if one.outcome == name)))
                     for name, count in sorted(Counter(one.outcome for one in ledgers).items())
                 ],
+            )
+        ),
+        "stays by": dg.MetadataValue.md(
+            show.markdown(
+                ["outcome", "code", "ledgers", "bytes"],
+                [(*kind, len(sizes), show.size(sum(sizes))) for kind, sizes in sorted(stays.items())],
             )
         ),
         "topics": dg.MetadataValue.md(

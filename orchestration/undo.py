@@ -136,7 +136,7 @@ def undone_shown(result: Result) -> dict[str, Any]:
         shown["what a restored ledger needs"] = dg.MetadataValue.md(NEEDS + table)
     if released := [(one.topic, one.ledger_id) for one in back if one.released]:
         table = show.markdown(["topic", "ledger"], released[: show.SAMPLE])
-        shown["what a ledger given up by its topic needs"] = dg.MetadataValue.md(WAS_RELEASED + table)
+        shown["what a ledger released by its topic needs"] = dg.MetadataValue.md(WAS_RELEASED + table)
     return shown
 
 

@@ -32,7 +32,7 @@ def _owner_names(value: tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(
                 f"expected tenant, tenant/namespace or persistent://tenant/namespace/topic, found {name!r}"
             )
-        if not found and len(parts) == 3:  # a V1 namespace, or a topic as Pulsar's own tools shorten it: both
+        if not found and len(parts) == 3:  # a V1 namespace, or a topic as Pulsar's own ports shorten it: both
             names.append(f"persistent://{name}")
     return tuple(names)
 
@@ -189,12 +189,12 @@ class OffloadSettings(Section):
     """What the brokers' own ``broker.conf`` says of tiered storage and no API shows: their bucket, region, endpoint and
     block size, by the names that they have there (``s3ManagedLedgerOffloadBucket`` ...)."""
     loaded_topics: StrictBool | tuple[str, ...] = False
-    """As ``trimming.loaded_topics``, for offloading and for giving up copies in BookKeeper."""
+    """As ``trimming.loaded_topics``, for offloading and for releasing copies in BookKeeper."""
     release: Literal["brokers", "ours"] = "brokers"
-    """Who gives up copies in BookKeeper: ``brokers``, by their own deletion lag and without a proof, or ``ours``. With
+    """Who releases copies in BookKeeper: ``brokers``, by their own deletion lag and without a proof, or ``ours``. With
     ``ours`` the brokers' lag must be -1: where it is not, nothing is released."""
     deletion_lag: Seconds = 4 * 3600.0
-    """How long after its offload we give up a copy in BookKeeper, with ``release = "ours"``. The default is the
+    """How long after its offload we release a copy in BookKeeper, with ``release = "ours"``. The default is the
     brokers' own (``managedLedgerOffloadDeletionLagMs``)."""
     revert_unproven: StrictBool = False
     """Let a topic read a ledger from BookKeeper again, once its offloaded copy fails a proof and BookKeeper has it

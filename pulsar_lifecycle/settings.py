@@ -87,6 +87,15 @@ class SharedRoot(Section):
     digest: SecretRef | None = None
 
 
+class BookieAdminSettings(Section):
+    """The HTTP servers of the bookies (``httpServerEnabled``); where they are, bookies say themselves."""
+
+    tls: Tls | None = None
+    """TLS to them; then none is asked in the clear."""
+    request_timeout: Seconds = 10.0
+    """How long one may take to answer."""
+
+
 class BookKeeperSettings(Section):
     """The BookKeeper cluster and who shares it."""
 
@@ -110,6 +119,8 @@ class BookKeeperSettings(Section):
     collection takes."""
     tls: Tls | None = None
     """TLS to the bookies; then none is read in the clear. Bookies that demand SASL cannot be read."""
+    admin: BookieAdminSettings = BookieAdminSettings()
+    """The bookies' HTTP servers."""
 
     @field_validator("shared_with")
     @classmethod

@@ -1,7 +1,7 @@
 """How hard the library leans on ZooKeeper: a budget per second and a latency guard.
 
 Belongs here: pacing that knows time and nothing of a vendor. Not here: what is read, or how a probe asks.
-Source: DESIGN section 4, "Stop".
+
 """
 
 from __future__ import annotations

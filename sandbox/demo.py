@@ -31,7 +31,9 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import DELETED
 from pulsar_lifecycle.scan.references import KINDS
@@ -91,7 +93,8 @@ def _demo(cluster: Cluster, begun: float) -> int:
     jobs.run("scan", "first scan: read the metastore, find who refers to what, judge every ledger")
     seeded = seed(cluster, lambda line: None)
     jobs.run("scan", "second scan: confirm, and plan")
-    lake = Connections(settings).lake
+    ports = Connections(settings)
+    lake, journal = ports.lake, ports.journal_reader
     summary, rows = lake.plan(lake.plans()[-1].plan_id)
     say(f"plan {summary.plan_id}: {summary.ledgers} ledgers, actionable: {summary.actionable}")
     if summary.ledgers:
@@ -105,12 +108,12 @@ def _demo(cluster: Cluster, begun: float) -> int:
     deleted = {
         row["ledger_id"]
         for run_id in jobs.run_ids
-        for row in journal_rows(lake.location, run_id=run_id).to_pylist()
+        for row in journal_rows(journal, run_id=run_id).to_pylist()
         if row["outcome"] == DELETED and row["ledger_id"] not in released
     }
     left = expected & _there(cluster)
     verdicts = [
-        Verdict("the plan may be applied", summary.actionable, "; ".join(summary.gaps)),
+        Verdict("the plan may be applied", summary.actionable, in_words(summary.gaps)),
         Verdict(
             "planned exactly the leaked ledgers",
             set(rows.column("ledger_id").to_pylist()) == expected,
@@ -124,12 +127,12 @@ def _demo(cluster: Cluster, begun: float) -> int:
         Verdict("every live topic reads back whole", not wrong, "; ".join(wrong[:3]) or f"{len(seeded.live)} topics"),
         *_tiered_verdicts(cluster, jobs, settings, config, archive),
     ]
-    _report(lake, summary, jobs.run_ids, verdicts)
+    _report(lake, journal, summary, jobs.run_ids, verdicts)
     return 0 if all(v.holds for v in verdicts) else 1
 
 
 def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
-    """Offload the archive's sealed ledgers, give up their copies in BookKeeper, and delete those through the queue."""
+    """Offload the archive's sealed ledgers, release their copies in BookKeeper, and delete those through the queue."""
     ops = {"sandbox_offload_plan": {"config": {"namespaces": [tiered.NAMESPACE], "everything": True}}}
     jobs.run("plan_offload", "offload plan: which sealed ledgers go to the bucket", ops)
     jobs.offload(lake.offload_plans()[-1], "offloading: copy, read back whole, compare every entry, commit")
@@ -138,7 +141,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     jobs.run("plan_offload", "offload plan: which copies in BookKeeper are due to go", ops)
     plan = lake.offload_plans()[-1]
     if plan.released:
-        jobs.offload(plan, "giving up the copies in BookKeeper: their objects are read back whole once more")
+        jobs.offload(plan, "releasing the copies in BookKeeper: their objects are read back whole once more")
     found = jobs.run("inventory_objects", "inventory of the bucket: what nothing names any more")
     (made,) = (
         event.materialization
@@ -148,6 +151,7 @@ def _tier(jobs: _Jobs, lake: Lake, settings: Settings) -> None:
     leaked, _ = lake.object_plan(str(made.metadata["plan id"].value))
     if leaked.ledgers:
         ops = bucket_runs.run_config(leaked)["ops"]
+        ops["sweep"]["config"]["dry_run"] = False
         jobs.run("sweep_objects", "applying it: one message per leaked copy", ops)
     if plan.released or leaked.ledgers:
         time.sleep(settings.deletion.deliver_after + 1)
@@ -234,7 +238,7 @@ class _Jobs:
     def offload(self, plan: OffloadPlan, what: str) -> None:
         """Launch ``offload`` as the plan's page says. Raises LifecycleError for a report-only plan."""
         if not plan.actionable:
-            raise LifecycleError(f"offload plan {plan.plan_id} is report-only: {'; '.join(plan.gaps)}")
+            raise LifecycleError(f"offload plan {plan.plan_id} is report-only: {in_words(plan.gaps)}")
         config = {"plan_id": plan.plan_id, "digest": plan.digest}
         self.run("offload", what, {"offload_ledgers": {"config": config}})
 
@@ -244,7 +248,9 @@ class _Jobs:
         self.run("apply_plan", "applying the plan: one message per ledger to the deletion topic", ops)
 
 
-def _report(lake: Lake, summary: PlanSummary, run_ids: Iterable[str], verdicts: list[Verdict]) -> None:
+def _report(
+    lake: Lake, journal: JournalReader, summary: PlanSummary, run_ids: Iterable[str], verdicts: list[Verdict]
+) -> None:
     epoch = lake.epoch(summary.epoch_id)
     listed = next(c.listed for c in epoch.census if c.table == "bookkeeper_ledgers")
     table = Table(title="What was found, planned and done", title_justify="left", show_header=True)
@@ -261,7 +267,7 @@ def _report(lake: Lake, summary: PlanSummary, run_ids: Iterable[str], verdicts: 
     ).items():
         table.add_row(f"finding: {finding}", reason, str(count), str(size))
     table.add_row("planned", summary.plan_id, str(summary.ledgers), str(summary.physical_bytes))
-    rows = pa.concat_tables([journal_rows(lake.location, run_id=run_id) for run_id in run_ids])
+    rows = pa.concat_tables([journal_rows(journal, run_id=run_id) for run_id in run_ids])
     for (outcome, reason), (count, size) in _grouped(rows, "outcome", "reason", "bytes").items():
         table.add_row(f"journal: {outcome}", reason, str(count), str(size))
     console.print(table)

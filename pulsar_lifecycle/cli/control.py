@@ -161,7 +161,7 @@ def _status(settings: Settings) -> dict[str, Any]:
             "started_at": newest.started_at,
             "finished_at": newest.finished_at,
             "covered": newest.covered,
-            "gaps": list(newest.gaps),
+            "gaps": [asdict(gap) for gap in newest.gaps],
             "listed": {c.table: c.listed for c in newest.census if not c.root},
         },
         "unfinished_scan": {"epoch_id": begun, "started_at": begun_at}
@@ -190,7 +190,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
         listed = scan["listed"].get("bookkeeper_ledgers", 0)
         begun_ago = show.span(now - scan["started_at"])
         lines = [f"{scan['epoch_id']}, begun {begun_ago} ago, {covered}, {listed} ledgers listed"]
-        lines += [f"gap: {gap}" for gap in scan["gaps"][:5]]
+        lines += [f"gap: {gap['text']}" for gap in scan["gaps"][:5]]
         lines += [f"... {len(scan['gaps']) - 5} more gaps; --json has all of them"] if len(scan["gaps"]) > 5 else []
     if begun and begun["epoch_id"]:
         lines.append(f"{begun['epoch_id']}, begun {show.span(now - begun['started_at'])} ago, has not finished")

@@ -5,7 +5,7 @@ Belongs here: gathering what the lake knows of the ledger, and the page. Not her
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -79,15 +79,16 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
         """Two clusters may share a lake, and both have a ledger of this id."""
         return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
 
-    lake = Connections(settings).lake
+    ports = Connections(settings)
+    lake, journal = ports.lake, ports.journal_reader
     epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
-    marks = {i: m for i, m in marked_ledgers(settings.lake.path, settings.cluster).items() if i == ledger_id}
+    marks = {i: m for i, m in marked_ledgers(journal, settings.cluster).items() if i == ledger_id}
     marks = valid_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
     history = History(
-        journal=ours(journal_rows(settings.lake.path, ledger_id=ledger_id)),
-        archived=ours(archived_nodes(settings.lake.path, ledger_id=ledger_id)),
+        journal=ours(journal_rows(journal, ledger_id=ledger_id)),
+        archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
         marked=marks.get(ledger_id),
-        released=released_ledgers(settings.lake.path, settings.cluster).get(ledger_id),
+        released=released_ledgers(journal, settings.cluster).get(ledger_id),
     )
     if not epochs:
         return history
@@ -135,7 +136,7 @@ def _document(found: Explanation, now: int) -> dict[str, Any]:
             "started_at": epoch.started_at,
             "age_ms": now - epoch.started_at,
             "covered": epoch.covered,
-            "gaps": list(epoch.gaps),
+            "gaps": [asdict(gap) for gap in epoch.gaps],
             "references": history.references.to_pylist(),
             "finding": history.finding,
         },
@@ -184,7 +185,7 @@ def _ledger(found: Explanation, now: int) -> str:
     row = found.ledger
     if row is None:
         return f"{found.path} does not exist"
-    if row["error"]:
+    if row["problem"]:
         return f"{found.path}: {row['error'] if row['error'] != 'empty' else 'the z-node has no data'}"
     inside = (
         f", {show.counted(row['entries'], 'entry', 'entries')}, {show.size(row['length'])}"
@@ -197,7 +198,7 @@ def _ledger(found: Explanation, now: int) -> str:
 
 def _owner(found: Explanation) -> str | None:
     row = found.ledger
-    if row is None or row["error"]:
+    if row is None or row["problem"]:
         return None
     if not found.topic:
         return "none: not tagged by Pulsar" if row["application"] != "pulsar" else "its tags name none"

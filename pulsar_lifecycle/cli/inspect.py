@@ -257,7 +257,7 @@ def _print_topic(document: dict[str, Any]) -> None:
 
 
 def _unread(document: dict[str, Any]) -> bool:
-    """Whether anything of a topic, or of its partitions, could not be read; a copy that was given up may be gone."""
+    """Whether anything of a topic, or of its partitions, could not be read; a copy that was released may be gone."""
     from pulsar_lifecycle.inspect.describe import NO_PARTITION
 
     schema = document.get("schema") or {}
@@ -270,9 +270,11 @@ def _unread(document: dict[str, Any]) -> bool:
 
 def _load_state(document: dict[str, Any]) -> str:
     """What no broker's list says is not known, and every other reason to call a topic loaded is caution."""
-    state, reason = document["loadState"], document["loadReason"]
-    unsure = state == "loaded" and not reason.startswith("listed by ")
-    return f"{'unknown, counts as loaded' if unsure else state.replace('_', ' ')}: {reason}"
+    from pulsar_lifecycle.records.topic_load import LoadReason, LoadState
+
+    state = document["loadState"]
+    unsure = state == LoadState.LOADED and document["loadReason"] != LoadReason.LISTED
+    return f"{'unknown, counts as loaded' if unsure else state.replace('_', ' ')}: {document['loadText']}"
 
 
 def _print_object(document: dict[str, Any]) -> None:

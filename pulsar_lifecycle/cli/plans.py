@@ -19,6 +19,7 @@ from pulsar_lifecycle.io.connect import Connections
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from pulsar_lifecycle.cli.plan_kinds import PlanKind
     from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.records.deletion_plan import PlanSummary
     from pulsar_lifecycle.settings import Settings
@@ -28,10 +29,10 @@ JOURNAL_ROWS = 50
 
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the stored plans, newest first."""
+    """List the stored plans of orphans and of expired ledgers, newest first."""
     settings = settings_of(context)
     lake = Connections(settings).lake
-    found = list(reversed(lake.plans()))
+    found = sorted([*lake.plans(), *lake.retention_plans()], key=lambda plan: plan.created_at, reverse=True)
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
     if as_json:
@@ -59,23 +60,25 @@ def plan(
     context: typer.Context,
     plan_id: Annotated[str, typer.Argument(help="As `plans` lists it.")],
     run_config: Annotated[
-        bool, typer.Option("--run-config", help="Print only the run configuration for the job `apply_plan`.")
+        bool, typer.Option("--run-config", help="Print only the run configuration for the job that applies it.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """What a plan would delete, whether it can be applied, and how. Exit code 1 if applying it would be refused."""
-    from pulsar_lifecycle.deletion import deletion_planning
+    from pulsar_lifecycle.cli.plan_kinds import kind_of
     from pulsar_lifecycle.journal.queries import journal_rows
 
     settings = settings_of(context)
-    lake = Connections(settings).lake
-    summary, rows = lake.plan(plan_id)
+    ports = Connections(settings)
+    lake = ports.lake
+    kind = kind_of(plan_id)
+    summary, rows = kind.stored(lake, plan_id)
     now = now_ms()
-    refusal = refusal_of(summary, rows, lake, settings, now)
-    journalled = journal_rows(settings.lake.path, plan_id=plan_id)
+    refusal = refusal_of(kind, summary, rows, lake, settings, now)
+    journalled = journal_rows(ports.journal_reader, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
-    settled = _settled(rows, journalled)
-    config = deletion_planning.run_config(summary)
+    settled = kind.settled(rows, journalled)
+    config = kind.run_config(summary)
     if run_config:
         show.json_document(config)
     elif as_json:
@@ -90,7 +93,7 @@ def plan(
             }
         )
     else:
-        _print_plan(summary, rows, refusal, done, settled, settings, now)
+        _print_plan(kind, summary, rows, refusal, done, settled, settings, now)
     if refusal:
         if run_config:
             print(f"pulsar-lifecycle: applying it would be refused: {show.printable(refusal)}", file=sys.stderr)
@@ -104,18 +107,21 @@ def journal(
     ] = None,
     run: Annotated[str | None, typer.Option("--run", help="What a run did.")] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="What became of a plan.")] = None,
+    code: Annotated[str | None, typer.Option("--code", help="Only rows with this code, such as still_in_use.")] = None,
+    outcome: Annotated[str | None, typer.Option("--outcome", help="Only rows with this outcome, such as kept.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """What was decided and done on this cluster, oldest first; name a ledger, a run, a plan, or several of them."""
+    """What was decided and done on this cluster, oldest first, by ledger, run, plan, code, outcome or several."""
     import pyarrow.compute as pc
 
     from pulsar_lifecycle.errors import UsageError
     from pulsar_lifecycle.journal.queries import journal_rows
 
-    if ledger is None and run is None and plan is None:
-        raise UsageError("journal: name at least one of --ledger, --run, --plan")
+    if all(one is None for one in (ledger, run, plan, code, outcome)):
+        raise UsageError("journal: name at least one of --ledger, --run, --plan, --code, --outcome")
     settings = settings_of(context)
-    every = journal_rows(settings.lake.path, ledger_id=ledger, run_id=run, plan_id=plan)
+    journal = Connections(settings).journal_reader
+    every = journal_rows(journal, ledger_id=ledger, run_id=run, plan_id=plan, code=code, outcome=outcome)
     rows = every.filter(pc.field("cluster") == settings.cluster)
     if rows.num_rows < every.num_rows:
         others = show.counted(every.num_rows - rows.num_rows, "row")
@@ -126,13 +132,26 @@ def journal(
     if not rows.num_rows:
         show.text("the journal has nothing of that")
         return
+    kinds = ["action", "phase", "outcome", "code", "reason"]
     shown = rows.slice(max(0, rows.num_rows - JOURNAL_ROWS)).to_pylist()
     if len(shown) < rows.num_rows:
-        kinds = ["action", "phase", "outcome", "reason"]
         counts = Counter(zip(*(rows.column(c).to_pylist() for c in kinds), strict=True))
         show.table([*kinds, "rows"], [(*key, count) for key, count in counts.most_common()])
         show.text(f"the last {len(shown)} of {rows.num_rows}; --json has all of them")
-    columns = ["at", "ledger", "component", "topic", "action", "phase", "outcome", "reason", "size", "run", "plan"]
+    columns = [
+        "at",
+        "ledger",
+        "component",
+        "topic",
+        "action",
+        "phase",
+        "outcome",
+        "code",
+        "reason",
+        "size",
+        "run",
+        "plan",
+    ]
     show.table(columns, [_journal_line(row) for row in shown])
 
 
@@ -146,10 +165,9 @@ def condition(summary: PlanSummary, settings: Settings, now: int) -> str:
     return f"actionable for {show.span(left)}" if left >= 0 else "expired"
 
 
-def refusal_of(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
+def refusal_of(kind: PlanKind, summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Settings, now: int) -> str:
     """Why applying the whole plan now would be refused; empty if it would not, as far as the lake can tell."""
     from pulsar_lifecycle.errors import Refused
-    from pulsar_lifecycle.records import deletion_plan
     from pulsar_lifecycle.records.plans import check_applicable
     from pulsar_lifecycle.runs import plan_checks
     from pulsar_lifecycle.runs.caps import effective_caps
@@ -160,32 +178,28 @@ def refusal_of(summary: PlanSummary, rows: pa.Table, lake: Lake, settings: Setti
             raise Refused(plan_checks.SWITCHED_OFF)
         check_applicable(
             summary,
-            deletion_plan.digest(rows, summary.to_json()),
+            kind.digest(rows, summary),
             digest_given=summary.digest,
             fingerprint=summary.fingerprint,
             now=now,
             valid_for_ms=valid_for_ms,
         )
-        plan_checks.check_caps(summary, rows, effective_caps(settings.apply))
+        plan_checks.check_caps(summary, kind.sized(rows), effective_caps(settings.apply))
         plan_checks.check_scan(summary, lake.epoch, now, valid_for_ms, settings.words_in_force(now))
     except Refused as refused:
         return str(refused)
     return "" if summary.cluster == settings.cluster else f"it is a plan of another cluster: {summary.cluster}"
 
 
-def _settled(rows: pa.Table, journalled: pa.Table) -> int:
-    """How many of a plan's ledgers deletion runs of this plan are done with: deleted, gone, kept or refused."""
-    import pyarrow.compute as pc
-
-    from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
-
-    ended = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FINAL))
-    ended &= pc.field("action") == DELETE_LEDGER
-    return len(set(rows["ledger_id"].to_pylist()).intersection(journalled.filter(ended)["ledger_id"].to_pylist()))
-
-
 def _print_plan(
-    summary: PlanSummary, rows: pa.Table, refusal: str, done: Counter[str], settled: int, settings: Settings, now: int
+    kind: PlanKind,
+    summary: PlanSummary,
+    rows: pa.Table,
+    refusal: str,
+    done: Counter[str],
+    settled: int,
+    settings: Settings,
+    now: int,
 ) -> None:
     left = rows.num_rows - settled
     show.facts(
@@ -204,46 +218,20 @@ def _print_plan(
         ]
     )
     if rows.num_rows:
-        show.text("by component", "bold cyan")
-        show.table(["component", "ledgers", "frees"], _by_component(rows), 2)
-        show.text("by reason", "bold cyan")
-        show.table(["ledgers", "reason"], [(n, why) for why, n in Counter(rows["reason"].to_pylist()).most_common()], 2)
+        for name, groups in kind.groups(rows).items():
+            show.text(f"by {name.replace('_', ' ')}", "bold cyan")
+            show.table([name.replace("_", " "), "ledgers", "frees"], groups, 2)
         show.text(f"sample ({min(SAMPLE, rows.num_rows)} of {rows.num_rows})", "bold cyan")
-        columns = ["ledger", "component", "topic", "entries", "frees", "made"]
-        show.table(columns, [_plan_line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
+        show.table(list(kind.columns), [kind.line(row) for row in rows.slice(0, SAMPLE).to_pylist()], 2)
     if not refusal and left:
         show.text("to apply it", "bold cyan")
         show.text(f"  pulsar-lifecycle plan {summary.plan_id} --run-config > apply.json")
-        show.text("  dagster job execute -m orchestration.definitions -a defs -j apply_plan -c apply.json")
-        show.text("  or paste that file into the launchpad of the job apply_plan in the Dagster UI")
+        show.text(f"  dagster job execute -m orchestration.definitions -a defs -j {kind.job} -c apply.json")
+        show.text(f"  or paste that file into the launchpad of the job {kind.job} in the Dagster UI")
 
 
 def _share(plan: PlanSummary) -> str:
     return f"{plan.ledgers / max(plan.cluster_ledgers, 1):.2%}"
-
-
-def _component(row: dict[str, Any]) -> str:
-    return "cursor" if row["component"] == "managed-ledger" and row["cursor"] else row["component"]
-
-
-def _by_component(rows: pa.Table) -> list[tuple[str, int, str]]:
-    ledgers: Counter[str] = Counter()
-    bytes_: Counter[str] = Counter()
-    for row in rows.select(["component", "cursor", "physical_bytes"]).to_pylist():
-        ledgers[_component(row)] += 1
-        bytes_[_component(row)] += row["physical_bytes"]
-    return [(name, count, show.size(bytes_[name])) for name, count in ledgers.most_common()]
-
-
-def _plan_line(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (
-        row["ledger_id"],
-        _component(row),
-        row["topic"],
-        row["entries"],
-        show.size(row["physical_bytes"]),
-        show.moment(row["ctime"]),
-    )
 
 
 def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -255,6 +243,7 @@ def _journal_line(row: dict[str, Any]) -> tuple[Any, ...]:
         row["action"],
         row["phase"],
         row["outcome"],
+        row["code"],
         row["reason"],
         show.size(row["bytes"]),
         row["run_id"],

@@ -29,7 +29,7 @@ from pulsar_lifecycle.io.connect import Connections
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.pulsar.queue_state import QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
-    from pulsar_lifecycle.ports import QueueReader
+    from pulsar_lifecycle.ports import JournalReader, QueueReader
     from pulsar_lifecycle.settings import Settings
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
@@ -104,7 +104,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
             *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
-            *_failing(settings.lake.path, runs[-2:]),
+            *_failing(Connections(settings).journal_reader, runs[-2:]),
             *_stuck(waiting, now),
             *(show_pending_unloads(one) for one in unloads if "error" in one or not one["at_work"]),
             *(show_unread(one) for one in unread),
@@ -133,20 +133,24 @@ def _stuck(waiting: QueueState, now: int) -> list[str]:
     ]
 
 
-def _failing(lake: str, runs: Sequence[DeletionRun]) -> list[str]:
+def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
     """Whether the last of these runs failed more often than the one before it.
 
     What is held as in use did not fail, and neither did what the brokers' lists do not tell yet.
     """
     import pyarrow.compute as pc
 
-    from pulsar_lifecycle.deletion.owner_check import NOT_KNOWN_YET, STILL_IN_USE
     from pulsar_lifecycle.journal.metrics import FAILED
     from pulsar_lifecycle.journal.queries import journal_rows
+    from pulsar_lifecycle.records.codes import Code
 
+    held = (Code.STILL_IN_USE, Code.NOT_KNOWN_YET)
     failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
-    reasons = (journal_rows(lake, run_id=run.run_id).filter(failed)["reason"].to_pylist() for run in runs)
-    counts = [Counter(why for why in found if not why.startswith((STILL_IN_USE, NOT_KNOWN_YET))) for found in reasons]
+    failures = (journal_rows(journal, run_id=run.run_id).filter(failed) for run in runs)
+    counts = [
+        Counter(row["reason"] for row in rows.select(["code", "reason"]).to_pylist() if row["code"] not in held)
+        for rows in failures
+    ]
     if not counts or counts[-1].total() <= sum(before.total() for before in counts[:-1]):
         return []
     ((reason, number),) = counts[-1].most_common(1)
@@ -173,7 +177,9 @@ def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int)
     if found.oldest is None:
         return [f"{told}, which cannot be looked at now: the broker shows none of them"]
     since = max(0, min(found.oldest, now) - 3_600_000)  # another clock than the broker's dates the journal
-    letters = letters_of(found.messages, dead_letter_reasons(settings.lake.path, settings.cluster, since))
+    letters = letters_of(
+        found.messages, dead_letter_reasons(Connections(settings).journal_reader, settings.cluster, since)
+    )
     if len(letters) < count:
         told += f", {len(letters)} of them looked at"
     ledgers = {letter.reason: letter.message.info.ledger_id for letter in reversed(letters) if letter.message.info}

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from pulsar_lifecycle.errors import AccessDenied, Conflict, CorruptFormat, NotFound, OutcomeUnknown
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.runs.control import ROOT
 
 ATTEMPTS = f"{ROOT}/offload-attempts"
@@ -139,6 +140,12 @@ def of_ledgers(store: MetadataStore, ledger_ids: Iterable[int]) -> dict[int, Att
 def whole(found: Sequence[Attempt | BrokenAttempt]) -> list[Attempt]:
     """Those that can be read."""
     return [one for one in found if isinstance(one, Attempt)]
+
+
+def unread(found: Sequence[Attempt | BrokenAttempt]) -> list[Gap]:
+    """The gaps of those that cannot be read: which objects an open attempt of ours needs is not known then."""
+    broken = [one for one in found if isinstance(one, BrokenAttempt)]
+    return [Gap(GapCode.ATTEMPT_UNREAD, one.path, f"{one.path}: {one.reason}") for one in broken]
 
 
 _JSON = TypeAdapter(Attempt)

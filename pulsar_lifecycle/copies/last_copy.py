@@ -221,7 +221,7 @@ def _not_in_bookkeeper(
     for one, node in zip(other_copies, nodes, strict=True):
         why = listed_ledgers.copy_of(one.ledger_id, rows.get(one.ledger_id), one.topic).problem
         if one.item and one.item.offload and one.item.offload.bookkeeper_deleted:
-            why = "its copy in BookKeeper was given up"
+            why = "its copy in BookKeeper was released"
         elif isinstance(node, Unread):
             why = f"its z-node in BookKeeper could not be read: {node.reason}"
         elif isinstance(node, Node) and not why:

@@ -38,6 +38,7 @@ from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released, copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
 from pulsar_lifecycle.records.outcomes import (
@@ -57,7 +58,8 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
 
 COMPARED = [
-    *("ledger_id", "length", "state", "error", "czxid", "ctime", "application", "component", "managed_ledger"),
+    *("ledger_id", "length", "state", "problem", "error", "czxid", "ctime"),
+    *("application", "component", "managed_ledger"),
     *("cursor", "schema_id", "compacted_topic", "bucket_key", "bucket_topic", "bucket_cursor"),
 ]
 """What of a ledger's row a message is compared with."""
@@ -72,37 +74,37 @@ RAW_LIMIT = 65_536
 """Bytes of a refused message that the journal keeps."""
 
 
-def work_off(run: Run, tools: Ports, limit: int, wait_ms: int) -> Iterable[Decision]:
+def work_off(run: Run, ports: Ports, limit: int, wait_ms: int) -> Iterable[Decision]:
     """Take up to ``limit`` messages until the queue gives none for ``wait_ms``; yields decisions once they are durable.
 
     What this very run sent back because it must wait, and is handed out again, stays where it is: no run takes
     anything twice. Raises Paused, LeaseLost or Overloaded between batches; nothing of a batch is then half done.
     """
-    budgets = Budgets(run, tools)
+    budgets = Budgets(run, ports)
     taken = 0
     seen: set[bytes] = set()
     while taken < limit:
-        control.check_not_paused(tools.store)
-        mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
-        messages = tools.queue.receive(min(run.batch, limit - taken), wait_ms)
+        control.check_not_paused(ports.store)
+        mind_latency(ports.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, ports.clock)
+        messages = ports.queue.receive(min(run.batch, limit - taken), wait_ms)
         fresh = [m for m in messages if m.message_id not in seen]
         if not fresh:
             return
         seen.update(m.message_id for m in fresh)
         own = [m for m in fresh if m.properties.get(WAITING_RUN) == run.run_id]
-        tools.queue.release(own)
+        ports.queue.release(own)
         others = [m for m in fresh if m.properties.get(WAITING_RUN) != run.run_id]
         taken += len(others)
         if others:
-            yield from delete_batch(run, tools, others, budgets)
+            yield from delete_batch(run, ports, others, budgets)
 
 
 class Budgets:
     """One worker's share of the cluster-wide budgets: deletions (a ledger, a pair of objects) and bytes per second."""
 
-    def __init__(self, run: Run, tools: Ports) -> None:
-        self._ledgers = RateBudget(run.deletes_per_second, tools.clock)
-        self._bytes = RateBudget(run.bytes_per_second, tools.clock)
+    def __init__(self, run: Run, ports: Ports) -> None:
+        self._ledgers = RateBudget(run.deletes_per_second, ports.clock)
+        self._bytes = RateBudget(run.bytes_per_second, ports.clock)
 
     def wait(self) -> None:
         """Wait until what was deleted before is paid for."""
@@ -116,65 +118,65 @@ class Budgets:
         self._bytes.take(sum(lengths))
 
 
-def delete_batch(run: Run, tools: Ports, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
+def delete_batch(run: Run, ports: Ports, messages: Sequence[Received], budgets: Budgets) -> list[Decision]:
     """Decide, archive, delete, confirm, journal and acknowledge one batch; see the module docstring for the order."""
     decisions = [Decision(m) for m in messages]
     budgets.wait()  # wait here, not between a decision and its deletion
-    decide(run, tools, decisions)
+    decide(run, ports, decisions)
     doomed = {d.path: d for d in reversed(decisions) if not d.outcome}
     twins = [d for d in decisions if not d.outcome and doomed[d.path] is not d]
     ledgers = {path: d for path, d in doomed.items() if d.info.ledger_type is LedgerType.LEDGER}
     copies = [d for d in doomed.values() if d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
     if doomed:
         budgets.take(doomed.values())
-    stopped = _delete(run, tools, ledgers) if ledgers else None
-    stopped = _delete_copies(run, tools, copies, stopped) if copies else stopped
+    stopped = _delete(run, ports, ledgers) if ledgers else None
+    stopped = _delete_copies(run, ports, copies, stopped) if copies else stopped
     for twin in twins:
         first = doomed[twin.path]
         outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
-        twin.decide(outcome, TWIN)
+        twin.decide(outcome, Code.TWIN, TWIN)
         twin.waiting = first.waiting
-    _reconsume(run, tools, [d for d in decisions if d.outcome == RETRYING])
+    _reconsume(run, ports, [d for d in decisions if d.outcome == RETRYING])
     for d in decisions:
         if d.outcome == WAITING and not d.message.topic:
             d.outcome = NOT_DELETED
     if not stopped:
-        send_back(run, tools, [d for d in decisions if d.outcome == WAITING and d.waiting not in STAYS])
-    tools.journal.record([_row(run, d, tools.clock.now_ms()) for d in decisions])
-    tools.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING or d.sent_back])
-    tools.queue.release([d.message for d in decisions if d.outcome == WAITING and not d.sent_back])
+        send_back(run, ports, [d for d in decisions if d.outcome == WAITING and d.waiting not in STAYS])
+    ports.journal.record([_row(run, d, ports.clock.now_ms()) for d in decisions])
+    ports.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING or d.sent_back])
+    ports.queue.release([d.message for d in decisions if d.outcome == WAITING and not d.sent_back])
     if stopped:
         raise stopped
     return decisions
 
 
-def _delete(run: Run, tools: Ports, doomed: Mapping[str, Decision]) -> LifecycleError | None:
+def _delete(run: Run, ports: Ports, doomed: Mapping[str, Decision]) -> LifecycleError | None:
     """Archive, delete and confirm; every doomed ledger has its outcome then. Returns what stops the run, if anything.
 
     What stops a run is no message's fault: then what was not deleted waits, and no retry of it is counted.
     """
-    control.check_not_paused(tools.store)
-    _archive(run, tools, doomed.values())
+    control.check_not_paused(ports.store)
+    _archive(run, ports, doomed.values())
     outcomes: dict[str, str] = {}
     stopped: LifecycleError | None = None
     try:
-        results = tools.store.delete_many(
+        results = ports.store.delete_many(
             [Deletion(d.path, d.node.stat.version) for d in doomed.values() if d.node], run.guard
         )
         outcomes = {r.path: r.outcome for r in results}
     except LifecycleError as error:  # part of it may be done: what is there now says which
         stopped = error
     try:
-        _confirm(tools, doomed, outcomes, WAITING if stopped else RETRYING)
+        _confirm(ports, doomed, outcomes, WAITING if stopped else RETRYING)
     except LifecycleError as error:
         stopped = stopped or error
         for d in doomed.values():
-            d.wait(Waiting.STOPPED, f"{NOT_KNOWN}: {error}")
+            d.wait(Waiting.STOPPED, f"{NOT_KNOWN}: {error}", Code.OUTCOME_UNKNOWN)
     return stopped
 
 
 def _delete_copies(
-    run: Run, tools: Ports, copies: Sequence[Decision], stopped: LifecycleError | None
+    run: Run, ports: Ports, copies: Sequence[Decision], stopped: LifecycleError | None
 ) -> LifecycleError | None:
     """As :func:`_delete`, for offloaded copies; no archive can hold them, so the journal says what they were, before.
 
@@ -183,26 +185,26 @@ def _delete_copies(
     try:
         if stopped:
             raise stopped
-        control.check_not_paused(tools.store)
-        now = tools.clock.now_ms()
-        tools.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
+        control.check_not_paused(ports.store)
+        now = ports.clock.now_ms()
+        ports.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
     except LifecycleError as error:
         for d in copies:
             d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
         return error
-    return offloaded_copies.delete(run, tools, copies)
+    return offloaded_copies.delete(run, ports, copies)
 
 
 ARCHIVE = "archive"
 """Phase of the journal row that names objects about to be deleted; the message's own row follows it."""
 
 
-def _reconsume(run: Run, tools: Ports, failed: Sequence[Decision]) -> None:
+def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
     """Send what failed to the retry topic, or to the dead-letter topic; what could not be sent waits."""
     if not failed:
         return
     try:
-        postponed = tools.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
+        postponed = ports.queue.reconsume_later([d.message for d in failed], run.retry_delay_ms, run.max_retries)
     except LifecycleError as error:
         stay(failed, f"the retry topic could not be asked: {error}")
         return
@@ -214,44 +216,45 @@ def _reconsume(run: Run, tools: Ports, failed: Sequence[Decision]) -> None:
             d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 
 
-def decide(run: Run, tools: Ports, decisions: Sequence[Decision]) -> None:
+def decide(run: Run, ports: Ports, decisions: Sequence[Decision]) -> None:
     """Settle every message that must not lead to a deletion now; those left without outcome may go.
 
     The z-nodes of the latter, as read here, are in ``node``: a deletion must name their version.
     """
     evidence = run.evidence
-    latest = max(tools.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
+    latest = max(ports.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
     for d in decisions:
         if d.message.info is None:
-            d.decide(REFUSED, d.message.problem)
+            d.decide(REFUSED, Code.UNPARSEABLE, d.message.problem)
         elif d.message.publish_time > latest:
-            d.decide(RETRYING, "its sender's clock is ahead: its copy on the retry topic is dated by ours")
+            why = "its sender's clock is ahead: its copy on the retry topic is dated by ours"
+            d.decide(RETRYING, Code.SENDERS_CLOCK, why)
         elif d.message.publish_time >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it was sent")
     offloaded_copies.decide(
-        run, tools, [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
+        run, ports, [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.OFFLOAD_LEDGER]
     )
     live = [d for d in decisions if not d.outcome and d.info.ledger_type is LedgerType.LEDGER]
     if not live:
         return
-    tools.store.sync("/")
+    ports.store.sync("/")
     for d in live:
         d.path = ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root)
-    for d, node in zip(live, tools.store.read([d.path for d in live]), strict=True):
+    for d, node in zip(live, ports.store.read([d.path for d in live]), strict=True):
         if node is None:
-            d.decide(GONE, "the ledger does not exist any more")
+            d.decide(GONE, Code.NOT_THERE, "the ledger does not exist any more")
         elif not isinstance(node, Node):
-            d.decide(RETRYING, f"its z-node could not be read: {node.reason}")
+            d.decide(RETRYING, Code.UNREAD, f"its z-node could not be read: {node.reason}")
         else:
             d.node = node
             d.checksum = hashlib.sha256(node.data).hexdigest()
     live = [d for d in live if not d.outcome]
-    _judge(run, tools, live)
-    look_at_owners(run, tools, [d for d in live if not d.outcome])
-    look_at_copies(run, tools, [d for d in live if not d.outcome])
+    _judge(run, ports, live)
+    look_at_owners(run, ports, [d for d in live if not d.outcome])
+    look_at_copies(run, ports, [d for d in live if not d.outcome])
 
 
-def _judge(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Everything but the fresh look at the owner: tags against the message, and the orphan rule on today's z-node."""
     if not live:
         return
@@ -279,27 +282,30 @@ def _judge(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
         mismatch = _mismatch(d.info, row)
         marked_at = marked.get(d.info.ledger_id)
         if mismatch:
-            d.decide(REFUSED, mismatch)
+            d.decide(REFUSED, Code.MISMATCH, mismatch)
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
-            in_use(run, tools, d, "something refers to it", marked_at or 0)
+            in_use(run, ports, d, "something refers to it", marked_at or 0)
         elif finding["finding"] == Finding.OFFLOAD_LEFTOVER and _released(run, d, row):
             if rule := orphans.released_rule(row, context):  # its owner has the next word
                 d.decide(*rule)
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
-            d.decide(RETRYING if passes else KEPT, f"{finding['finding']}: {finding['reason']}")
+            code, why = Finding(finding["finding"]), f"{finding['finding']}: {finding['reason']}"
+            d.decide(RETRYING if passes else KEPT, code, why)
         elif marked_at is not None:
             continue
         elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
-            d.decide(KEPT, "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking")
+            why = "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking"
+            d.decide(KEPT, Code.NOT_CONFIRMED, why)
         elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
-            d.decide(KEPT, "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking")
+            why = "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking"
+            d.decide(KEPT, Code.NOT_CONFIRMED, why)
 
 
 def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
-    """Whether our own run proved its offloaded copy and gave up exactly this one; the last looks then ask again."""
+    """Whether our own run proved its offloaded copy and released exactly this one; the last looks then ask again."""
     released = run.evidence.offloads.released.get(d.info.ledger_id)
     if released is None or (released.czxid, released.topic) != (row["czxid"], d.info.topic_name):
         return False
@@ -314,7 +320,7 @@ def _found(rows: pa.Table, run: Run, context: findings.Context) -> dict[int, dic
 
 def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     """How a message differs from the ledger it names; empty if it does not."""
-    if row["error"]:
+    if row["problem"]:
         return f"its z-node holds no metadata: {row['error']}"
     if row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
         return "not a ledger that Pulsar wrote"
@@ -344,9 +350,9 @@ def _mismatch(info: PendingDeleteLedgerInfo, row: Mapping[str, Any]) -> str:
     return ""
 
 
-def _archive(run: Run, tools: Ports, doomed: Iterable[Decision]) -> None:
-    now = tools.clock.now_ms()
-    tools.journal.archive(
+def _archive(run: Run, ports: Ports, doomed: Iterable[Decision]) -> None:
+    now = ports.clock.now_ms()
+    ports.journal.archive(
         [
             Archived(
                 run.run_id,
@@ -365,22 +371,28 @@ def _archive(run: Run, tools: Ports, doomed: Iterable[Decision]) -> None:
     )
 
 
-def _confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+def _confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
     """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
 
     ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run. What is
     still there gets the outcome ``failed``.
     """
-    tools.store.sync("/")
-    for path, node in zip(doomed, tools.store.read(list(doomed)), strict=True):
+    ports.store.sync("/")
+    for path, node in zip(doomed, ports.store.read(list(doomed)), strict=True):
         d, said = doomed[path], outcomes.get(path, "deleted")
         if node is None and said == "deleted":
-            why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
-            d.decide(DELETED, why if "released" in d.extra else "nothing refers to it")
+            if "released" in d.extra:
+                why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
+                d.decide(DELETED, Code.COPY_RELEASED, why)
+            else:
+                d.decide(DELETED, Code.UNREFERENCED, "nothing refers to it")
         elif node is None:
-            d.decide(GONE, "someone else deleted it at the same moment")
+            d.decide(GONE, Code.NOT_THERE, "someone else deleted it at the same moment")
         else:
-            d.decide(failed, "its z-node was changed meanwhile" if said == "changed" else "it was not deleted")
+            if said == "changed":
+                d.decide(failed, Code.CHANGED_MEANWHILE, "its z-node was changed meanwhile")
+            else:
+                d.decide(failed, Code.NOT_DELETED, "it was not deleted")
             d.waiting = Waiting.STOPPED if failed == WAITING else None
 
 
@@ -431,4 +443,5 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
         checksum=d.checksum,
         detail=json.dumps(detail, sort_keys=True),
         at=now,
+        code=d.code.value if d.code else None,
     )

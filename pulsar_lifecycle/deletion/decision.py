@@ -15,6 +15,8 @@ from pulsar_lifecycle.ports import (
     Node,
     Received,
 )
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 
 
@@ -47,13 +49,15 @@ class Run:
 
 @dataclass(slots=True)
 class Decision:
-    """One message and what became of it; ``outcome`` is one of ``records.outcomes``.
+    """One message and what became of it; ``outcome`` is one of ``records.outcomes``, ``code`` says why.
 
-    ``waiting`` says what it waits for, if it does; ``sent_back``: its copy is in the retry topic, behind the others.
+    ``reason`` is that as a sentence. ``waiting`` says what it waits for, if it does;
+    ``sent_back``: its copy is in the retry topic, behind the others.
     """
 
     message: Received
     outcome: str = ""
+    code: Code | Waiting | Finding | None = None
     reason: str = ""
     node: Node | None = None
     length: int = 0
@@ -69,13 +73,13 @@ class Decision:
         if self.message.info is not None:
             self.info = self.message.info
 
-    def decide(self, outcome: str, reason: str) -> None:
+    def decide(self, outcome: str, code: Code | Waiting | Finding, reason: str) -> None:
         """Decide, once: later calls change nothing."""
         if not self.outcome:
-            self.outcome, self.reason = outcome, reason
+            self.outcome, self.code, self.reason = outcome, code, reason
             self.waiting = Waiting.OTHER if outcome == WAITING else None
 
-    def wait(self, waiting: Waiting, reason: str) -> None:
-        """Decide that it waits, for what, once."""
+    def wait(self, waiting: Waiting, reason: str, code: Code | None = None) -> None:
+        """Decide that it waits, for what, once; ``code`` where that does not say it all."""
         if not self.outcome:
-            self.outcome, self.reason, self.waiting = WAITING, reason, waiting
+            self.outcome, self.code, self.reason, self.waiting = WAITING, code or waiting, reason, waiting

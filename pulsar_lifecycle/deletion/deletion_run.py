@@ -7,7 +7,6 @@ Belongs here: composing lake, lease, engine and Spark for one run. Not here: the
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,6 +34,7 @@ from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records import deletion_plan
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
@@ -83,7 +83,7 @@ def make_plan(
         rows = confirmed_by_all(rows, in_use, shadow_sources_at_any(cluster, asked))
     ledgers = next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed
     summary = PlanSummary(
-        plan_id=f"{kind}-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        plan_id=f"{kind}-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
@@ -126,7 +126,7 @@ def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[
             run_id,
             summary,
             rows,
-            sent_ledgers(settings.lake.path, summary.plan_id),
+            sent_ledgers(ports.journal_reader, summary.plan_id),
             store=store,
             queue=ports.queue,
             journal=ports.journal,
@@ -170,7 +170,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     refuse_old_evidence(epoch, clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
     below = below_floor(settings, control.is_sandbox(store))
     if below:
-        raise Refused("; ".join(below))
+        raise Refused(in_words(below))
     older = earlier_epochs(cluster, epoch)
     if not older:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
@@ -185,7 +185,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
         # What fails is tried by every run and reported by those that trim; no deletion depends on it.
         finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings)), wait=False)
         brokers = load_state.fetch_brokers(store, ports.admin)
-        left = nodes_in_doubt(settings.lake.path, settings.cluster, now - in_doubt.WITHIN_MS)
+        left = nodes_in_doubt(ports.journal_reader, settings.cluster, now - in_doubt.WITHIN_MS)
         in_doubt.resolve(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)
         yield Run(
             run_id=run_id,
@@ -201,7 +201,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
                 earlier_started_at=earlier.started_at,
                 earlier_czxid=earlier.max_czxid,
                 context=context,
-                marked=valid_marks(cluster, epoch, marked_ledgers(settings.lake.path, settings.cluster)),
+                marked=valid_marks(cluster, epoch, marked_ledgers(cluster.journal_reader, settings.cluster)),
                 offloads=_offload_evidence(cluster, epoch, asked, now),
             ),
             batch=settings.deletion.batch,
@@ -233,9 +233,9 @@ def _offload_evidence(cluster: Cluster, epoch: Epoch, asked: Sequence[Epoch], no
         now=cluster.lake.named_uuids(epoch.epoch_id),
         earlier=NamedByAny(tuple(cluster.lake.named_uuids(e.epoch_id) for e in asked)),
         undecoded=sum(c.undecodable for c in topics),
-        marked=valid_marks(cluster, epoch, marked_offloads(cluster.settings.lake.path, cluster.settings.cluster)),
-        released=released_ledgers(cluster.settings.lake.path, cluster.settings.cluster),
-        failed_locations=failed_locations(cluster.settings.lake.path, cluster.settings.cluster, epoch.fingerprint, now),
+        marked=valid_marks(cluster, epoch, marked_offloads(cluster.journal_reader, cluster.settings.cluster)),
+        released=released_ledgers(cluster.journal_reader, cluster.settings.cluster),
+        failed_locations=failed_locations(cluster.journal_reader, cluster.settings.cluster, epoch.fingerprint, now),
     )
 
 

@@ -31,6 +31,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, ObjectHead, ObjectStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owner_names
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, Waiting
@@ -38,33 +39,33 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import protection
 
 
-def decide(run: Run, tools: Ports, copies: Sequence[Decision]) -> None:
+def decide(run: Run, ports: Ports, copies: Sequence[Decision]) -> None:
     """Settle every message that must not lead to a deletion now; those left without outcome may go.
 
     The latter have what the bucket says of their objects in ``extra["objects"]``, for the journal.
     """
     for d in copies:
-        _look_at_message(run, tools, d)
-    _look_at_scans(run, tools, _open(copies))
+        _look_at_message(run, ports, d)
+    _look_at_scans(run, ports, _open(copies))
     if not _open(copies):
         return
-    tools.store.sync("/")
-    _look_at_attempts(run, tools, _open(copies))
-    ask_owners(run, tools, _open(copies), _look_at_topic)
-    _look_at_objects(run, tools, _open(copies))
-    _look_for_another_copy(run, tools, _open(copies))
-    if _compare_copies(run, tools, _open(copies)):
-        _look_again(run, tools, _open(copies))
+    ports.store.sync("/")
+    _look_at_attempts(run, ports, _open(copies))
+    ask_owners(run, ports, _open(copies), _look_at_topic)
+    _look_at_objects(run, ports, _open(copies))
+    _look_for_another_copy(run, ports, _open(copies))
+    if _compare_copies(run, ports, _open(copies)):
+        _look_again(run, ports, _open(copies))
 
 
-def delete(run: Run, tools: Ports, doomed: Sequence[Decision]) -> LifecycleError | None:
+def delete(run: Run, ports: Ports, doomed: Sequence[Decision]) -> LifecycleError | None:
     """Delete the objects of decided messages, and give each its outcome by what is there afterwards.
 
     Returns what stops the run, if anything. Repeating it is harmless.
     """
     try:
-        tools.store.sync("/")
-        control.check_lease(tools.store, run.guard)
+        ports.store.sync("/")
+        control.check_lease(ports.store, run.guard)
     except LifecycleError as error:
         for d in doomed:
             d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
@@ -74,13 +75,13 @@ def delete(run: Run, tools: Ports, doomed: Sequence[Decision]) -> LifecycleError
         problems: dict[str, str] = {}
         markers: set[str] = set()
         try:
-            for one in _objects(tools).delete_many(bucket, keys):
+            for one in _objects(ports).delete_many(bucket, keys):
                 problems[one.key] = one.error
                 if one.marker:
                     markers.add(one.key)
         except LifecycleError as error:
             problems = dict.fromkeys(keys, str(error))
-        for d, pair in _heads(tools, bucket, group):
+        for d, pair in _heads(ports, bucket, group):
             _confirm(d, pair, problems, not markers.isdisjoint(_keys(d)))
     return None
 
@@ -91,33 +92,34 @@ def _confirm(
     error = next((one for one in pair if isinstance(one, LifecycleError)), None)
     left = [one.key for one in pair if isinstance(one, ObjectHead)]
     if error:
-        d.decide(RETRYING, f"{NOT_KNOWN}: {error}")
+        d.decide(RETRYING, Code.OUTCOME_UNKNOWN, f"{NOT_KNOWN}: {error}")
     elif left:
         why = next((problems[key] for key in left if problems.get(key)), "")
-        d.decide(RETRYING, f"it was not deleted: {why}" if why else "it was not deleted")
+        d.decide(RETRYING, Code.NOT_DELETED, f"it was not deleted: {why}" if why else "it was not deleted")
     else:
         kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
-        d.decide(DELETED, f"nothing refers to it{kept}")
+        d.decide(DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")
 
 
-def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
+def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
     """What can be said without asking anybody."""
     context, bucket = _context(d), bucket_of(d.info)
     topic = Topic.parse(d.info.topic_name)
     namespace, owner = owner_names.owner_of("managed-ledger", topic.managed_ledger, None, None, None)
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
-        d.decide(KEPT, f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted")
-    elif tools.objects is None or run.offload is None:
+        why = f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted"
+        d.decide(KEPT, Code.OTHER_DRIVER, why)
+    elif ports.objects is None or run.offload is None:
         d.wait(Waiting.NO_OBJECT_STORE, "object_store is not set: nothing can be said of offloaded copies")
     elif not bucket:
-        d.decide(REFUSED, "the message names no bucket")
+        d.decide(REFUSED, Code.MISMATCH, "the message names no bucket")
     elif bucket not in run.offload.buckets:
-        d.decide(REFUSED, "the message names a bucket that is not one of object_store.buckets")
+        d.decide(REFUSED, Code.MISMATCH, "the message names a bucket that is not one of object_store.buckets")
     elif not owner:
-        d.decide(REFUSED, f"the message says {d.info.topic_name}, which no topic can be called")
+        d.decide(REFUSED, Code.MISMATCH, f"the message says {d.info.topic_name}, which no topic can be called")
     elif rule := protection.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
-        d.decide(KEPT, f"{rule[0]}: {rule[1]}")
+        d.decide(KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}")
     elif run.evidence.offloads.undecoded:
         d.wait(
             Waiting.UNDECODED_TOPICS,
@@ -127,7 +129,7 @@ def _look_at_message(run: Run, tools: Ports, d: Decision) -> None:
         d.extra["bucket"] = bucket
 
 
-def _look_at_scans(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _look_at_scans(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """The newest scan's word on every attempt, and the earlier one's on those that are not of our own first phase."""
     if not live or run.offload is None:
         return
@@ -143,19 +145,21 @@ def _look_at_scans(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     for d in live:
         marked_at = _marked_at(run, d)
         if _uuid(d) in now:
-            in_use(run, tools, d, "the newest scan found its UUID in a topic's metadata")
+            in_use(run, ports, d, "the newest scan found its UUID in a topic's metadata")
         elif marked_at is not None:
             if marked_at >= evidence.started_at:
                 d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
         elif not run.offload.exclusive:
-            d.decide(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")
+            why = "our own first phase did not ask for it, and object_store.exclusive is not set"
+            d.decide(KEPT, Code.NOT_OURS, why)
         elif _uuid(d) in earlier:
-            d.decide(KEPT, "not confirmed: the earlier scan still found its UUID in a topic's metadata")
+            why = "not confirmed: the earlier scan still found its UUID in a topic's metadata"
+            d.decide(KEPT, Code.NOT_CONFIRMED, why)
 
 
-def _look_at_attempts(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _look_at_attempts(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Our own open attempts, before the topics: an attempt is open until its topic names it."""
-    found = attempts.of_ledgers(tools.store, {d.info.ledger_id for d in live})
+    found = attempts.of_ledgers(ports.store, {d.info.ledger_id for d in live})
     for d in live:
         one = found.get(d.info.ledger_id)
         if isinstance(one, BrokenAttempt):
@@ -164,41 +168,41 @@ def _look_at_attempts(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
                 f"whether it is an open offload attempt of ours cannot be known: {one.path}: {one.reason}",
             )
         elif one is not None and one.uuid == _uuid(d):
-            in_use(run, tools, d, "it is an open offload attempt of ours")
+            in_use(run, ports, d, "it is an open offload attempt of ours")
 
 
-def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     """The z-node of an owner as it is now, and the broker that holds it."""
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     named = managed_ledger.offload_uuids(info)
     listed = {item.ledger_id: item for item in info.ledgers}
     unsure, memory = "", set[int]()
     if any(d.info.ledger_id not in listed for d in group):
-        unsure, memory = memory_of(run, tools, topic, node, info)
+        unsure, memory = memory_of(run, ports, topic, node, info)
     for d in group:
         item = listed.get(d.info.ledger_id)
         if _uuid(d) in named:
-            in_use(run, tools, d, "its topic's z-node names its UUID")
+            in_use(run, ports, d, "its topic's z-node names its UUID")
         elif item is not None and _marked_at(run, d) is not None:
-            in_use(run, tools, d, "its topic's z-node lists the ledger")
+            in_use(run, ports, d, "its topic's z-node lists the ledger")
         elif item is None and unsure:
-            d.decide(RETRYING, unsure)
+            d.decide(RETRYING, Code.NOT_KNOWN_YET, unsure)
         elif item is None and d.info.ledger_id in memory:
-            d.decide(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         else:
             d.extra["listed"] = item
 
 
-def _look_at_objects(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _look_at_objects(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """What the bucket says of both objects: where they come from, and when."""
     for bucket, group in _by_bucket(live):
-        for d, pair in _heads(tools, bucket, group):
+        for d, pair in _heads(ports, bucket, group):
             error = next((one for one in pair if isinstance(one, LifecycleError)), None)
             found = [one for one in pair if isinstance(one, ObjectHead)]
             if error:
                 _not_shown(d, error, "its objects")
             elif not found:
-                d.decide(GONE, "neither of its objects exists any more")
+                d.decide(GONE, Code.NOT_THERE, "neither of its objects exists any more")
             else:
                 _judge(run, d, found)
 
@@ -207,7 +211,7 @@ def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
     if isinstance(error, (AccessDenied, NotFound, Refused)):
         d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at {what}: {error}")
     else:
-        d.decide(RETRYING, f"{what} could not be looked at: {error}")
+        d.decide(RETRYING, Code.OBJECTS_UNREAD, f"{what} could not be looked at: {error}")
 
 
 def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
@@ -221,15 +225,15 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     ]
     why = next((why for one in found if (why := _not_ours(run, d, one))), "")
     if why:
-        d.decide(KEPT, why)
+        d.decide(KEPT, Code.NOT_OURS, why)
     elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
-        d.decide(KEPT, "younger than the message: another attempt's")
+        d.decide(KEPT, Code.NOT_OURS, "younger than the message: another attempt's")
     elif _marked_at(run, d) is not None:
         return
     elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
-        d.decide(KEPT, "not confirmed: younger than the earlier of two scans")
+        d.decide(KEPT, Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
     elif run.now - newest < evidence.context.grace:
-        d.decide(KEPT, f"{Finding.TOO_YOUNG}: younger than the grace period")
+        d.decide(KEPT, Finding.TOO_YOUNG, f"{Finding.TOO_YOUNG}: younger than the grace period")
 
 
 def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
@@ -243,27 +247,27 @@ def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
     return ""
 
 
-def _look_for_another_copy(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _look_for_another_copy(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Where some topic lists the ledger, without this attempt, its data must be somewhere else.
 
     A broker that loads a topic forgets the attempt of its last ledger: these objects may then be all that is left.
     """
     other_copies = [_other_copy(run, d) for d in live]
-    last = why_last(other_copies, _places(run), store=tools.store, reader=tools.reader, objects=_objects(tools))
+    last = why_last(other_copies, _places(run), store=ports.store, reader=ports.reader, objects=_objects(ports))
     for d, why in zip(live, last, strict=True):
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
         elif why:
-            d.decide(KEPT, why)
+            d.decide(KEPT, Code.LAST_COPY, why)
 
 
-def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
+def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
     """Where some topic lists the ledger, read both copies whole: a sample would prove nothing of the rest.
 
     Comes last, as it may take long: whatever else speaks against a deletion costs no reading. Whether any was read.
     What a run reads and is stopped before it acts is read again, so a batch reads :data:`COMPARED_AT_ONCE` at most.
     """
-    pace = _Watch(run, tools)
+    pace = _Watch(run, ports)
     read = 0
     for n, d in enumerate(live):
         other_copy, location = _other_copy(run, d), Location(bucket_of(d.info), _uuid(d), d.info.ledger_id)
@@ -278,9 +282,9 @@ def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
                 other_copy,
                 location,
                 _places(run),
-                store=tools.store,
-                reader=tools.reader,
-                objects=_objects(tools),
+                store=ports.store,
+                reader=ports.reader,
+                objects=_objects(ports),
                 pace=pace,
             )
         except STOPPING as error:
@@ -290,7 +294,7 @@ def _compare_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> bool:
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the copies of its ledger")
         elif why:
-            d.decide(KEPT, why)
+            d.decide(KEPT, Code.LAST_COPY, why)
     return read > 0
 
 
@@ -304,30 +308,31 @@ LOOK_EVERY = 2_000
 class _Watch:
     """Paces what is read whole, and ends it where the run is paused or has lost its lease."""
 
-    def __init__(self, run: Run, tools: Ports) -> None:
-        self._run, self._tools = run, tools
-        self._looked = tools.clock.now_ms()
+    def __init__(self, run: Run, ports: Ports) -> None:
+        self._run, self._tools = run, ports
+        self._looked = ports.clock.now_ms()
 
     def __call__(self, size: int) -> None:
-        tools = self._tools
-        tools.pace(size)
-        if tools.clock.now_ms() - self._looked >= LOOK_EVERY:
-            control.check_not_paused(tools.store)
-            control.check_lease(tools.store, self._run.guard)
-            self._looked = tools.clock.now_ms()
+        ports = self._tools
+        ports.pace(size)
+        if ports.clock.now_ms() - self._looked >= LOOK_EVERY:
+            control.check_not_paused(ports.store)
+            control.check_lease(ports.store, self._run.guard)
+            self._looked = ports.clock.now_ms()
 
 
-def _look_again(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def _look_again(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Reading took its time: what names these copies, and where the other ones are, is asked once more."""
     before = [(d, d.extra.get("listed"), d.extra["objects"]) for d in live]
-    tools.store.sync("/")
-    _look_at_attempts(run, tools, live)
-    ask_owners(run, tools, _open(live), _look_at_topic)
-    _look_at_objects(run, tools, _open(live))
-    _look_for_another_copy(run, tools, _open(live))
+    ports.store.sync("/")
+    _look_at_attempts(run, ports, live)
+    ask_owners(run, ports, _open(live), _look_at_topic)
+    _look_at_objects(run, ports, _open(live))
+    _look_for_another_copy(run, ports, _open(live))
     for d, listed, objects in before:
         if (d.extra.get("listed"), d.extra["objects"]) != (listed, objects):
-            d.decide(RETRYING, "it, or what its topic says of its ledger, changed while its copies were read")
+            why = "it, or what its topic says of its ledger, changed while its copies were read"
+            d.decide(RETRYING, Code.CHANGED_MEANWHILE, why)
 
 
 def _other_copy(run: Run, d: Decision) -> OtherCopy:
@@ -373,19 +378,19 @@ def _by_bucket(copies: Iterable[Decision]) -> list[tuple[str, list[Decision]]]:
     return list(groups.items())
 
 
-def _objects(tools: Ports) -> ObjectStore:
-    assert tools.objects is not None
-    return tools.objects
+def _objects(ports: Ports) -> ObjectStore:
+    assert ports.objects is not None
+    return ports.objects
 
 
 def _heads(
-    tools: Ports, bucket: str, group: Sequence[Decision]
+    ports: Ports, bucket: str, group: Sequence[Decision]
 ) -> list[tuple[Decision, list[ObjectHead | LifecycleError | None]]]:
     """What the bucket says of each message's two objects; what it would raise stands in their places."""
     keys = [key for d in group for key in _keys(d)]
     found: list[ObjectHead | LifecycleError | None]
     try:
-        found = _objects(tools).head_many(bucket, keys)
+        found = _objects(ports).head_many(bucket, keys)
     except LifecycleError as error:
         found = [error] * len(keys)
     return [(d, found[2 * n : 2 * n + 2]) for n, d in enumerate(group)]

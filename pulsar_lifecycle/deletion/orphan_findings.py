@@ -13,12 +13,13 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.owner_names import topic_of
 from pulsar_lifecycle.records.referenced import Referenced, id_set
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import snapshot_inquiry
@@ -34,7 +35,7 @@ def build_findings(cluster: Cluster, epoch_id: str) -> None:
     missing = refs.needed - listed_by(lake.batches(ledgers, ["ledger_id"]))
     # Mostly there are none missing, damaged or untold, and no need to go through the references.
     parts = cluster.parts(epoch_id, "references")
-    damaged = next(lake.batches(parts, ["error"], pc.field("error").is_valid()), None)
+    damaged = next(lake.batches(parts, ["problem"], pc.field("problem").is_valid()), None)
     pieces = [*ledgers, *(parts if missing or damaged else ())]
     judging = Judging(
         share_of(cluster.tasks, cluster.settings),
@@ -46,6 +47,7 @@ def build_findings(cluster: Cluster, epoch_id: str) -> None:
         cursors=cluster.parts(epoch_id, "managed_cursors"),
         references=pieces[len(ledgers) :],
         parts=max(1, len(ledgers)),
+        connect=cluster.connect,
     )
     cluster.store(epoch_id, "findings", tables.FINDINGS, judging.rows, pieces)
 
@@ -65,6 +67,7 @@ class Judging:
     references: Sequence[str]
     parts: int = 1
     """How many files of ledgers there are: they share what the brokers may be asked."""
+    connect: Connect = Connections
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of ``tables.FINDINGS``."""
@@ -84,7 +87,7 @@ class Judging:
 
     def _with_owner_facts(self, pending: pa.Table) -> pa.Table:
         owners = pc.unique(pending.column("topic"))
-        theirs = pc.field("error").is_null() & pc.field("topic").isin(owners)
+        theirs = pc.field("problem").is_null() & pc.field("topic").isin(owners)
         topics = self._read(self.topics, tables.TOPICS, ["topic", *_OF_TOPICS], theirs)
         cursors = self._read(self.cursors, tables.MANAGED_CURSORS, ["topic", "cursor"], theirs)
         cursors = cursors.group_by(["topic", "cursor"]).aggregate([])
@@ -95,13 +98,13 @@ class Judging:
         if not any(map(snapshot_inquiry.must_ask, rows)):
             return snapshot_inquiry.with_memory(rows, None)
         most = -(-snapshot_inquiry.MOST_ASKED // self.parts)
-        with Connections(self.settings, read_only=True) as ports:
+        with self.connect(self.settings, read_only=True) as ports:
             inquiry = snapshot_inquiry.Inquiry(ports.store, ports.admin, self.settings.bookkeeper.ledgers_root, most)
             return snapshot_inquiry.with_memory(rows, inquiry, turn=self.context.now)
 
     def _read(self, parts: Sequence[str], table: pa.Schema, columns: list[str], where: pc.Expression) -> pa.Table:
         schema = pa.schema([table.field(column) for column in columns])
-        batches = self.lake.batches(parts, [*columns, "error"], where)
+        batches = self.lake.batches(parts, [*columns, "problem"], where)
         return pa.Table.from_batches([batch.select(columns) for batch in batches], schema)
 
     def _dangling(self, part: str) -> Iterator[pa.RecordBatch]:
@@ -114,7 +117,7 @@ class Judging:
             if not ids:
                 continue
             root = self.settings.bookkeeper.ledgers_root
-            with Connections(self.settings, read_only=True) as ports:
+            with self.connect(self.settings, read_only=True) as ports:
                 ports.store.sync("/")
                 nodes = ports.store.read([ledger_path.ledger_path(i, root) for i in ids])
             gone = {i for i, node in zip(ids, nodes, strict=True) if node is None}
@@ -131,14 +134,14 @@ class Judging:
             found = [
                 row
                 for row in rows
-                if row["error"].startswith(tables.DAMAGED)
+                if row["problem"] == Problem.DAMAGED
                 or f"{row['referrer']} {row['held_in']} {row['entry_id']}" in acknowledged
             ]
             yield pa.RecordBatch.from_pylist(list(map(damaged_row, found)), tables.FINDINGS)
 
     def _unanswered(self, part: str) -> Iterator[pa.RecordBatch]:
         """Topics of which their brokers do not say what they have in memory."""
-        untold = pc.starts_with(pc.field("error"), tables.UNANSWERED) & (pc.field("kind") == "R3")
+        untold = (pc.field("problem") == Problem.UNANSWERED) & (pc.field("kind") == "R3")
         for batch in self.lake.batches([part], UNREADABLE, untold):
             yield pa.RecordBatch.from_pylist(list(map(unanswered_row, batch.to_pylist())), tables.FINDINGS)
 
@@ -146,7 +149,7 @@ class Judging:
 _OF_TOPICS = ("load_state", "compaction", "broker", "broker_started", "last_ledger_state")
 """The columns of ``tables.TOPICS`` that decide about pending findings."""
 
-_UNJUDGED = ("parent", "listed", "ensemble_size", "ack_quorum")
+_UNJUDGED = ("parent", "listed", "ensemble_size", "ack_quorum", "ensembles")
 _JUDGED = [name for name in tables.BOOKKEEPER_LEDGERS.names if name not in _UNJUDGED]
 """The columns that a judgement is made of: the census is done."""
 

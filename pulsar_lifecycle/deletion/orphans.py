@@ -5,8 +5,8 @@
 """What a ledger is that nothing needs: orphan, leftover, or kept, and why.
 
 Belongs here: the rule of an orphan decision, over Arrow tables, in two steps. ``judge`` looks at ledgers and the set
-of referenced ids; ``settle`` adds what the topic tells (for compacted ledgers and delayed-index snapshots). Both are
-pure: the time comes in with the context. When in doubt a ledger is kept.
+of referenced ids; ``decide_pending`` adds what the topic tells (for compacted ledgers and delayed-index snapshots).
+Both are pure: the time comes in with the context. When in doubt a ledger is kept.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import cursor_name
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
 from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
 from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import CORRUPT, EMPTY, FINDINGS, GONE
+from pulsar_lifecycle.records.tables import FINDINGS, Problem
 from pulsar_lifecycle.scan.snapshot_memory import KEPT_BECAUSE, NOT_ASKED, RESTING, Memory
 from pulsar_lifecycle.topics.protection import owner_rule
 
 NEEDS_OWNER = ("compacted-ledger", "delayed-index-bucket")
-"""Components whose owner's state decides: ``judge`` leaves them to ``settle``."""
+"""Components whose owner's state decides: ``judge`` leaves them to ``decide_pending``."""
 
 PENDING = "pending"
-"""What ``judge`` writes for a row that ``settle`` must decide."""
+"""What ``judge`` writes for a row that ``decide_pending`` must decide."""
 
 
 def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
@@ -59,14 +60,14 @@ def judge(ledgers: pa.Table, refs: Referenced, context: Context) -> pa.Table:
     text = {
         name: _texts(columns[name]) for name in ("component", "namespace", "topic", "cursor", "bucket_key", "state")
     }
-    error = _texts(suspects.column("error"))
+    problem, error = _texts(suspects.column("problem")), _texts(suspects.column("error"))
     tagged = _texts(suspects.column("application")) == "pulsar"
     ids = _numbers(columns["ledger_id"], -1)
     ctime = _numbers(columns["ctime"], 0)
     age = context.now - ctime
 
-    decide(error == EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
-    decide(_where(error, lambda said: said.startswith(CORRUPT)), Finding.UNDECODABLE, error)
+    decide(problem == Problem.EMPTY, Finding.EMPTY_ZNODE, "the z-node has no data")
+    decide(problem == Problem.CORRUPT, Finding.UNDECODABLE, error)
     decide(_in(ids, refs.offloaded), Finding.OFFLOAD_LEFTOVER, "offloaded, and its BookKeeper copy is marked deleted")
     decide(~tagged, Finding.FOREIGN, "not tagged application=pulsar")
     decide(~_in(text["component"], COMPONENTS), Finding.KEPT, "unknown component")
@@ -120,17 +121,19 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     return _found({name: pending.column(name) for name in FINDINGS.names}, finding, reason)
 
 
-def released_rule(row: Mapping[str, Any], context: Context) -> tuple[str, str] | None:
-    """Why a copy in BookKeeper stays that our own run gave up: (outcome of its message, reason), or None.
+def released_rule(row: Mapping[str, Any], context: Context) -> tuple[str, Code | Finding, str] | None:
+    """Why a copy in BookKeeper stays that our own run released: (outcome of its message, code, reason), or None.
 
     ``row`` is of ``tables.BOOKKEEPER_LEDGERS``. These are the rules of an orphan that hold for a ledger that its topic
     lists, too.
     """
     if rule := owner_rule(*owner_in(row), context):
-        return KEPT, f"{rule[0]}: {rule[1]}"
+        return KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}"
     if row["state"] != LedgerState.CLOSED.name:
-        return KEPT, "offloaded, and never closed in BookKeeper"
-    return (RETRYING, "under-replicated") if row["ledger_id"] in context.under_replicated else None
+        return KEPT, Code.NEVER_CLOSED, "offloaded, and never closed in BookKeeper"
+    return (
+        (RETRYING, Code.UNDER_REPLICATED, "under-replicated") if row["ledger_id"] in context.under_replicated else None
+    )
 
 
 def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:
@@ -143,7 +146,7 @@ def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[A
     return [(given == number, *answer) for answer, number in numbers.items() if answer]
 
 
-_NEEDED_TO_JUDGE = ("error", "application", "length", "write_quorum", "bucket_cursor")
+_NEEDED_TO_JUDGE = ("problem", "error", "application", "length", "write_quorum", "bucket_cursor")
 """Columns of ``tables.BOOKKEEPER_LEDGERS`` that decide, beside those of ``tables.FINDINGS`` and ``OWNER_TAGS``."""
 
 _NOTHING = FINDINGS.empty_table()
@@ -153,9 +156,9 @@ def _suspects(ledgers: pa.Table, refs: Referenced) -> pa.Table:
     """Ledgers that nothing needs in BookKeeper; undecodable z-nodes are suspects too, vanished ones are not."""
     wanted = {*FINDINGS.names, *OWNER_TAGS, *_NEEDED_TO_JUDGE}
     there = ledgers.select([name for name in ledgers.column_names if name in wanted])
-    ids, error = there.column("ledger_id"), there.column("error")
-    if ids.null_count or error.null_count < len(error):
-        there = there.filter(pc.and_(pc.is_valid(ids), pc.fill_null(pc.not_equal(error, GONE), True)))
+    ids, problem = there.column("ledger_id"), there.column("problem")
+    if ids.null_count or problem.null_count < len(problem):
+        there = there.filter(pc.and_(pc.is_valid(ids), pc.fill_null(pc.not_equal(problem, Problem.GONE), True)))
         ids = there.column("ledger_id")
     numbers = ids.to_numpy()
     unneeded = BitMap64(numbers.astype(np.uint64)) - refs.needed

@@ -24,6 +24,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Topic, cursor_nodes
 from pulsar_lifecycle.ports import Node, TopicInternals, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
@@ -35,51 +36,51 @@ RACE_WINDOW_MS = 3_600_000
 
 
 STILL_IN_USE = "still in use: "
-"""Reasons begin so where a ledger, or a copy, is only held: retried or not, nothing failed."""
+"""How the sentence of ``Code.STILL_IN_USE`` begins."""
 
 NOT_KNOWN_YET = "not known yet: "
-"""Reasons begin so where the brokers' lists lag behind a load or an unload, our own unloads too: nothing failed."""
+"""How the sentence of ``Code.NOT_KNOWN_YET`` begins."""
 
 Look = Callable[[Run, Ports, Topic, Node | None, Sequence[Decision]], None]
 """Settles the messages of one topic by its z-node as it is now, None where there is none."""
 
 
-def look_at_owners(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def look_at_owners(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Ask each ledger's owner, z-node and broker memory, whether it knows the ledger."""
-    ask_owners(run, tools, live, _look_at_topic)
+    ask_owners(run, ports, live, _look_at_topic)
 
 
-def ask_owners(run: Run, tools: Ports, live: Sequence[Decision], look: Look) -> None:
+def ask_owners(run: Run, ports: Ports, live: Sequence[Decision], look: Look) -> None:
     """``look`` at the messages of each topic; those of one that cannot be looked at are retried."""
     by_topic: dict[str, list[Decision]] = {}
     for d in live:
         by_topic.setdefault(d.info.topic_name, []).append(d)
     topics = [Topic.parse(name) for name in by_topic]
-    nodes = tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
+    nodes = ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{t.managed_ledger}" for t in topics])
     for topic, node, group in zip(topics, nodes, by_topic.values(), strict=True):
         try:
-            look(run, tools, topic, _readable(node), group)
+            look(run, ports, topic, _readable(node), group)
         except LifecycleError as error:
             for d in group:
-                d.decide(RETRYING, f"its owner could not be asked: {error}")
+                d.decide(RETRYING, Code.UNREAD, f"its owner could not be asked: {error}")
 
 
-def in_use(run: Run, tools: Ports, d: Decision, why: str, since: int = 0) -> None:
+def in_use(run: Run, ports: Ports, d: Decision, why: str, since: int = 0) -> None:
     """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
-    fresh = tools.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
-    d.decide(RETRYING if fresh else KEPT, f"{STILL_IN_USE}{why}")
+    fresh = ports.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
+    d.decide(RETRYING if fresh else KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}{why}")
 
 
-def still_used(tools: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
-    """Why a listed ledger is in use though its copy in BookKeeper was given up; empty if that holds still."""
+def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
+    """Why a listed ledger is in use though its copy in BookKeeper was released; empty if that holds still."""
     offload = item.offload
     if offload is None or not offload.complete or not offload.bookkeeper_deleted:
-        return "its topic's z-node lists it, and does not give up its copy in BookKeeper"
+        return "its topic's z-node lists it, and does not release its copy in BookKeeper"
     if offload.uuid != released.uuid or offload.driver_metadata.get("bucket") != released.bucket:
         return f"its topic's z-node names another offload, {offload.uuid}"
     if item.ledger_id == last:
         return "it is the last ledger of its topic: a broker that loads it forgets its offload"
-    if control.has_pending_unload(tools.store, topic):
+    if control.has_pending_unload(ports.store, topic):
         return "an unload of its topic is pending: a broker may read it in BookKeeper"
     return ""
 
@@ -101,10 +102,10 @@ def _readable(node: Node | Unread | None) -> Node | None:
     return node
 
 
-def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
+def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, group: Sequence[Decision]) -> None:
     info = managed_ledger.decode(node.data) if node else managed_ledger.decode(b"")
     listed = {item.ledger_id: item for item in info.ledgers}
-    unsure, internals = _internals_of(run, tools, topic, node, info)
+    unsure, internals = _internals_of(run, ports, topic, node, info)
     memory = _held(internals)
     pending: list[Decision] = []
     for d in group:
@@ -114,38 +115,38 @@ def _look_at_topic(run: Run, tools: Ports, topic: Topic, node: Node | None, grou
             if released:
                 item = listed[d.info.ledger_id]
                 copy = Copy.of_item(item, 0)
-                why = still_used(tools, item, max(listed), released, topic)
+                why = still_used(ports, item, max(listed), released, topic)
                 if copy:
                     d.extra["site"] = location_of(copy)
                 else:
                     why = why or "its topic's z-node does not say by which driver it is offloaded"
             if why:
-                in_use(run, tools, d, why)
+                in_use(run, ports, d, why)
         elif released:
-            d.decide(RETRYING, "its topic does not list it any more: the next scan decides")
+            d.decide(RETRYING, Code.DELISTED, "its topic does not list it any more: the next scan decides")
         elif unsure:
-            d.decide(RETRYING, unsure)
+            d.decide(RETRYING, Code.NOT_KNOWN_YET, unsure)
         elif d.info.ledger_id in memory:
-            d.decide(RETRYING, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
             pending.append(d)
     base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
     for d in [d for d in group if not d.outcome]:
         if d.info.component in (LedgerComponent.MANAGED_CURSOR, LedgerComponent.DELAYED_INDEX_BUCKET):
             for name in cursor_nodes(d.info.cursor_name):
-                _look_at_cursor(tools, d, f"{base}/{name}")
+                _look_at_cursor(ports, d, f"{base}/{name}")
         elif d.info.component is LedgerComponent.COMPACTED_LEDGER:
-            _look_at_compaction(run, tools, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
+            _look_at_compaction(run, ports, d, topic, f"{base}/{stored_references.COMPACTION_CURSOR}")
         elif d.info.component is LedgerComponent.SCHEMA_STORAGE:
-            _look_at_schema(run, tools, d)
-    _decide_pending(run, tools, topic, node, info, internals, [d for d in pending if not d.outcome])
+            _look_at_schema(run, ports, d)
+    _decide_pending(run, ports, topic, node, info, internals, [d for d in pending if not d.outcome])
 
 
 def memory_of(
-    run: Run, tools: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+    run: Run, ports: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, set[int]]:
     """What some broker may hold in memory of a topic: why that cannot be known now, and the ledgers it holds."""
-    unsure, internals = _internals_of(run, tools, topic, node, info)
+    unsure, internals = _internals_of(run, ports, topic, node, info)
     return unsure, _held(internals)
 
 
@@ -154,7 +155,7 @@ def _held(internals: TopicInternals | None) -> set[int]:
 
 
 def _internals_of(
-    run: Run, tools: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
+    run: Run, ports: Ports, topic: Topic, node: Node | None, info: managed_ledger.ManagedLedgerInfo
 ) -> tuple[str, TopicInternals | None]:
     """What a broker says it has in memory of a topic, or why that cannot be known now; neither, if none has it.
 
@@ -171,67 +172,67 @@ def _internals_of(
             unsure = f"{NOT_KNOWN_YET}its topic's z-node was just written: some broker may be loading it"
         return unsure, None
     last = max((item.ledger_id for item in info.ledgers), default=None)
-    state = load_state.ledger_states(tools.store, [last], run.ledgers_root)[0]
+    state = load_state.ledger_states(ports.store, [last], run.ledgers_root)[0]
     if state != "OPEN" and info.terminated is None:
         unsure = f"its topic is listed by {broker}, and its last ledger is {state or 'not there'}: being unloaded"
         return f"{NOT_KNOWN_YET}{unsure}", None
-    return "", tools.admin.internal_stats(topic)
+    return "", ports.admin.internal_stats(topic)
 
 
-def _look_at_cursor(tools: Ports, d: Decision, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
+def _look_at_cursor(ports: Ports, d: Decision, path: str) -> None:
+    node = _readable(ports.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
     d.extra["cursor_exists"] = True
     held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
     if d.info.ledger_id in held:
-        d.decide(KEPT, "still in use: its cursor's z-node names it")
+        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its cursor's z-node names it")
 
 
-def _look_at_compaction(run: Run, tools: Ports, d: Decision, topic: Topic, path: str) -> None:
-    node = _readable(tools.store.read([path])[0])
+def _look_at_compaction(run: Run, ports: Ports, d: Decision, topic: Topic, path: str) -> None:
+    node = _readable(ports.store.read([path])[0])
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
     held = {cursor_format.compacted_ledger(cursor.properties)}
     if cursor.cursors_ledger_id >= 0:
         words = stored_references.compaction_words(
-            tools.store, tools.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
+            ports.store, ports.reader, [(topic.managed_ledger, path, cursor.cursors_ledger_id)], run.ledgers_root
         )
         for word in words:
             if word.keeps_owner:
-                d.decide(KEPT, f"its topic's compaction cursor is damaged: {word.error}")
-            elif word.error:
-                d.decide(RETRYING, f"its topic's compaction cursor could not be read: {word.error}")
+                d.decide(KEPT, Code.DAMAGED_REFERENCE, f"its topic's compaction cursor is damaged: {word.error}")
+            elif word.problem:
+                d.decide(RETRYING, Code.UNREAD, f"its topic's compaction cursor could not be read: {word.error}")
         held |= {word.ledger_id for word in words}
     if d.info.ledger_id in held:
-        d.decide(KEPT, "still in use: it is its topic's compacted ledger")
+        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}it is its topic's compacted ledger")
 
 
-def _look_at_schema(run: Run, tools: Ports, d: Decision) -> None:
+def _look_at_schema(run: Run, ports: Ports, d: Decision) -> None:
     path = f"{SCHEMAS_ROOT}/{d.info.schema_id}"
-    node = _readable(tools.store.read([path])[0])
+    node = _readable(ports.store.read([path])[0])
     if node is None:
         return
     versions = schemas.schema_versions(node.data)
     if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
-        d.decide(KEPT, "still in use: its schema's locator names it")
+        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its schema's locator names it")
         return
     for word in stored_references.schema_words(
-        tools.store, tools.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
+        ports.store, ports.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
     ):
         if word.keeps_owner:
-            d.decide(KEPT, f"its schema's index is damaged: {word.error}")
-        elif word.error:
-            d.decide(RETRYING, f"its schema's index could not be read: {word.error}")
+            d.decide(KEPT, Code.DAMAGED_REFERENCE, f"its schema's index is damaged: {word.error}")
+        elif word.problem:
+            d.decide(RETRYING, Code.UNREAD, f"its schema's index could not be read: {word.error}")
         elif word.ledger_id == d.info.ledger_id:
-            d.decide(KEPT, "still in use: an entry of its schema names it")
+            d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}an entry of its schema names it")
 
 
 def _decide_pending(
     run: Run,
-    tools: Ports,
+    ports: Ports,
     topic: Topic,
     node: Node | None,
     info: managed_ledger.ManagedLedgerInfo,
@@ -245,10 +246,10 @@ def _decide_pending(
     state, last, compaction = None, None, None
     broker = run.brokers.loaded.get(str(topic))
     if node:
-        last = load_state.ledger_states(tools.store, [ids[-1] if ids else None], run.ledgers_root)[0]
-        state, _ = load_state.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now)
+        last = load_state.ledger_states(ports.store, [ids[-1] if ids else None], run.ledgers_root)[0]
+        state = load_state.load_state(info, node.stat.mtime, last, broker, run.brokers, run.now).state
         if broker and any(d.info.component is LedgerComponent.COMPACTED_LEDGER for d in pending):
-            compaction = tools.admin.compaction_status(topic)
+            compaction = ports.admin.compaction_status(topic)
     rows = [
         {
             "ledger_id": d.info.ledger_id,
@@ -265,7 +266,7 @@ def _decide_pending(
     settled = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
     for d, row in zip(pending, settled.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
-            d.decide(KEPT, row["reason"])
+            d.decide(KEPT, Finding(row["finding"]), row["reason"])
 
 
 def _snapshot_memory(

@@ -21,6 +21,7 @@ from pulsar_lifecycle.io.pulsar.queue import pending_where_subscribed
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -65,7 +66,7 @@ def reconcile(
         may = evidence.check_may_act if apply else evidence.check_store
         epoch = evidence.newest_epoch(cluster, may(cluster, ports.store))
         backlog, unsubscribed = pending_where_subscribed(ports.admin)
-    intents = read_intent_states(settings.lake.path, settings.cluster)
+    intents = read_intent_states(cluster.journal_reader, settings.cluster)
     confirmed = list[pa.Table]()
 
     def chosen(rows: pa.Table) -> pa.Table:
@@ -82,7 +83,7 @@ def reconcile(
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace, and nothing of it is left")
     applied = None
     if apply and not summary.actionable:
-        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
+        raise Refused(f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if apply and summary.ledgers:
         applied = deletion_run.apply_plan(cluster, run_id, Order(summary.plan_id, summary.digest), progress)
     return Reconciled(namespace_intents, backlog, summary, rows, applied, tuple(strange), tuple(map(str, unsubscribed)))

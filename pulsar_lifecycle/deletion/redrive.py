@@ -30,6 +30,7 @@ from pulsar_lifecycle.ports import (
     Received,
     Resent,
 )
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
@@ -42,7 +43,7 @@ BATCH = 500
 UNKNOWN = "not in our journal"
 
 Reasons = Mapping[tuple[int, str], str]
-"""Why messages were given up, as the journal says: (ledger id, action) -> reason of the last one."""
+"""Why messages became dead letters, as the journal says: (ledger id, action) -> reason of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +224,7 @@ def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -
         action=action_of(info.ledger_type),
         phase="redrive",
         outcome=SEND_FAILED if receipt.error else SENT,
-        reason=receipt.error or f"sent again; given up before: {letter.reason}",
+        reason=receipt.error or f"sent again; a dead letter before: {letter.reason}",
         bytes=0,
         checksum="",
         detail=json.dumps(
@@ -235,6 +236,7 @@ def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -
             sort_keys=True,
         ),
         at=now,
+        code=Code.NOT_SENT if receipt.error else Code.SENT_AGAIN,
     )
 
 
@@ -271,7 +273,7 @@ def redrive_now(
                 settings.cluster,
                 wanted,
                 most,
-                dead_letter_reasons(settings.lake.path, settings.cluster, 0),
+                dead_letter_reasons(ports.journal_reader, settings.cluster, 0),
                 store=store,
                 lease=lease,
                 letters=ports.dead_letters,

@@ -1,4 +1,4 @@
-"""A deletion run's last look at the objects of ledgers whose copy in BookKeeper was given up."""
+"""A deletion run's last look at the objects of ledgers whose copy in BookKeeper was released."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pulsar_lifecycle.copies.proven_copies import are_whole
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import OffloadLocation, Released, Verified
 from pulsar_lifecycle.records.outcomes import (
     KEPT,
@@ -19,7 +20,7 @@ from pulsar_lifecycle.records.outcomes import (
 from pulsar_lifecycle.runs import control
 
 
-def look_at_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
+def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """The last look before a released ledger is deleted: its objects are as they were proven, and brokers read there.
 
     A proof that failed since, or a read at its location, keeps it. Of both this very moment's z-nodes are asked. The
@@ -29,31 +30,31 @@ def look_at_copies(run: Run, tools: Ports, live: Sequence[Decision]) -> None:
     live = [d for d in live if "released" in d.extra]
     if not live:
         return
-    if tools.objects is None:
+    if ports.objects is None:
         for d in live:
             d.wait(
                 Waiting.NO_OBJECT_STORE,
                 "object_store is not set: whether its offloaded copy is there cannot be known",
             )
         return
-    control.check_lease(tools.store, run.guard)
-    for d, found in zip(live, are_whole(tools.objects, [_proven(d) for d in live]), strict=True):
+    control.check_lease(ports.store, run.guard)
+    for d, found in zip(live, are_whole(ports.objects, [_proven(d) for d in live]), strict=True):
         if isinstance(found, AccessDenied | NotFound | Refused):
             d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at its offloaded copy: {found}")
         elif isinstance(found, LifecycleError):
-            d.decide(RETRYING, f"its offloaded copy could not be looked at: {found}")
+            d.decide(RETRYING, Code.OBJECTS_UNREAD, f"its offloaded copy could not be looked at: {found}")
         elif found:
-            d.decide(KEPT, f"its offloaded copy is not what was proven: {found}")
+            d.decide(KEPT, Code.NOT_PROVEN, f"its offloaded copy is not what was proven: {found}")
     live = [d for d in live if not d.outcome]
     if not live:
         return
-    held = failed_proofs.held(tools.store, [d.info.ledger_id for d in live])
-    unread = unread_locations.held(tools.store, {d.extra["site"] for d in live})
+    held = failed_proofs.held(ports.store, [d.info.ledger_id for d in live])
+    unread = unread_locations.held(ports.store, {d.extra["site"] for d in live})
     for d in live:
         where: OffloadLocation = d.extra["site"]
         if d.info.ledger_id in held:
             path = failed_proofs.path_of(d.info.ledger_id)
-            d.decide(RETRYING, f"its offloaded copy failed a proof since this run began ({path})")
+            d.decide(RETRYING, Code.NOT_PROVEN, f"its offloaded copy failed a proof since this run began ({path})")
         elif where in unread:
             d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")
         elif where in run.evidence.offloads.failed_locations:

@@ -24,6 +24,8 @@ from pulsar_lifecycle.formats.retry_letter import (
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, QueueReader, Received
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 
 STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
@@ -33,10 +35,16 @@ STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
 def stay(decisions: Iterable[Decision], why: str) -> None:
     """What had to go to the retry topic could not be sent there: it waits where it is."""
     for d in decisions:
-        d.outcome, d.reason, d.waiting = WAITING, f"{d.reason}; {why}", Waiting.NOT_SENT
+        d.outcome, d.code, d.waiting = WAITING, _still(d.code) or Waiting.NOT_SENT, Waiting.NOT_SENT
+        d.reason = f"{d.reason}; {why}"
 
 
-def send_back(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
+def _still(code: Code | Waiting | Finding | None) -> Code | None:
+    """A code that says something of the ledger which is true wherever its message is."""
+    return next((known for known in (Code.OUTCOME_UNKNOWN, Code.TWIN) if code is known), None)
+
+
+def send_back(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
     """Send copies of what waits to the retry topic, uncounted; what could not be sent stays where it is.
 
     Of messages that say the same, one is enough: a lost acknowledgement leaves the original beside its copy, and both
@@ -45,21 +53,21 @@ def send_back(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
     for d in waits:
         published = d.message.publish_time
         d.extra["waiting_since"] = waiting_since(d.message.properties, published) or published
-    firsts = {_same(d): d for d in reversed(waits) if _same(d) not in tools.sent_back}
+    firsts = {_same(d): d for d in reversed(waits) if _same(d) not in ports.sent_back}
     some = list(firsts.values())
     notes = [
         {WAITING_SINCE: str(d.extra["waiting_since"]), WAITING_FOR: str(d.waiting), WAITING_RUN: run.run_id}
         for d in some
     ]
     try:
-        postponed = tools.queue.send_back([d.message for d in some], notes, run.waiting_delay_ms) if some else []
+        postponed = ports.queue.send_back([d.message for d in some], notes, run.waiting_delay_ms) if some else []
     except LifecycleError as error:
         stay(waits, f"the retry topic could not be asked: {error}")
         return
-    tools.sent_back.update(_same(one) for one in postponed if not one.error)
+    ports.sent_back.update(_same(one) for one in postponed if not one.error)
     errors = {_same(one): one.error for one in postponed}
     for d in waits:
-        d.sent_back = _same(d) in tools.sent_back
+        d.sent_back = _same(d) in ports.sent_back
         if not d.sent_back:
             stay([d], f"it could not be sent to the retry topic: {errors[_same(d)]}")
 

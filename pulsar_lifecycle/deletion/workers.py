@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -51,12 +51,13 @@ FAILURES = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """How many messages ended the same way for the same reason."""
+    """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one."""
 
     outcome: str
     reason: str
     ledgers: int
     bytes: int
+    code: str = ""
 
 
 def delete_from_queue(tasks: Tasks, settings: Settings, run: Run) -> list[Outcome]:
@@ -79,7 +80,11 @@ def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) ->
         with Connections(settings) as ports:
             parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(ports.admin, topic)]
             found = withheld(
-                ports.queue_reader, parts, run.run_id, run.now, lambda: taken_messages(settings.lake.path, run.run_id)
+                ports.queue_reader,
+                parts,
+                run.run_id,
+                run.now,
+                lambda: taken_messages(ports.journal_reader, run.run_id),
             )
     except LifecycleError as error:
         return [Outcome(NOT_COMPARED, str(error), 1, 0)]
@@ -105,11 +110,21 @@ def delete_directly(
 
 
 def _collect(counted: Iterable[Sequence[Outcome]]) -> list[Outcome]:
-    counts: dict[tuple[str, str], list[int]] = {}
+    counts = _Counts()
     for some in counted:
         for one in some:
-            _count(counts, one.outcome, one.reason, one.ledgers, one.bytes)
-    return sorted((Outcome(o, r, n, b) for (o, r), (n, b) in counts.items()), key=lambda o: (o.outcome, -o.ledgers))
+            counts.add(one)
+    return sorted(counts.values(), key=lambda one: (one.outcome, -one.ledgers))
+
+
+class _Counts(dict[tuple[str, str], Outcome]):
+    """Outcomes by outcome and code; what has no code by its reason."""
+
+    def add(self, one: Outcome) -> None:
+        """Count it with those that ended the same way."""
+        key = one.outcome, one.code or one.reason
+        before = self.get(key, replace(one, ledgers=0, bytes=0))
+        self[key] = replace(before, ledgers=before.ledgers + one.ledgers, bytes=before.bytes + one.bytes)
 
 
 @dataclass(frozen=True)
@@ -123,36 +138,31 @@ class _Worker:
 
     def __call__(self, rows: pa.Table | None) -> list[Outcome]:
         """Counts; those of :data:`STOPPED` carry why it ended early."""
-        counts: dict[tuple[str, str], list[int]] = {}
+        counts = _Counts()
         settings = self.settings
         with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
             queue = PlanQueue(rows, *self.direct) if self.direct else ports.queue
-            tools = Ports(
+            ports = Ports(
                 ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set
             )
-            tools.pace = RateBudget(settings.offload.read_bytes_per_second / self.tasks, tools.clock).take
+            ports.pace = RateBudget(settings.offload.read_bytes_per_second / self.tasks, ports.clock).take
             limit, taken = self.limit(queue), 0
             try:
-                for decision in work_off(self.run, tools, limit, int(settings.deletion.idle_timeout * 1000)):
+                for decision in work_off(self.run, ports, limit, int(settings.deletion.idle_timeout * 1000)):
                     taken += 1
-                    _count(counts, decision.outcome, decision.reason, 1, decision.length)
+                    code = decision.code.value if decision.code else ""
+                    counts.add(Outcome(decision.outcome, decision.reason, 1, decision.length, code))
                     if decision.outcome == WAITING and decision.waiting is Waiting.NOT_SENT:
-                        _count(counts, NOT_SENT_BACK, decision.reason, 1, 0)
+                        counts.add(Outcome(NOT_SENT_BACK, decision.reason, 1, 0, code))
                 if taken >= limit and self.direct is None:
-                    counts[LIMITED, "deletion.max_messages: the rest is the next run's"] = [1, 0]
+                    counts.add(Outcome(LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
             except LifecycleError as error:
-                counts[STOPPED, str(error)] = [1, 0]
-        return [Outcome(o, r, n, b) for (o, r), (n, b) in counts.items()]
+                counts.add(Outcome(STOPPED, str(error), 1, 0))
+        return list(counts.values())
 
     def limit(self, queue: DeletionQueue) -> int:
         """How many messages it takes: its share of a run's, but all rows of a plan, as nobody else meets the rest."""
         return queue.backlog() if self.direct else max(1, self.settings.deletion.max_messages // self.tasks)
-
-
-def _count(counts: dict[tuple[str, str], list[int]], outcome: str, reason: str, ledgers: int, size: int) -> None:
-    entry = counts.setdefault((outcome, reason), [0, 0])
-    entry[0] += ledgers
-    entry[1] += size
 
 
 class PlanQueue:

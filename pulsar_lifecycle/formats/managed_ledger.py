@@ -44,7 +44,7 @@ class OffloadSegment:
 class OffloadContext:
     """OffloadContext: one offload attempt of a ledger.
 
-    The object is whole only if ``complete``; a UUID without it is an attempt under way or given up. Timestamps in ms.
+    The object is whole only if ``complete``; a UUID without it is an open or aborted attempt. Timestamps in ms.
     """
 
     uuid: UUID | None

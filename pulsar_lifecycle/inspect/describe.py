@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.inspect import explain
-from pulsar_lifecycle.metastore import load_state as metastore_load_state
+from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.metastore.schemas import schema_versions
@@ -225,13 +225,15 @@ def topic(
     last = max((item["ledgerId"] for item in ledgers), default=None)
     state = next((item["bookkeeper"].get("state") for item in ledgers if item["ledgerId"] == last), None)
     broker = brokers.loaded.get(str(subject))
-    load_state, reason = metastore_load_state.load_state(info, node.stat.mtime, state, broker, brokers, now)
+    load = load_state.load_state(info, node.stat.mtime, state, broker, brokers, now)
     return {
         "topic": str(subject),
         "path": path,
         "stat": stat_fields(node.stat),
-        "loadState": load_state,
-        "loadReason": reason,
+        "loadState": load.state.value,
+        "loadReason": load.reason.value,
+        "loadDetail": load.detail,
+        "loadText": load.text,
         "broker": broker,
         "terminatedPosition": str(info.terminated) if info.terminated else None,
         "properties": without_secrets(dict(info.properties)),

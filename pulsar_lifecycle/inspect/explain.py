@@ -32,15 +32,17 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code, code_of
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
 from pulsar_lifecycle.records.owner_names import owner_in
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references
-from pulsar_lifecycle.trimming.delete_topic import BROKER_DELETED, TOPIC_DELETED
 
 Row = dict[str, Any]
 
@@ -73,8 +75,8 @@ class History:
     ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
     rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
     ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's standing mark; ``released`` what a release of ours gave up and no deletion run settled. ``gaps``: why the
-    epoch does not count any more, as the settings are now.
+    phase's mark that stands; ``released`` what a release of ours left in BookKeeper and no deletion run settled.
+    ``gaps``: why the epoch does not count any more, as the settings are now.
     """
 
     epoch: Epoch | None = None
@@ -86,7 +88,7 @@ class History:
     archived: tuple[Row, ...] = ()
     marked: tuple[int, int] | None = None
     released: Released | None = None
-    gaps: tuple[str, ...] = ()
+    gaps: tuple[Gap, ...] = ()
 
     def uncovered(self) -> str:
         """Why no run acts on the newest epoch; empty if one may."""
@@ -108,7 +110,7 @@ class History:
         return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
 
     def releases(self, ledger: Mapping[str, Any] | None) -> bool:
-        """Whether a release of ours gave up this very copy in BookKeeper, and no deletion run settled it yet."""
+        """Whether a release of ours left this very copy in BookKeeper, and no deletion run settled it yet."""
         if ledger is None or self.released is None:
             return False
         return (self.released.czxid, self.released.topic) == (ledger["czxid"], owner_in(ledger)[1])
@@ -188,7 +190,7 @@ def look(
     topics = _table(read_managed_ledgers(store, units), tables.MANAGED_LEDGERS)
     cursors = _table(read_cursors(store, units), tables.MANAGED_CURSORS)
     schemas = _table(read_schemas(store, [_unit(path) for path in schema_paths]), tables.SCHEMAS)
-    read = [table.filter(pc.is_null(table.column("error"))) for table in (topics, cursors, schemas)]
+    read = [table.filter(pc.is_null(table.column("problem"))) for table in (topics, cursors, schemas)]
     compactions = [
         (row["managed_ledger"], row["path"], row["cursors_ledger_id"])
         for row in read[1].to_pylist()
@@ -211,9 +213,9 @@ def look(
         f"{row['path']}: {row['error']}"
         for t in (topics, cursors, schemas)
         for row in t.to_pylist()
-        if row["error"] not in (None, tables.GONE)
+        if row["problem"] not in (None, Problem.GONE)
     ]
-    trouble += [error for error in words.column("error").to_pylist() if error]
+    trouble += [f"{row['problem']}: {row['error']}" for row in words.to_pylist() if row["problem"]]
     mine = every.filter(pc.fill_null(pc.equal(every.column("ledger_id"), ledger_id), False))
     rows = read[0].to_pylist()
     offloads = _offloads(store, ledger_id, rows)
@@ -297,7 +299,7 @@ def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
         return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (DELETE_LEDGER, "mark")
-        if marked and row["reason"].startswith((TOPIC_DELETED, BROKER_DELETED)):
+        if marked and code_of(row["code"], row["reason"]) in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
             return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
     if found.trouble:
         return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"
@@ -351,7 +353,7 @@ def _released(ledger: Row, history: History, context: Context) -> tuple[Verdict,
     """A deletion run waives for it that its topic lists it, as long as the release's own message is there."""
     intent = history.intent()
     if rule := orphans.released_rule(ledger, context):
-        return Verdict.KEPT, f"{WAS_RELEASED}, but {rule[1]}"
+        return Verdict.KEPT, f"{WAS_RELEASED}, but {rule[2]}"
     if intent == DEAD:
         return Verdict.KEPT, f"{WAS_RELEASED}; its intent is a dead letter: the job redrive_dead_letters sends it again"
     if intent != IN_FLIGHT:

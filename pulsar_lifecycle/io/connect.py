@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.io.clock import SystemClock
@@ -18,11 +18,14 @@ from pulsar_lifecycle.io.clock import SystemClock
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.ports import (
+        BookieAdmin,
         BrokerAdmin,
         Clock,
         DeadLetterQueue,
         DeletionQueue,
+        Ids,
         Journal,
+        JournalReader,
         LedgerReader,
         MetadataStore,
         ObjectStore,
@@ -84,7 +87,7 @@ class Connections:
     def root(self, name: str) -> MetadataStore:
         """The metadata store of our own root (empty name) or of a declared one; it refuses every write."""
         key = f"bookkeeper.shared_with.{name}" if name else "zookeeper"
-        return self._metadata(root_settings(self.settings, name), key=key)
+        return self._metadata(root_settings(self.settings, name), share=self._reads_per_second, key=key)
 
     @cached_property
     def reader(self) -> LedgerReader:
@@ -92,6 +95,16 @@ class Connections:
         from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 
         return self._opened.enter_context(closing(BookieReader(self.store, self.settings.bookkeeper, self._pace)))
+
+    @cached_property
+    def bookies(self) -> BookieAdmin:
+        """The bookies' HTTP admin API."""
+        from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+
+        bookkeeper = self.settings.bookkeeper
+        return self._opened.enter_context(
+            closing(HttpBookieAdmin(self.store, bookkeeper.ledgers_root, bookkeeper.admin))
+        )
 
     # ----------------------------------------------------------------------------------------- brokers and the queue
 
@@ -151,11 +164,25 @@ class Connections:
         return FileJournal(self.settings.lake.path)
 
     @cached_property
+    def journal_reader(self) -> JournalReader:
+        """The journal and the archive, to read."""
+        from pulsar_lifecycle.io.lake.journal import FileJournal
+
+        return FileJournal(self.settings.lake.path)
+
+    @cached_property
     def lake(self) -> Lake:
         """Epochs and plans."""
         from pulsar_lifecycle.io.lake.artefacts import Lake
 
         return Lake(self.settings.lake.path)
+
+    @cached_property
+    def ids(self) -> Ids:
+        """New ids."""
+        from pulsar_lifecycle.io.ids import RandomIds
+
+        return RandomIds()
 
     @cached_property
     def clock(self) -> Clock:
@@ -173,6 +200,24 @@ class Connections:
         return self._opened.enter_context(
             closing(metadata_store(zookeeper, read_only=read_only, reads_per_second=share, key=key))
         )
+
+
+class Connect(Protocol):
+    """Opens the ports of a cluster where a run or one of its tasks works: :class:`Connections`, but in tests.
+
+    It goes to executors with the tasks.
+    """
+
+    def __call__(
+        self,
+        settings: Settings,
+        *,
+        read_only: bool = False,
+        reads_per_second: float | None = None,
+        pace: Callable[[int], object] | None = None,
+    ) -> Connections:
+        """The ports that ``settings`` name, as :class:`Connections` says."""
+        ...
 
 
 def system_clock() -> Clock:

@@ -9,28 +9,31 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.lake.journal import ARCHIVE, ARCHIVE_SCHEMA, JOURNAL, JOURNAL_SCHEMA, filed_since, read, scan
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.journal.in_doubt import JOURNAL_COLUMNS, deletions_in_doubt
-from pulsar_lifecycle.ports import Archived
+from pulsar_lifecycle.journal.queries import filed_since, having
+from pulsar_lifecycle.ports import Archived, JournalReader
 
 
-def archived_nodes(lake: str, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
+def archived_nodes(journal: JournalReader, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
     """Archived z-nodes in the order of their time, all or those that match; ``ARCHIVE_SCHEMA``."""
-    return read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"ledger_id": ledger_id, "run_id": run_id})
+    return journal.find_archived(having({"ledger_id": ledger_id, "run_id": run_id})).sort_by("at")
 
 
-def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[Archived]:
+def last_archived(
+    journal: JournalReader, cluster: str, *, run_id: str = "", ledger_ids: Collection[int] = ()
+) -> list[Archived]:
     """The newest archived z-node of each of these ledgers, or of each that no other run archived after this one, by id.
 
     Who archived a ledger last is who can have deleted it. Of another cluster's archive only where this ``cluster`` has
     none of that ledger.
     """
     if run_id:
-        ledger_ids = set(read(lake, ARCHIVE, ARCHIVE_SCHEMA, {"run_id": run_id}).column("ledger_id").to_pylist())
+        its = journal.find_archived(pc.field("run_id") == run_id, ["ledger_id"])
+        ledger_ids = set(its.column("ledger_id").to_pylist())
     condition = pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
     newest: dict[int, Archived] = {}
-    for row in scan(lake, ARCHIVE, ARCHIVE_SCHEMA, condition).to_pylist():
+    for row in journal.find_archived(condition).to_pylist():
         node = Archived(**row)
         known = newest.get(node.ledger_id)
         if known is None or (known.cluster != cluster, -known.at) > (node.cluster != cluster, -node.at):
@@ -38,15 +41,15 @@ def last_archived(lake: str, cluster: str, *, run_id: str = "", ledger_ids: Coll
     return [node for _, node in sorted(newest.items()) if run_id in ("", node.run_id)]
 
 
-def nodes_in_doubt(lake: str, cluster: str, since: int) -> list[Archived]:
+def nodes_in_doubt(journal: JournalReader, cluster: str, since: int) -> list[Archived]:
     """What a cluster's runs archived at ``since`` (ms) or later, and did not say what became of it."""
     recent = filed_since(since) & (pc.field("cluster") == cluster)
-    archived = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent, ARCHIVED.names)
+    archived = journal.find_archived(recent, ARCHIVED.names)
     if not archived.num_rows:
         return []
     phases = pc.field("phase").isin(["delete", "undo"])
-    found = deletions_in_doubt(archived, scan(lake, JOURNAL, JOURNAL_SCHEMA, recent & phases, JOURNAL_COLUMNS.names))
+    found = deletions_in_doubt(archived, journal.find(recent & phases, JOURNAL_COLUMNS.names))
     ids = pa.array(sorted({ledger_id for _, ledger_id, _ in found}), pa.int64())
-    rows = scan(lake, ARCHIVE, ARCHIVE_SCHEMA, recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None
+    rows = journal.find_archived(recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None
     nodes = [Archived(**row) for row in rows.to_pylist()] if rows else []
     return list({key: n for n in nodes if (key := (n.run_id, n.ledger_id, n.at)) in found}.values())

@@ -13,8 +13,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, rows_of_outcome, scan
-from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES
+from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import Asked
 from pulsar_lifecycle.records.outcomes import (
     DELETED,
@@ -25,13 +25,13 @@ from pulsar_lifecycle.records.outcomes import (
 )
 
 
-def marked_ledgers(lake: str, cluster: str) -> dict[int, tuple[int, int]]:
+def marked_ledgers(journal: JournalReader, cluster: str) -> dict[int, tuple[int, int]]:
     """What our first phase took out of topics and nothing has ended since: id -> (czxid, when in ms).
 
     Only ledgers that BookKeeper held then. A mark ends when a deletion run settles the ledger, or when the first phase
     says that it stayed after all.
     """
-    rows = ((row["ledger_id"], _czxid(row["detail"]), row["at"]) for row in _open(lake, cluster, False))
+    rows = ((row["ledger_id"], _czxid(row["detail"]), row["at"]) for row in _open(journal, cluster, False))
     return {ledger_id: (czxid, at) for ledger_id, czxid, at in rows if czxid is not None}
 
 
@@ -45,27 +45,27 @@ def _czxid(detail: str) -> int | None:
     return czxid if type(czxid) is int else None
 
 
-def taken_off(lake: str, cluster: str, since: int) -> set[int]:
+def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
     """Ledgers that our first phase took off their topics' lists at ``since`` (ms) or later, whatever became of them."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "mark")
-    marked, left = (rows_of_outcome(lake, outcome, since, mine, ["ledger_id", "at"]) for outcome in (MARKED, LEFT))
+    marked, left = (rows_of_outcome(journal, outcome, since, mine, ["ledger_id", "at"]) for outcome in (MARKED, LEFT))
     return set(open_marks(marked, left).column("ledger_id").to_pylist()) if marked.num_rows else set()
 
 
-def marked_offloads(lake: str, cluster: str) -> dict[int, tuple[Asked, int]]:
+def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:
     """The same of offloaded copies: ledger id -> (which copy, when in ms); :func:`open_copies`."""
     found: dict[int, tuple[Asked, int]] = {}
-    for row in _open(lake, cluster, True):
+    for row in _open(journal, cluster, True):
         with contextlib.suppress(ValueError):  # not as we write it: it asks for nothing
             uuid_of = None if row["uuid"] is None else UUID(row["uuid"])
             found[row["ledger_id"]] = Asked(row["topic"], uuid_of, row["bucket"]), row["at"]
     return found
 
 
-def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
+def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     """Marks that stand, of ledgers' copies in BookKeeper or of the offloaded ones; oldest first."""
     mine = pc.field("cluster") == cluster
-    marked = rows_of_outcome(lake, MARKED, 0, mine & (pc.field("phase") == "mark"))
+    marked = rows_of_outcome(journal, MARKED, 0, mine & (pc.field("phase") == "mark"))
     if not marked.num_rows:
         return []
     phase, outcome = pc.field("phase"), pc.field("outcome")
@@ -76,11 +76,11 @@ def _open(lake: str, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
         & (OFFLOADED_COPIES if offloaded else ~OFFLOADED_COPIES)
         & outcome.isin(ENDS[offloaded])
     )
-    left = scan(lake, JOURNAL, JOURNAL_SCHEMA, stayed, ["ledger_id", "at"])
+    left = journal.find(stayed, ["ledger_id", "at"])
     if offloaded:
-        ended = scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at", "detail"])
+        ended = journal.find(settled, ["ledger_id", "at", "detail"])
         return open_copies(with_copies(marked), left, with_copies(ended)).to_pylist()
-    ended = scan(lake, JOURNAL, JOURNAL_SCHEMA, settled, ["ledger_id", "at"])
+    ended = journal.find(settled, ["ledger_id", "at"])
     return open_marks(marked, pa.concat_tables([left, ended])).to_pylist()
 
 

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import groupby
 from typing import Any
 
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import owner_names
+from pulsar_lifecycle.records.codes import EARLIER, Code, code_of
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
 
@@ -31,10 +33,13 @@ WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
 
 NOT_KNOWN = "whether it was deleted is not known"
-"""How the reason of a message begins whose ledger or objects may or may not have been deleted."""
+"""How the sentence of ``Code.OUTCOME_UNKNOWN`` begins."""
 
 TWIN = "another message of this batch is about the same ledger"
-"""Reason of a message that shares the outcome of another one, and says nothing of its own."""
+"""The sentence of ``Code.TWIN``."""
+
+SAYS_NOTHING = (Code.OUTCOME_UNKNOWN, Code.TWIN)
+"""Codes of messages whose rows do not say what became of the ledger, or of the objects."""
 
 DELETING = "deleting"
 """Outcome of the journal row that names objects about to be deleted."""
@@ -43,7 +48,7 @@ ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", 
 """The archive's columns that :func:`deletions_in_doubt` takes."""
 
 JOURNAL_COLUMNS = pa.schema(
-    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "reason", "checksum"))],
+    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "code", "reason", "checksum"))],
 )
 """The journal's columns that :func:`deletions_in_doubt` takes."""
 
@@ -56,9 +61,8 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
     settles it as well as a word of its own, or an undo that restored it since.
     """
     keys = ["run_id", "ledger_id"]
-    reason = pc.fill_null(journal.column("reason"), "")
     not_done = pc.is_in(journal.column("outcome"), pa.array([WAITING, NOT_DELETED]))
-    not_known = pc.and_(not_done, pc.or_(pc.starts_with(reason, NOT_KNOWN), pc.equal(reason, TWIN)))
+    not_known = pc.and_(not_done, _says_nothing(journal))
     decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
     looked = journal.filter(decided)
@@ -88,6 +92,14 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
     }
 
 
+def _says_nothing(journal: pa.Table) -> pa.ChunkedArray:
+    """Which rows have one of the codes :data:`SAYS_NOTHING`; :func:`code_of` for a whole table."""
+    code, reason = journal.column("code"), pc.fill_null(journal.column("reason"), "")
+    begins = [text for text, known in EARLIER.items() if known in SAYS_NOTHING]
+    earlier = reduce(pc.or_, (pc.starts_with(reason, text) for text in begins))
+    return pc.or_(pc.is_in(code, pa.array(SAYS_NOTHING)), pc.and_(pc.is_null(code), earlier))
+
+
 def absent(store: MetadataStore, nodes: Sequence[Archived]) -> list[Archived]:
     """Those of ``nodes`` that are not there now."""
     return [one for one, node in _now(store, nodes) if node is None]
@@ -101,7 +113,7 @@ def _now(store: MetadataStore, nodes: Sequence[Archived]) -> list[tuple[Archived
 
 
 def resolve(run_id: str, nodes: Sequence[Archived], store: MetadataStore, journal: Journal, ledgers_root: str) -> int:
-    """Journal the unsettled ``nodes`` that are not there as deleted by the runs that archived them; returns how many.
+    """Journal the ``nodes`` in doubt that are not there as deleted by the runs that archived them; returns how many.
 
     To be called under the lease. What is there still needs no word: it is decided again. What was created again since,
     by another transaction, was deleted before.
@@ -128,7 +140,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
             continue
         if row["outcome"] in (DELETING, DELETED):
             last |= dict.fromkeys(_objects(row), row)
-        if row["phase"] == "delete" and not row["reason"].startswith((NOT_KNOWN, TWIN)):
+        if row["phase"] == "delete" and code_of(row["code"], row["reason"]) not in SAYS_NOTHING:
             said.setdefault(row["ledger_id"], []).append(row)
 
     def lost(row: Mapping[str, Any]) -> bool:
@@ -181,6 +193,7 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
                 checksum=hashlib.sha256(one.data).hexdigest(),
                 detail=json.dumps({"settled_by": run_id}),
                 at=one.at,
+                code=Code.RUN_ENDED,
             )
         )
     return rows

@@ -13,12 +13,11 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, rows_of_outcome, scan
 from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.first_phase_marks import open_marks, with_copies
 from pulsar_lifecycle.journal.in_doubt import lost_copies
-from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES
-from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
+from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.copies import Begun, Released, Verified
 from pulsar_lifecycle.records.outcomes import (
     DELETED,
@@ -46,13 +45,15 @@ def released_of(topic: str, detail: str) -> Released | None:
     return Released(topic, uuid, bucket, czxid, found) if type(czxid) is int and type(bucket) is str else None
 
 
-def sent_copies(lake: str, plan_id: str) -> frozenset[UUID]:
+def sent_copies(journal: JournalReader, plan_id: str) -> frozenset[UUID]:
     """UUIDs of the offloaded copies of a plan whose intents the journal says were sent."""
     mine = (pc.field("plan_id") == plan_id) & OFFLOADED_COPIES
-    return frozenset(uuid for uuid, _ in attempts_in(rows_of_outcome(lake, SENT, 0, mine)))
+    return frozenset(uuid for uuid, _ in attempts_in(rows_of_outcome(journal, SENT, 0, mine)))
 
 
-def deleted_copies(lake: str, cluster: str, run_id: str = "", ledger_ids: Collection[int] = ()) -> list[str]:
+def deleted_copies(
+    journal: JournalReader, cluster: str, run_id: str = "", ledger_ids: Collection[int] = ()
+) -> list[str]:
     """Objects of offloaded copies, ``s3://BUCKET/KEY``, that a run deleted, or that went with these ledgers.
 
     No archive holds them; :func:`lost_copies`. With a ledger goes what the run deleted that archived it last, and the
@@ -61,14 +62,14 @@ def deleted_copies(lake: str, cluster: str, run_id: str = "", ledger_ids: Collec
     mine = pc.field("cluster") == cluster
     if run_id:
         its = mine & OFFLOADED_COPIES & (pc.field("run_id") == run_id)
-        ledger_ids = set(scan(lake, JOURNAL, JOURNAL_SCHEMA, its, ["ledger_id"]).column("ledger_id").to_pylist())
+        ledger_ids = set(journal.find(its, ["ledger_id"]).column("ledger_id").to_pylist())
     about = mine & pc.is_in(pc.field("ledger_id"), pa.array(sorted(ledger_ids), pa.int64()))
-    rows = with_copies(scan(lake, JOURNAL, JOURNAL_SCHEMA, about & OFFLOADED_COPIES).sort_by("at"))
+    rows = with_copies(journal.find(about & OFFLOADED_COPIES).sort_by("at"))
     lost = lost_copies(rows.to_pylist())
     if run_id:
         return sorted(name for name, row in lost.items() if row["run_id"] == run_id)
-    runs = {node.ledger_id: node.run_id for node in last_archived(lake, cluster, ledger_ids=ledger_ids)}
-    marked = with_copies(rows_of_outcome(lake, MARKED, 0, about & (pc.field("phase") == "mark")).sort_by("at"))
+    runs = {node.ledger_id: node.run_id for node in last_archived(journal, cluster, ledger_ids=ledger_ids)}
+    marked = with_copies(rows_of_outcome(journal, MARKED, 0, about & (pc.field("phase") == "mark")).sort_by("at"))
     marks = {row["ledger_id"]: row for row in marked.to_pylist()}
     return sorted(
         name
@@ -84,11 +85,11 @@ def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
     return all(mark[name] in (None, row[name]) for name in ("uuid", "bucket"))
 
 
-def begun_attempts(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
+def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
     """Every offload attempt on these ledgers that our own runs ever began."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
-    rows = list(attempts_in(scan(lake, JOURNAL, JOURNAL_SCHEMA, mine).sort_by("at")))
+    rows = list(attempts_in(journal.find(mine).sort_by("at")))
     began = {uuid for uuid, row in rows if row["outcome"] == PREPARED}
     return {uuid: Begun(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
 
@@ -100,30 +101,32 @@ def attempts_in(rows: pa.Table) -> Iterator[tuple[UUID, dict[str, Any]]]:
             yield UUID(json.loads(row["detail"])["uuid"]), row
 
 
-def released_ledgers(lake: str, cluster: str) -> dict[int, Released]:
-    """Ledgers whose copies in BookKeeper we gave up, and what their objects were then, until they are deleted.
+def released_ledgers(journal: JournalReader, cluster: str) -> dict[int, Released]:
+    """Ledgers whose copies in BookKeeper we released, and what their objects were then, until they are deleted.
 
     Or until a later proof of those objects failed.
     """
     mine = pc.field("cluster") == cluster
-    marked = rows_of_outcome(lake, MARKED, 0, mine & (pc.field("action") == RELEASE))
+    marked = rows_of_outcome(journal, MARKED, 0, mine & (pc.field("action") == RELEASE))
     if not marked.num_rows:
         return {}
     ended = mine & (
         ((pc.field("phase") == "delete") & ~OFFLOADED_COPIES & pc.field("outcome").isin((DELETED, GONE)))
         | ((pc.field("action") == RELEASE) & (pc.field("outcome") == PROOF_FAILED))
     )
-    rows = open_marks(marked, scan(lake, JOURNAL, JOURNAL_SCHEMA, ended, ["ledger_id", "at"])).to_pylist()
+    rows = open_marks(marked, journal.find(ended, ["ledger_id", "at"])).to_pylist()
     found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
     return {ledger_id: released for ledger_id, released in found.items() if released}
 
 
-def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dict[tuple[int, UUID], Verified]:
+def verified_copies(
+    journal: JournalReader, cluster: str, ledger_ids: Collection[int]
+) -> dict[tuple[int, UUID], Verified]:
     """What the objects of these ledgers were when we read them back whole: (ledger id, UUID) -> the last proof."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
     found: dict[tuple[int, UUID], Verified] = {}
-    for row in rows_of_outcome(lake, VERIFIED, 0, mine).sort_by("at").to_pylist():
+    for row in rows_of_outcome(journal, VERIFIED, 0, mine).sort_by("at").to_pylist():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
             detail = json.loads(row["detail"])
             uuid_of = UUID(detail.pop("uuid"))
@@ -131,18 +134,20 @@ def verified_copies(lake: str, cluster: str, ledger_ids: Collection[int]) -> dic
     return found
 
 
-def failed_proofs(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRow]:
+def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID], JournalRow]:
     """Offloaded copies of which the last proof failed: (ledger id, UUID) -> the journal's row that says so."""
     mine = pc.field("cluster") == cluster
     found: dict[tuple[int, UUID], JournalRow] = {}
-    for row in rows_of_outcome(lake, PROOF_FAILED, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist():
+    for row in (
+        rows_of_outcome(journal, PROOF_FAILED, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist()
+    ):
         if uuid_of := _uuid_in(row["detail"]):
             found[row["ledger_id"], uuid_of] = JournalRow(**row)
     if not found:
         return found
     ids = pa.array(sorted({ledger_id for ledger_id, _ in found}), pa.int64())
     whole = mine & (pc.field("action") == OFFLOAD) & pc.field("outcome").isin((VERIFIED, REVERTED))
-    for row in scan(lake, JOURNAL, JOURNAL_SCHEMA, whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
+    for row in journal.find(whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
         uuid_of = _uuid_in(row["detail"])
         known = uuid_of and found.get((row["ledger_id"], uuid_of))
         # A run proves no copy again that it disproved: its own proof was before, whatever its executors' clocks say.
@@ -154,7 +159,7 @@ def failed_proofs(lake: str, cluster: str) -> dict[tuple[int, UUID], JournalRow]
 
 def failed_proofs_now(cluster: Cluster, epoch_id: str) -> list[JournalRow]:
     """Rows of :func:`failed_proofs` whose copies an epoch names, by ledger id. Raises as the lake does."""
-    rows = failed_proofs(cluster.lake.location, cluster.settings.cluster)
+    rows = failed_proofs(cluster.journal_reader, cluster.settings.cluster)
     named = cluster.lake.offload_uuids(epoch_id).named(uuid for _, uuid in rows) if rows else set()
     return [row for (_, uuid), row in sorted(rows.items()) if uuid in named]
 

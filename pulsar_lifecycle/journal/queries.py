@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, read, rows_of_outcome, scan
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
     DELETE_LEDGER,
@@ -24,45 +25,75 @@ from pulsar_lifecycle.records.outcomes import (
 )
 
 
+def rows_of_outcome(
+    journal: JournalReader, outcome: str, since: int, condition: pc.Expression, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Journal rows of one outcome at ``since`` (ms) or later."""
+    return journal.find(condition & (pc.field("outcome") == outcome) & filed_since(since), columns)
+
+
+LAST_DAY = 253_402_214_400
+"""The last day that has a date, in seconds: a message's publish time may be any number."""
+
+
+def filed_since(since: int) -> pc.Expression:
+    """The condition for rows at ``since`` (ms) or later, which spares the objects of other days."""
+    # A batch is filed under the day of its first row, which may be the day before.
+    day = datetime.fromtimestamp(min(max(0, since / 1000 - 86_400), LAST_DAY), UTC).date().isoformat()
+    return (pc.field("at") >= since) & (pc.field("date") >= day)
+
+
+def having(wanted: Mapping[str, int | str | None]) -> pc.Expression | None:
+    """The condition for rows whose columns have these values (None: any)."""
+    condition = None
+    for name, value in wanted.items():
+        if value is not None:
+            term = pc.field(name) == value
+            condition = term if condition is None else condition & term
+    return condition
+
+
 def journal_rows(
-    lake: str,
+    journal: JournalReader,
     *,
     ledger_id: int | None = None,
     run_id: str | None = None,
     plan_id: str | None = None,
     topic: str | None = None,
+    code: str | None = None,
+    outcome: str | None = None,
 ) -> pa.Table:
     """Journal rows in the order of their time, all or those that match; ``JOURNAL_SCHEMA``."""
     wanted = {"ledger_id": ledger_id, "run_id": run_id, "plan_id": plan_id, "topic": topic}
-    return read(lake, JOURNAL, JOURNAL_SCHEMA, wanted)
+    return journal.find(having({**wanted, "code": code, "outcome": outcome})).sort_by("at")
 
 
-def taken_messages(lake: str, run_id: str) -> frozenset[str]:
+def taken_messages(journal: JournalReader, run_id: str) -> frozenset[str]:
     """Ids (hexadecimal) of the messages of the deletion queue that a run decided."""
     mine = (pc.field("run_id") == run_id) & (pc.field("phase") == "delete")
-    details = scan(lake, JOURNAL, JOURNAL_SCHEMA, mine, ["detail"]).column("detail").to_pylist()
+    details = journal.find(mine, ["detail"]).column("detail").to_pylist()
     return frozenset(json.loads(detail).get("message", "") for detail in details)
 
 
-def deleted_since(lake: str, since: int, cluster: str) -> int:
+def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
     """How many ledgers of a cluster the journal says were deleted in BookKeeper at ``since`` (ms) or later.
 
     Those that an undo restored do not count.
     """
     mine = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES
     deleted, restored = (
-        set(rows_of_outcome(lake, outcome, since, mine).column("ledger_id").to_pylist())
+        set(rows_of_outcome(journal, outcome, since, mine).column("ledger_id").to_pylist())
         for outcome in (DELETED, "restored")
     )
     return len(deleted - restored)
 
 
-def deleted_by_topic(lake: str, cluster: str, run_id: str = "") -> pa.Table:
+def deleted_by_topic(journal: JournalReader, cluster: str, run_id: str = "") -> pa.Table:
     """What the journal says was deleted of each topic by one run of a cluster, or all: ``topic ledgers bytes``."""
     condition = pc.field("cluster") == cluster
     if run_id:
         condition &= pc.field("run_id") == run_id
-    rows = rows_of_outcome(lake, DELETED, 0, condition, ["topic", "bytes"])
+    rows = rows_of_outcome(journal, DELETED, 0, condition, ["topic", "bytes"])
     counted = rows.group_by("topic").aggregate([("bytes", "count"), ("bytes", "sum")])
     return counted.select(["topic", "bytes_count", "bytes_sum"]).rename_columns(["topic", "ledgers", "bytes"])
 
@@ -70,40 +101,42 @@ def deleted_by_topic(lake: str, cluster: str, run_id: str = "") -> pa.Table:
 OFFLOADED_COPIES = pc.field("action") == DELETE_OFFLOADED
 
 
-def sent_ledgers(lake: str, plan_id: str) -> frozenset[int]:
+def sent_ledgers(journal: JournalReader, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
-    return frozenset(rows_of_outcome(lake, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
+    return frozenset(rows_of_outcome(journal, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
 
 
-def dead_letter_reasons(lake: str, cluster: str, since: int) -> dict[tuple[int, str], str]:
+def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], str]:
     """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> reason, the last one."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
     key = ["ledger_id", "action"]
-    rows = rows_of_outcome(lake, DEAD_LETTERED, since, mine, [*key, "reason", "at"]).sort_by("at")
+    rows = rows_of_outcome(journal, DEAD_LETTERED, since, mine, [*key, "reason", "at"]).sort_by("at")
     last = rows.group_by(key, use_threads=False).aggregate([("reason", "last")])
     columns = [last.column(name).to_pylist() for name in (*key, "reason_last")]
     return {(ledger_id, action): reason for ledger_id, action, reason in zip(*columns, strict=True)}
 
 
-def rows_of_phase(lake: str, phase: str) -> pa.Table:
+def rows_of_phase(journal: JournalReader, phase: str) -> pa.Table:
     """Journal rows of one phase in the order of their time; ``JOURNAL_SCHEMA``."""
-    return read(lake, JOURNAL, JOURNAL_SCHEMA, {"phase": phase})
+    return journal.find(pc.field("phase") == phase).sort_by("at")
 
 
-def read_intent_states(lake: str, cluster: str) -> pa.Table:
+def read_intent_states(journal: JournalReader, cluster: str) -> pa.Table:
     """What became of every intent of a cluster; ``journal.intents.intent_states``."""
     condition = (pc.field("cluster") == cluster) & pc.field("phase").isin(["send", "redrive", "delete"])
-    return intent_states(scan(lake, JOURNAL, JOURNAL_SCHEMA, condition, INTENT_COLUMNS))
+    return intent_states(journal.find(condition, INTENT_COLUMNS))
 
 
-def waiting_ledgers(lake: str, cluster: str, ledger_ids: Iterable[int], waiting: Waiting, now: int) -> set[int]:
+def waiting_ledgers(
+    journal: JournalReader, cluster: str, ledger_ids: Iterable[int], waiting: Waiting, now: int
+) -> set[int]:
     """Those of the ledgers whose message about BookKeeper's copy waits for this, and was not sent again by ``now``."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
     sent = (pc.field("outcome") == SENT) & (pc.field("at") <= now)  # a later one is of a clock that was ahead
     newest = (pc.field("phase") == "delete") | sent
     mine = (pc.field("cluster") == cluster) & newest & (pc.field("action") == DELETE_LEDGER)
     columns = ["ledger_id", "outcome", "detail", "at"]
-    rows = scan(lake, JOURNAL, JOURNAL_SCHEMA, mine & pc.is_in(pc.field("ledger_id"), ids), columns).sort_by("at")
+    rows = journal.find(mine & pc.is_in(pc.field("ledger_id"), ids), columns).sort_by("at")
     last = {row["ledger_id"]: row for row in rows.to_pylist()}
     return {i for i, row in last.items() if row["outcome"] == WAITING and _waits_for(row["detail"]) == waiting}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.lake.journal import JOURNAL, JOURNAL_SCHEMA, scan
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
 from pulsar_lifecycle.records.outcomes import (
     CHECK_FAILED,
@@ -26,7 +26,7 @@ found there before it began. They tell which was first, whatever the clocks say.
 def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: int) -> dict[NamespaceLocation, int]:
     """The places that brokers of this metadata store read when they were asked last, and when (ms) that was.
 
-    ``rows`` are the journal's of action ``read-through-broker``; what a clock dated later than ``now`` (ms) shows
+    ``rows`` are the journal's of action ``read-check``; what a clock dated later than ``now`` (ms) shows
     nothing.
     """
     last: dict[NamespaceLocation, tuple[int, bool]] = {}
@@ -116,18 +116,18 @@ def _location_in(detail: str, store: str) -> tuple[NamespaceLocation, str] | Non
         return None
 
 
-def passed_locations(lake: str, cluster: str, store: str, now: int) -> dict[NamespaceLocation, int]:
+def passed_locations(journal: JournalReader, cluster: str, store: str, now: int) -> dict[NamespaceLocation, int]:
     """``locations_that_passed`` of a metadata store (its fingerprint), at ``now`` (ms)."""
-    return locations_that_passed(_reads(lake, cluster), store, now)
+    return locations_that_passed(_reads(journal, cluster), store, now)
 
 
 def failed_locations(
-    lake: str, cluster: str, store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
+    journal: JournalReader, cluster: str, store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
 ) -> frozenset[OffloadLocation]:
     """``locations_that_failed`` of a metadata store (its fingerprint), at ``now`` (ms)."""
-    return locations_that_failed(_reads(lake, cluster), store, now, noes)
+    return locations_that_failed(_reads(journal, cluster), store, now, noes)
 
 
-def _reads(lake: str, cluster: str) -> list[dict[str, Any]]:
+def _reads(journal: JournalReader, cluster: str) -> list[dict[str, Any]]:
     mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_CHECK)
-    return scan(lake, JOURNAL, JOURNAL_SCHEMA, mine, ["run_id", "outcome", "detail", "at"]).to_pylist()
+    return journal.find(mine, ["run_id", "outcome", "detail", "at"]).to_pylist()

@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pulsar_lifecycle.lifecycle.verdicts import OF_TOPIC, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
 
-_CODES = tuple(Verdict)
-_NUMBER = {code: number for number, code in enumerate(_CODES)}
-_UNPREDICTED = (_NUMBER[Verdict.TERMINATED], _NUMBER[Verdict.SHADOW_TOPIC])
+_CODES: tuple[Verdict | Protection, ...] = (*Verdict, *Protection)
+_NUMBER: dict[Verdict | Protection, int] = {code: number for number, code in enumerate(_CODES)}
+_UNPREDICTED = (_NUMBER[Protection.TERMINATED], _NUMBER[Protection.SHADOW_TOPIC])
 """Topics that brokers load in another way."""
 
 
@@ -39,7 +40,7 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
     """Verdicts (``RETENTION_VERDICTS``) of every ledger of ``topics`` (``RETENTION_TOPICS``) at ``now`` (ms).
 
     What goes of a topic is a prefix of its ledgers without the last. Raises ValueError for ledgers that do not ascend
-    by id, and for a ``kept`` that is no code of ``OF_TOPIC``.
+    by id, and for a ``kept`` that is no ``Protection``.
     """
     rows = _Rows.of(topics)
     policy, cursors = rows.minutes_known & rows.mb_known, rows.cursors_known
@@ -55,12 +56,14 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
     at_once = np.where(rows.last, known & rows.full & free & ((mb == 0) | (minutes == 0)), due)
     loaded = (rows.empty | ~rows.behind(~(rows.empty | at_once))) & ~np.isin(rows.kept, _UNPREDICTED)[rows.topic]
 
-    verdict = _first(
-        (goes & rows.empty, Verdict.EMPTY),
-        (goes & (((mb == 0) & by_size) | ((minutes == 0) & by_time)), Verdict.NO_RETENTION),
-        (goes & by_time, Verdict.EXPIRED_BY_TIME),
-        (goes, Verdict.EXPIRED_BY_SIZE),
-        *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in sorted(OF_TOPIC)),
+    by = _first(
+        (rows.empty, Verdict.EMPTY),
+        (((mb == 0) & by_size) | ((minutes == 0) & by_time), Verdict.NO_RETENTION),
+        (by_time, Verdict.EXPIRED_BY_TIME),
+        (np.ones(len(free), bool), Verdict.EXPIRED_BY_SIZE),
+    )
+    stays = _first(
+        *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in Protection),
         (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
         (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
         (rows.last, Verdict.LAST_LEDGER),
@@ -74,11 +77,13 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
         (np.ones(len(free), bool), Verdict.FOREVER),
     )
     ends = rows.dated & policy[rows.topic] & (minutes >= 0)
+    codes = pa.array([str(code) for code in _CODES])
     columns = [
         pa.DictionaryArray.from_arrays(pa.array(rows.topic.astype(np.int32)), whole(topics.column("managed_ledger"))),
         pa.array(rows.ledger_id),
         pa.array(rows.size, mask=~rows.sized),
-        pa.DictionaryArray.from_arrays(pa.array(verdict), pa.array([str(code) for code in _CODES])),
+        pa.DictionaryArray.from_arrays(pa.array(np.where(goes, by, stays)), codes),
+        pa.DictionaryArray.from_arrays(pa.array(by, mask=~(goes | due)), codes),
         pa.array(rows.closed_at + limit, mask=~ends),
         pa.array(loaded),
     ]
@@ -196,13 +201,13 @@ def _sums(amounts: Any) -> Any:
 def _kept(topics: pa.Table) -> Any:
     codes = whole(topics.column("kept")).dictionary_encode()
     found = codes.dictionary.to_pylist()
-    if strange := sorted(set(found) - OF_TOPIC):
+    if strange := sorted(set(found) - set(Protection)):
         raise ValueError(f"{strange[0]!r} keeps no topic")
-    numbers = np.array([_NUMBER[Verdict(code)] for code in found] or [-1], np.int8)
+    numbers = np.array([_NUMBER[Protection(code)] for code in found] or [-1], np.int8)
     return np.where(codes.is_valid(), numbers[codes.indices.fill_null(0)], -1)
 
 
-def _first(*choices: tuple[Any, Verdict]) -> Any:
+def _first(*choices: tuple[Any, Verdict | Protection]) -> Any:
     """Of each row the number of the first code that holds."""
     return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices])
 

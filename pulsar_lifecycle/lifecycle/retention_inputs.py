@@ -10,8 +10,8 @@ and keeps. Source: ``ManagedLedgerImpl.initialize`` and ``ManagedCursorImpl.reco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,16 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
-from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS, Verdict
-from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_LEDGER, RETENTION_TOPICS
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Entry, LedgerReader, MetadataStore
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.scan.stored_references import last_entries_of, never_written
-from pulsar_lifecycle.topics.policies import NamespacePolicies
-from pulsar_lifecycle.topics.retention_policy import RetentionPolicy, in_force
+from pulsar_lifecycle.topics import protection
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 
 POSITIONS = pa.schema(
     [pa.field("path", pa.string()), pa.field("ledger_id", pa.int64()), pa.field("entry_id", pa.int64())]
@@ -38,48 +40,6 @@ Where cursors could not be listed, ``path`` is the z-node above all that is unkn
 
 _PARTITION = r"-partition-(0|[1-9][0-9]{0,9})$"
 """A little more than ``Topic.partition`` takes for one: a number beyond an int is none."""
-
-
-# ------------------------------------------------------------------------------------------------------- policies
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionPolicies:
-    """Retention in force, by namespace and by topic or partitioned topic with policies of its own; None: unknown."""
-
-    by_namespace: Mapping[str, RetentionPolicy | None]
-    by_topic: Mapping[str, RetentionPolicy | None] = field(default_factory=dict[str, RetentionPolicy | None])
-
-
-def policies_in_force(
-    documents: Mapping[str, Mapping[str, Any]],
-    topics: Mapping[str, NamespacePolicies],
-    broker: Mapping[str, Any] | None,
-) -> RetentionPolicies:
-    """The policies of every namespace of ``documents`` (its policies as JSON) and of its topics (``topics``).
-
-    ``broker``: the configuration of all brokers, None where they differ or do not say. A namespace that ``topics`` has
-    not, or does not know, is unknown: a topic of it may have any policy.
-    """
-    by_namespace: dict[str, RetentionPolicy | None] = {}
-    by_topic: dict[str, RetentionPolicy | None] = {}
-    for name, document in documents.items():
-        own = topics.get(name)
-        if own is None or own.unknown is not None:
-            by_namespace[name] = None
-            continue
-        by_namespace[name] = _known(TopicPolicies(), document, broker)
-        by_topic |= {str(topic): _known(said, document, broker) for topic, said in own.topics.items()}
-    return RetentionPolicies(by_namespace, by_topic)
-
-
-def _known(
-    topic: TopicPolicies, namespace: Mapping[str, Any], broker: Mapping[str, Any] | None
-) -> RetentionPolicy | None:
-    try:
-        return in_force(topic, namespace, broker)
-    except CorruptFormat:
-        return None
 
 
 # -------------------------------------------------------------------------------------------------------- cursors
@@ -92,16 +52,16 @@ def persisted_positions(store: MetadataStore, reader: LedgerReader, cursors: pa.
     z-node's copy is then the truth. One that is gone or cannot be read: brokers go back to that copy or do not load the
     topic; here the position is unknown. Writes nothing, and recovers no ledger.
     """
-    names = ("path", "managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "error")
-    paths, owners, ids, ledgers, entries, errors = (cursors.column(name).to_pylist() for name in names)
+    names = ("path", "managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id", "problem")
+    paths, owners, ids, ledgers, entries, problems = (cursors.column(name).to_pylist() for name in names)
     found: list[tuple[int | None, int | None]] = list(zip(ledgers, entries, strict=True))
-    own = [n for n, ledger in enumerate(ids) if errors[n] is None and ledger >= 0]
+    own = [n for n, ledger in enumerate(ids) if problems[n] is None and ledger >= 0]
     answers = last_entries_of(store, reader, [ids[n] for n in own], root)
     for n, (metadata, entry) in zip(own, answers, strict=True):
         if entry is not None and not never_written(metadata, entry):
             position = _position(metadata, entry)
             found[n] = (position.ledger_id, position.entry_id) if position else (None, None)
-    found = [position if errors[n] is None else (None, None) for n, position in enumerate(found)]
+    found = [position if problems[n] is None else (None, None) for n, position in enumerate(found)]
     # A row without an owner stands for what could not be listed.
     above = [path.rpartition("/")[0] if owner else path for path, owner in zip(paths, owners, strict=True)]
     return pa.table([above, [one[0] for one in found], [one[1] for one in found]], schema=POSITIONS)
@@ -147,15 +107,20 @@ def _at_or_below(paths: Any, tops: Collection[str]) -> Any:
 
 
 def retention_topics(
-    managed_ledgers: pa.Table, positions: pa.Table, bookkeeper: pa.Table, policies: RetentionPolicies
+    managed_ledgers: pa.Table,
+    positions: pa.Table,
+    bookkeeper: pa.Table,
+    policies: InForce[RetentionPolicy | None],
+    context: Context,
+    loaded: Collection[str] = (),
 ) -> pa.Table:
     """Rows of ``RETENTION_TOPICS``, of rows of ``tables.MANAGED_LEDGERS`` and ``tables.BOOKKEEPER_LEDGERS``.
 
     ``bookkeeper`` has every ledger that the topics list, as far as it exists. Topics that could not be read have no
-    row. ``kept`` says what the topics themselves tell; legal holds and the like are the caller's.
+    row. ``context``: the owners' rules; ``loaded``: topics that count as loaded.
     """
-    topics = managed_ledgers.filter(managed_ledgers.column("error").is_null())
-    minutes, mb = _limits(topics, policies)
+    topics = managed_ledgers.filter(managed_ledgers.column("problem").is_null())
+    minutes, mb, _ = policy_columns(topics, policies)
     cursors, slowest_ledger, slowest_entry = _slowest(topics, positions)
     lists = whole(topics.column("ledgers"))
     columns = [
@@ -166,9 +131,47 @@ def retention_topics(
         cursors,
         slowest_ledger,
         slowest_entry,
-        _kept(topics, lists),
+        _kept(topics, lists, context, pa.array(sorted(loaded), pa.string())),
     ]
     return pa.table(columns, schema=RETENTION_TOPICS)
+
+
+def asked_of_bookkeeper(managed_ledgers: pa.Table) -> Any:
+    """The ledgers of which BookKeeper must tell something: the last of each topic, and what its z-node does not say."""
+    return _Listed.of(whole(managed_ledgers.column("ledgers"))).asked
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """All ledgers of some topics, as their z-nodes list them. ``begin``: where each topic's begin, and the end."""
+
+    inner: Any
+    begin: Any
+    is_last: Any
+    none: Any
+    """Where no entries are said."""
+    dated: Any
+
+    @classmethod
+    def of(cls, lists: Any) -> _Listed:
+        inner = lists.flatten()
+        end = np.cumsum(np.asarray(lists.value_lengths().fill_null(0), np.int64))
+        begin = np.concatenate(([0], end))
+        last = np.zeros(len(inner), bool)
+        last[end[end > begin[:-1]] - 1] = True
+        none = pc.equal(pc.fill_null(inner.field("entries"), 0), 0)
+        dated = pc.fill_null(pc.greater(inner.field("timestamp"), 0), False)
+        return cls(inner, begin, pa.array(last), none, dated)
+
+    @property
+    def unsaid(self) -> Any:
+        """Where BookKeeper is to be asked."""
+        return pc.or_(pc.or_(self.is_last, self.none), pc.invert(self.dated))
+
+    @property
+    def asked(self) -> Any:
+        """The ids of these."""
+        return self.inner.field("ledger_id").filter(self.unsaid)
 
 
 def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
@@ -178,18 +181,12 @@ def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
     count, and BookKeeper's time where it has none. No entries are only believed where BookKeeper has none either:
     brokers delete such a ledger.
     """
-    inner = lists.flatten()
-    counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
-    end = np.cumsum(counts)
-    last = np.zeros(len(inner), bool)
-    last[end[counts > 0] - 1] = True
-    is_last, nothing = pa.array(last), pa.scalar(None, pa.int64())
+    listed = _Listed.of(lists)
+    inner, is_last, nothing = listed.inner, listed.is_last, pa.scalar(None, pa.int64())
     ids, said, stamp = (inner.field(name) for name in ("ledger_id", "entries", "timestamp"))
-    none = pc.equal(pc.fill_null(said, 0), 0)
-    dated = pc.fill_null(pc.greater(stamp, 0), False)
-    entries, length, mtime = _of_bookkeeper(bookkeeper, ids, pc.or_(pc.or_(is_last, none), pc.invert(dated)))
-    believed = pc.if_else(none, pc.if_else(pc.equal(entries, 0), entries, nothing), said)
-    stamped = pc.if_else(dated, stamp, mtime)
+    entries, length, mtime = _of_bookkeeper(bookkeeper, ids, listed.unsaid)
+    believed = pc.if_else(listed.none, pc.if_else(pc.equal(entries, 0), entries, nothing), said)
+    stamped = pc.if_else(listed.dated, stamp, mtime)
     fields = [
         ids,
         pc.if_else(is_last, entries, believed),
@@ -197,14 +194,14 @@ def _ledgers(lists: Any, bookkeeper: pa.Table) -> Any:
         pc.if_else(is_last, mtime, stamped),
     ]
     structs = pa.StructArray.from_arrays(fields, fields=list(RETENTION_LEDGER))
-    return pa.ListArray.from_arrays(pa.array(np.concatenate(([0], end)), pa.int32()), structs)
+    return pa.ListArray.from_arrays(pa.array(listed.begin, pa.int32()), structs)
 
 
 def _of_bookkeeper(bookkeeper: pa.Table, ids: Any, asked: Any) -> tuple[Any, Any, Any]:
     """Entries, bytes and time of closing of the ledgers that are ``asked`` for and closed; null of others."""
     wanted = ids.filter(asked)
     found = bookkeeper.filter(pc.is_in(bookkeeper.column("ledger_id"), wanted))
-    closed = pc.and_(found.column("error").is_null(), pc.equal(found.column("state"), LedgerState.CLOSED.name))
+    closed = pc.and_(found.column("problem").is_null(), pc.equal(found.column("state"), LedgerState.CLOSED.name))
     found = found.filter(closed)
     there = np.full(len(ids), -1, np.int64)
     there[np.asarray(asked)] = np.asarray(pc.fill_null(pc.index_in(wanted, whole(found.column("ledger_id"))), -1))
@@ -213,35 +210,42 @@ def _of_bookkeeper(bookkeeper: pa.Table, ids: Any, asked: Any) -> tuple[Any, Any
     return entries, length, mtime
 
 
-def _limits(topics: pa.Table, policies: RetentionPolicies) -> tuple[Any, Any]:
-    """Minutes and MiB by topic, null where they are unknown."""
+def policy_columns(topics: pa.Table, policies: InForce[RetentionPolicy | None]) -> tuple[Any, Any, Any]:
+    """Minutes, MiB and level by topic, null where they are unknown."""
     known = [*policies.by_topic.items(), *policies.by_namespace.items()]
     parents = pc.replace_substring_regex(topics.column("topic"), _PARTITION, "")
     own = pc.index_in(parents, pa.array(list(policies.by_topic), pa.string()))
     others = pc.index_in(topics.column("namespace"), pa.array(list(policies.by_namespace), pa.string()))
-    row = pc.coalesce(own, pc.add(others, len(policies.by_topic)))
+    row = whole(pc.coalesce(own, pc.add(others, len(policies.by_topic))))
     minutes = pa.array([policy and policy.minutes for _, policy in known], pa.int64())
     megabytes = pa.array([policy and policy.megabytes for _, policy in known], pa.int64())
-    return minutes.take(whole(row)), megabytes.take(whole(row))
+    levels = pa.array([policy and str(policy.level) for _, policy in known], pa.string())
+    return minutes.take(row), megabytes.take(row), levels.take(row)
 
 
-def _kept(topics: pa.Table, lists: Any) -> Any:
-    """What of the topic itself keeps all its ledgers, as codes."""
+def _kept(topics: pa.Table, lists: Any, context: Context, loaded: Any) -> Any:
+    """What protects all ledgers of a topic, as codes.
+
+    System topics stay whatever the settings say: brokers retain less of them than of others.
+    """
     inner = lists.flatten()
     open_ = pc.and_(
         inner.field("offload_uuid").is_valid(), pc.invert(pc.fill_null(inner.field("offload_complete"), False))
     )
     counts = np.asarray(lists.value_lengths().fill_null(0), np.int64)
     attempts = np.bincount(np.repeat(np.arange(len(counts)), counts)[np.asarray(open_)], minlength=len(counts)) > 0
-    namespace, topic = topics.column("namespace"), topics.column("topic")
-    local = pc.match_substring_regex(topic, "/__[^/]*$")
-    rules = [
-        (topics.column("shadow_source").is_valid(), Verdict.SHADOW_TOPIC),
-        (pc.or_(local, pc.equal(namespace, "pulsar/system")), Verdict.SYSTEM_TOPIC),
-        (pc.fill_null(topics.column("terminated"), True), Verdict.TERMINATED),
-        (pa.array(attempts), Verdict.OPEN_ATTEMPT),
+    strict = replace(context, system_topics=False)
+    names, sources = (topics.column(name).to_pylist() for name in ("topic", "shadow_source"))
+    parsed = [Topic.parse(name) for name in names]
+    owners = [
+        protection.topic_protection(topic, source or "", strict) or protection.deletion_protection(topic, strict)
+        for topic, source in zip(parsed, sources, strict=True)
     ]
-    found = pa.nulls(topics.num_rows, pa.string())
-    for where, code in reversed(rules):
-        found = pc.if_else(whole(where), str(code), found)
+    found = pa.array(owners, pa.string())
+    for where, code in (
+        (pc.fill_null(topics.column("terminated"), True), Protection.TERMINATED),
+        (pa.array(attempts), Protection.OPEN_ATTEMPT),
+        (pc.is_in(topics.column("topic"), loaded), Protection.LOADED),
+    ):
+        found = pc.coalesce(found, pc.if_else(whole(where), str(code), pa.scalar(None, pa.string())))
     return found

@@ -3,7 +3,7 @@
 # pyarrow has no types.
 """What retention says of each ledger of a topic: codes, and the tables that the rule takes and gives.
 
-Not here: the rule (``lifecycle/retention.py``).
+Not here: the rule (``lifecycle/retention.py``), the codes of what protects a whole topic (``topics/protection.py``).
 """
 
 from __future__ import annotations
@@ -38,21 +38,6 @@ class Verdict(StrEnum):
     NOT_PREFIX = "not_prefix"
     """Past its retention or empty, but a ledger before it stays: ledgers go from the oldest on."""
 
-    LEGAL_HOLD = "legal_hold"
-    """Its topic, namespace or tenant is on legal hold."""
-    SHADOW_TOPIC = "shadow_topic"
-    """Its topic is a shadow topic: the ledgers are its source's."""
-    SHADOW_SOURCE = "shadow_source"
-    """Its topic is the source of a shadow topic."""
-    SYSTEM_TOPIC = "system_topic"
-    """Its topic is a system topic."""
-    TERMINATED = "terminated"
-    """Its topic is terminated: a broker that loads it does not write its z-node, and would not see our write."""
-    OPEN_ATTEMPT = "open_attempt"
-    """An offload of a ledger of its topic is not complete."""
-    PROTECTED = "protected"
-    """Another rule protects its topic."""
-
     UNKNOWN_POLICY = "unknown_policy"
     """The retention in force is not known."""
     UNKNOWN_CURSOR = "unknown_cursor"
@@ -60,27 +45,9 @@ class Verdict(StrEnum):
     UNKNOWN_LEDGER = "unknown_ledger"
     """Its entries, its size or its closing time are not known."""
 
-    @property
-    def goes(self) -> bool:
-        """Whether the ledger may leave its topic."""
-        return self in GONE
-
 
 GONE = frozenset({Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Verdict.EMPTY})
 """The verdicts by which a ledger goes."""
-
-OF_TOPIC = frozenset(
-    {
-        Verdict.LEGAL_HOLD,
-        Verdict.SHADOW_TOPIC,
-        Verdict.SHADOW_SOURCE,
-        Verdict.SYSTEM_TOPIC,
-        Verdict.TERMINATED,
-        Verdict.OPEN_ATTEMPT,
-        Verdict.PROTECTED,
-    }
-)
-"""What keeps every ledger of a topic, whatever its retention; ``RETENTION_TOPICS.kept`` holds one of them."""
 
 RETENTION_LEDGER = pa.struct(
     [
@@ -107,7 +74,7 @@ RETENTION_TOPICS = pa.schema(
 )
 """One row per topic. ``ledgers`` ascend by id. Retention: below 0 is unlimited, null is unknown. ``durable_cursors``:
 how many there are, null is unknown; ``slowest_*``: the lowest of their persisted mark-delete positions, null where one
-of them is unknown. ``kept``: what of ``OF_TOPIC`` protects the topic, null for nothing."""
+of them is unknown. ``kept``: the ``Protection`` of the topic, null for none."""
 
 RETENTION_VERDICTS = pa.schema(
     [
@@ -115,10 +82,13 @@ RETENTION_VERDICTS = pa.schema(
         pa.field("ledger_id", pa.int64()),
         pa.field("size", pa.int64()),
         pa.field("verdict", pa.dictionary(pa.int8(), pa.string())),
+        pa.field("expired_by", pa.dictionary(pa.int8(), pa.string())),
         pa.field("expires_at", pa.int64()),
         pa.field("goes_when_loaded", pa.bool_()),
     ]
 )
-"""One row per ledger, in the order of ``RETENTION_TOPICS``. ``expires_at`` (ms): when its retention time ends or ended;
+"""One row per ledger, in the order of ``RETENTION_TOPICS``. ``verdict``: a ``Verdict``, or the ``Protection`` of its
+topic. ``expired_by``: by which of ``GONE`` it is past its retention, whatever keeps it; null where it is not, or nobody
+knows. ``expires_at`` (ms): when its retention time ends or ended;
 null without one. ``goes_when_loaded``: a broker that loads the topic now and trims it takes the ledger away, protected
 or not; false also where that cannot be said."""

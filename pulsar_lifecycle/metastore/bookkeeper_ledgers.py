@@ -13,10 +13,20 @@ from pulsar_lifecycle.errors import (
     UnsupportedFormat,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
-from pulsar_lifecycle.metastore.walk import DATA, PATH, Rows, Unit, children_below, descend, node_names, rows_below
+from pulsar_lifecycle.metastore.walk import (
+    DATA,
+    PATH,
+    Rows,
+    Unit,
+    children_below,
+    descend,
+    node_names,
+    rows_below,
+    unread,
+)
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import CORRUPT, EMPTY, UNREAD
+from pulsar_lifecycle.records.tables import Problem
 
 _SPECIAL = frozenset(
     {"LAYOUT", "INSTANCEID", "available", "cookies", "idgen", "idgen-long", "underreplication", "replicas"}
@@ -38,7 +48,7 @@ def ledger_units(store: MetadataStore, root: str = "/ledgers") -> list[Unit]:
     short = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{2}", n)]
     long = [f"{root}/{n}" for n in node_names(top) if re.fullmatch(r"\d{3}", n)]
     strange = [n for n in node_names(top) if not re.fullmatch(r"\d{2,3}", n) and n not in _SPECIAL]
-    units += [Unit(f"{root}/{n}", None, 0, f"{UNREAD}not a node of a known ledger layout") for n in strange]
+    units += [unread(f"{root}/{n}", "not a node of a known ledger layout") for n in strange]
     leaf_parents, failed = descend(store, short, 1)
     units += failed
     long_parents, failed = descend(store, long, 3)
@@ -80,23 +90,21 @@ def ledger_rows(nodes: Sequence[Node], root: str = "/ledgers") -> pa.Table:
         )
         for n in nodes
     ]
-    rows.errors = [None] * len(nodes)
     return pa.Table.from_batches([_ledger_batch(rows, tables.BOOKKEEPER_LEDGERS, root)], tables.BOOKKEEPER_LEDGERS)
 
 
 def _ledger_batch(rows: Rows, wanted: pa.Schema, root: str) -> pa.RecordBatch:
-    errors = rows.errors
     datas = rows.column(DATA)
     ids = _ledger_ids(rows.column(PATH), root)
     for index, (ledger_id, data) in enumerate(zip(ids, datas, strict=True)):
         if ledger_id is None:
-            errors[index] = errors[index] or f"{UNREAD}not a ledger z-node"
-        if not data and errors[index] is None:
-            errors[index] = EMPTY
+            rows.note(index, Problem.UNREAD, "not a ledger z-node")
+        if not data:
+            rows.note(index, Problem.EMPTY, "the z-node has no data")
     columns, problems = ledger_metadata.decode_columns(datas, frozenset(wanted.names) & frozenset(_DECODED))
     for index, problem in enumerate(problems):
-        if problem is not None and errors[index] is None:
-            errors[index] = CORRUPT + problem
+        if problem is not None:
+            rows.note(index, Problem.CORRUPT, problem)
     return rows.batch(wanted, {"ledger_id": ids, **columns})
 
 
@@ -134,6 +142,7 @@ _DECODED = (
     "ensemble_size",
     "write_quorum",
     "ack_quorum",
+    "ensembles",
     "application",
     "component",
     "managed_ledger",
@@ -154,8 +163,8 @@ def under_replicated(store: MetadataStore, root: str = "/ledgers") -> set[int]:
     found: set[int] = set()
     while level:
         listings, failed = children_below(store, level)
-        if failed:
-            raise UnsupportedFormat(failed[0].parent, 0, f"a readable under-replication list: {failed[0].error}")
+        for unit in failed:
+            raise UnsupportedFormat(unit.parent, 0, f"a readable under-replication list: {unit.why}")
         level = []
         for listing in listings:
             for name in listing.names:

@@ -19,6 +19,7 @@ from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, owner_columns, ro
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 
 _REPORTS = {
     ("LocalBrokerData", "ModularLoadManagerImpl"),
@@ -52,7 +53,7 @@ def broker_started(data: bytes, ctime: int) -> int | None:
 class Brokers:
     """What the brokers said, taken once per scan: who has which topic loaded, and how stale that word may be (ms).
 
-    ``error`` says why they were not heard; then every topic counts as loaded. ``started``: when each broker did (ms);
+    ``error`` says why they did not answer; then every topic counts as loaded. ``started``: when each broker did (ms);
     one that is missing did not say.
     """
 
@@ -123,14 +124,15 @@ def read_topics(
         for index, info in enumerate(infos):
             topic = columns["topic"][index]
             broker = brokers.loaded.get(topic or "")
-            state, reason = load_state(info, rows.nodes[index][MTIME], states[index], broker, brokers, now)
+            load = load_state(info, rows.nodes[index][MTIME], states[index], broker, brokers, now)
             ask = info is not None and rows.nodes[index][PATH] in compacted and states[index] == "OPEN"
             policy = policies.get(columns["namespace"][index] or "", {})
             retention = policy.get("retention_policies") or {}
             found.append(
                 (
-                    info and state,
-                    info and reason,
+                    info and load.state.value,
+                    info and load.reason.value,
+                    info and (load.detail or None),
                     broker,
                     brokers.started.get(broker or ""),
                     _asked(compaction, topic) if ask else None,
@@ -142,6 +144,7 @@ def read_topics(
         names = (
             "load_state",
             "load_reason",
+            "load_detail",
             "broker",
             "broker_started",
             "compaction",
@@ -181,26 +184,26 @@ def load_state(
     broker: str | None,
     brokers: Brokers,
     now: int,
-) -> tuple[str, str]:
-    """``unloaded``, ``never_loaded`` or ``loaded`` with the reason; whatever is not sure counts as loaded.
+) -> TopicLoad:
+    """Whatever is not sure counts as loaded.
 
     A broker rewrites the z-node at every load, and its list of topics lags by ``brokers.stats_interval`` ms both ways.
     """
     if info is None:
-        return "loaded", "its z-node was not read"
+        return TopicLoad(LoadState.LOADED, LoadReason.UNREAD)
     if brokers.error:
-        return "loaded", f"the brokers were not heard: {brokers.error}"
+        return TopicLoad(LoadState.LOADED, LoadReason.BROKERS_UNREACHABLE, brokers.error)
     if broker:
-        return "loaded", f"listed by {broker}"
+        return TopicLoad(LoadState.LOADED, LoadReason.LISTED, broker)
     if now - mtime <= UNLOADED_AFTER * brokers.stats_interval:
-        return "loaded", "its z-node was written too recently to know"
+        return TopicLoad(LoadState.LOADED, LoadReason.WRITTEN_LATELY)
     if not info.ledgers:
-        return "never_loaded", "its z-node has no ledgers"
+        return TopicLoad(LoadState.NEVER_LOADED, LoadReason.NO_LEDGERS)
     if info.terminated is not None:
-        return "loaded", "it is terminated: its last ledger says nothing"
+        return TopicLoad(LoadState.LOADED, LoadReason.TERMINATED)
     if last_state != "CLOSED":
-        return "loaded", f"its last ledger is {last_state or 'not in BookKeeper'}"
-    return "unloaded", "on no broker's list, last ledger closed, z-node left alone"
+        return TopicLoad(LoadState.LOADED, LoadReason.LAST_LEDGER_NOT_CLOSED, last_state or "")
+    return TopicLoad(LoadState.UNLOADED, LoadReason.AT_REST)
 
 
 def ledger_states(store: MetadataStore, ids: Sequence[int | None], root: str) -> list[str | None]:

@@ -17,7 +17,7 @@ def namespace_policies(store: MetadataStore) -> dict[str, dict[str, Any]]:
     """Policies of every namespace, V1 ones included, as their JSON says. Raises CorruptFormat naming the z-node."""
     paths, failed = namespace_paths(store, POLICIES_ROOT)
     if failed:
-        raise UnsupportedFormat(failed[0].parent, 0, f"readable policies: {failed[0].error}")
+        raise UnsupportedFormat(failed[0].parent, 0, f"readable policies: {failed[0].why}")
     found: dict[str, dict[str, Any]] = {}
     for path, node in zip(paths, store.read(paths), strict=True):
         if isinstance(node, Unread):

@@ -51,8 +51,8 @@ def read_schemas(
             continue
         namespaces = {
             n[PATH]
-            for n, error in zip(rows.nodes, rows.errors, strict=True)
-            if error is None and not n[DATA] and n[NUM_CHILDREN]
+            for index, n in enumerate(rows.nodes)
+            if index not in rows.troubles and not n[DATA] and n[NUM_CHILDREN]
         }
         versions = [
             [] if node[PATH] in namespaces else info

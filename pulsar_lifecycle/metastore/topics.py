@@ -25,18 +25,19 @@ from pulsar_lifecycle.metastore.walk import (
     Rows,
     Unit,
     children_below,
-    error_batch,
     holding_data,
     namespace_of,
     namespace_paths,
     owner_columns,
     rows_below,
     scanned,
+    trouble_batch,
+    unread,
 )
 from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.tables import UNREAD
+from pulsar_lifecycle.records.tables import Problem
 
 SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 """Property of a topic, or of a partitioned topic, that names a shadow topic's source (PersistentTopic, PIP-180)."""
@@ -58,7 +59,7 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
         below = [f"{c.path}/{n}" for c in listings for n in c.names]
         domains += [path for path in below if depth >= 2 and path.endswith("/persistent")]
         above = [path for path in below if depth < 2 or not path.endswith("/persistent")]
-    units += [Unit(path, None, 0, f"{UNREAD}{STRANGE}") for path in above]
+    units += [unread(path, STRANGE) for path in above]
     listings, failed = children_below(store, [d for d in domains if wanted(namespace_of(f"{d}/"))])
     units += failed
     for listing in listings:
@@ -114,12 +115,12 @@ def read_cursors(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``tables.MANAGED_CURSORS``: the children of every topic z-node of the units."""
     for unit in units:
-        if unit.error:
-            yield error_batch(wanted, unit.parent, unit.error)
+        if unit.trouble:
+            yield trouble_batch(wanted, unit)
             continue
         listings, failed = children_below(store, [f"{unit.parent}/{name}" for name in unit.names or ()])
         for broken in failed:
-            yield error_batch(wanted, broken.parent, broken.error)
+            yield trouble_batch(wanted, broken)
         listed = {c.path: c.num_children for c in listings}
         paths = [f"{c.path}/{n}" for c in listings for n in c.names]
         for start in range(0, len(paths), CHUNK):
@@ -145,9 +146,9 @@ def _cursor_batch(rows: Rows, wanted: pa.Schema) -> pa.RecordBatch:
             topic = Topic.from_managed_ledger(topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :])
         except CorruptFormat as error:
             topic = None
-            rows.errors[index] = rows.errors[index] or f"{UNREAD}{error}"
-        if rows.errors[index] is None and node[NUM_CHILDREN]:
-            rows.errors[index] = f"{UNREAD}a cursor z-node has children"
+            rows.note(index, Problem.UNREAD, error)
+        if node[NUM_CHILDREN]:
+            rows.note(index, Problem.UNREAD, "a cursor z-node has children")
         columns["managed_ledger"].append(topic and topic.managed_ledger)
         columns["topic"].append(topic and str(topic))
         columns["namespace"].append(topic and str(topic.namespace))
@@ -188,16 +189,16 @@ def partitioned_shadow_sources(store: MetadataStore) -> dict[str, str]:
     """
     namespaces_, failed = namespace_paths(store, PARTITIONED_ROOT)
     listings, more = children_below(store, [f"{path}/persistent" for path in namespaces_])
-    unread = [f"{unit.parent}: {unit.error}" for unit in failed + more]
+    bad = [f"{unit.parent}: {unit.why}" for unit in failed + more]
     found: dict[str, str] = {}
     for batch in store.scan(f"{c.path}/{n}" for c in listings for n in c.names):
-        unread += [f"{node.path}: {node.reason}" for node in batch.unread]
+        bad += [f"{node.path}: {node.reason}" for node in batch.unread]
         for path, data, *_ in batch.rows:
             if SHADOW_SOURCE.encode() in data:
                 try:
                     found[path] = str(json.loads(data)["properties"][SHADOW_SOURCE])
                 except (ValueError, KeyError, TypeError) as error:
                     raise CorruptFormat(path, 0, f"partitioned-topic metadata: {error}") from error
-    if unread:
-        raise UnsupportedFormat(PARTITIONED_ROOT, 0, f"readable partitioned-topic metadata: {unread[0]}")
+    if bad:
+        raise UnsupportedFormat(PARTITIONED_ROOT, 0, f"readable partitioned-topic metadata: {bad[0]}")
     return found

@@ -2,7 +2,7 @@
 
 Belongs here: which z-nodes make up a table, how the work is cut into units that executors share, and the rows for
 what was listed and not read. Not here: judging the rows, and Spark. A walk never skips: what it does not understand
-becomes a row with an ``error``. Paths and names as in BookKeeper 4.17 (``HierarchicalLedgerManager``) and Pulsar 4.0
+becomes a row with a ``problem``. Paths and names as in BookKeeper 4.17 (``HierarchicalLedgerManager``) and Pulsar 4.0
 (``MetaStoreImpl``, ``BookkeeperSchemaStorage``).
 """
 
@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.model import decode_name
 from pulsar_lifecycle.ports import MetadataStore, Node, Unread
-from pulsar_lifecycle.records.tables import CORRUPT, GONE, MISSING_ROOT, UNREAD
+from pulsar_lifecycle.records.tables import Problem, Trouble
 
 MANAGED_LEDGERS_ROOT = "/managed-ledgers"
 SCHEMAS_ROOT = "/schemas"
@@ -34,18 +34,28 @@ CHUNK = 5_000
 class Unit:
     """A piece of a table: z-nodes ``names`` below ``parent``; ``names`` None lists them when it is read.
 
-    ``listed`` is what the parent's Stat counted at the listing. ``error`` makes the unit one error row.
+    ``listed`` is what the parent's Stat counted at the listing. ``trouble`` makes the unit one row that says so.
     """
 
     parent: str
     names: tuple[str, ...] | None
     listed: int
-    error: str = ""
+    trouble: Trouble | None = None
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it."""
+        return self.trouble.error if self.trouble else ""
 
     @property
     def weight(self) -> int:
         """About how many z-nodes it holds."""
         return CHUNK if self.names is None else len(self.names)
+
+
+def unread(path: str, error: str) -> Unit:
+    """What could not be read, as a unit: one row, of a z-node or of all below it."""
+    return Unit(path, None, 0, Trouble(Problem.UNREAD, error))
 
 
 def share(units: Sequence[Unit], parts: int) -> list[list[Unit]]:
@@ -65,7 +75,7 @@ STRANGE = "not a managed-ledger path of Pulsar 4.0"
 def holding_data(store: MetadataStore, paths: Sequence[str], strange: str = STRANGE) -> list[Unit]:
     """Error units for z-nodes above topics or schemas that hold data: written by something else than Pulsar 4.0."""
     return [
-        Unit(node.path, None, 0, f"{UNREAD}it holds {len(node.data)} bytes: {strange}")
+        unread(node.path, f"it holds {len(node.data)} bytes: {strange}")
         for node in store.read(paths)
         if isinstance(node, Node) and node.data
     ]
@@ -110,22 +120,16 @@ def children_below(store: MetadataStore, paths: Sequence[str]) -> tuple[list[Any
         for path, children in zip(todo, store.children(todo), strict=True):
             if children is None:
                 if path in (MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT):
-                    bad.append(Unit(path, None, 0, UNREAD + MISSING_ROOT))
+                    bad.append(Unit(path, None, 0, Trouble(Problem.MISSING_ROOT, "the root does not exist")))
             elif isinstance(children, Unread):
-                bad.append(Unit(path, None, 0, UNREAD + children.reason))
+                bad.append(unread(path, children.reason))
             elif len(children.names) == children.num_children:
                 good.append(children)
             elif attempt + 1 < LISTING_ATTEMPTS:
                 again.append(path)
             else:
-                bad.append(
-                    Unit(
-                        path,
-                        None,
-                        0,
-                        f"{UNREAD}{len(children.names)} children listed, its Stat counts {children.num_children}",
-                    )
-                )
+                counted = f"{len(children.names)} children listed, its Stat counts {children.num_children}"
+                bad.append(unread(path, counted))
         todo = again
     return good, bad
 
@@ -151,14 +155,14 @@ def node_names(listings: Iterable[Any]) -> list[str]:
 def rows_below(store: MetadataStore, units: Iterable[Unit], wanted: pa.Schema) -> Iterator[Rows | pa.RecordBatch]:
     """The z-nodes of the units in chunks; what could not be listed comes as a finished batch of error rows."""
     for unit in units:
-        if unit.error:
-            yield error_batch(wanted, unit.parent, unit.error)
+        if unit.trouble:
+            yield trouble_batch(wanted, unit)
             continue
         names, listed = unit.names, unit.listed
         if names is None:
             listings, failed = children_below(store, [unit.parent])
             for broken in failed:
-                yield error_batch(wanted, broken.parent, broken.error)
+                yield trouble_batch(wanted, broken)
             names, listed = (listings[0].names, listings[0].num_children) if listings else ((), 0)
         for start in range(0, len(names), CHUNK):
             yield from scanned(store, [f"{unit.parent}/{name}" for name in names[start : start + CHUNK]], listed)
@@ -169,17 +173,22 @@ def scanned(store: MetadataStore, paths: list[str], listed: int | Mapping[str, i
     rows = Rows(listed)
     for batch in store.scan(paths):
         rows.nodes += batch.rows
-        rows.errors += [None] * len(batch.rows)
-        missing = [(path, GONE) for path in batch.gone] + [(u.path, UNREAD + u.reason) for u in batch.unread]
-        rows.nodes += [(path, b"", 0, 0, 0, 0, 0, 0, ()) for path, _ in missing]
-        rows.errors += [error for _, error in missing]
+        missing = [(path, _GONE) for path in batch.gone]
+        missing += [(u.path, Trouble(Problem.UNREAD, u.reason)) for u in batch.unread]
+        for path, trouble in missing:
+            rows.troubles[len(rows.nodes)] = trouble
+            rows.nodes.append((path, b"", 0, 0, 0, 0, 0, 0, ()))
     if rows.nodes:
         yield rows
 
 
-def error_batch(wanted: pa.Schema, path: str, error: str) -> pa.RecordBatch:
-    """One row that says why a z-node has no other."""
-    values = {"path": path, "error": error}
+_GONE = Trouble(Problem.GONE, "it was listed, and is not there any more")
+
+
+def trouble_batch(wanted: pa.Schema, unit: Unit) -> pa.RecordBatch:
+    """One row that says why a unit has no other."""
+    problem = unit.trouble.problem.value if unit.trouble else None
+    values = {"path": unit.parent, "problem": problem, "error": unit.why}
     return pa.RecordBatch.from_arrays([pa.array([values.get(f.name)], f.type) for f in wanted], schema=wanted)
 
 
@@ -194,7 +203,7 @@ def owner_columns(rows: Rows) -> dict[str, list[Any]]:
             local: str | None = decode_name(name)
         except CorruptFormat as error:
             local = None
-            rows.errors[index] = rows.errors[index] or f"{UNREAD}{error}"
+            rows.note(index, Problem.UNREAD, error)
         columns["managed_ledger"].append(owner)
         columns["topic"].append(None if local is None else f"persistent://{namespace}/{local}")
         columns["namespace"].append(namespace)
@@ -206,32 +215,40 @@ PATH, DATA, CZXID, MZXID, CTIME, MTIME, VERSION, NUM_CHILDREN = range(8)
 
 
 class Rows:
-    """Z-nodes as scanned, each with its error or None; ``listed`` by parent, or one number for a single parent."""
+    """Z-nodes as scanned, and by their index what is wrong with some.
+
+    ``listed`` is by parent, or one number for a single parent.
+    """
 
     def __init__(self, listed: int | Mapping[str, int]) -> None:
         self.listed = listed
         self.nodes: list[Any] = []
-        self.errors: list[str | None] = []
+        self.troubles: dict[int, Trouble] = {}
+
+    def note(self, index: int, problem: Problem, error: object) -> None:
+        """Say what is wrong with a z-node, unless something was wrong before."""
+        if index not in self.troubles:
+            self.troubles[index] = Trouble(problem, str(error))
 
     def column(self, index: int) -> list[Any]:
         """One field of every z-node."""
         return [node[index] for node in self.nodes]
 
     def decoded(self, decoder: Callable[[bytes], Any], skip: Container[str] = ()) -> list[Any]:
-        """The decoded values; None where there is an error already, or after noting a new one."""
+        """The decoded values; None where something is wrong already, or after noting it."""
         values: list[Any] = []
         for index, node in enumerate(self.nodes):
             value = None
-            if self.errors[index] is None and node[PATH] not in skip:
+            if index not in self.troubles and node[PATH] not in skip:
                 try:
                     value = decoder(node[DATA])
                 except CorruptFormat as error:
-                    self.errors[index] = CORRUPT + str(error)
+                    self.note(index, Problem.CORRUPT, error)
             values.append(value)
         return values
 
     def batch(self, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        """An Arrow batch: the given columns, the rest from the z-nodes; an error row has only path and census."""
+        """An Arrow batch: the given columns, the rest from the z-nodes; a row with a problem has path and census."""
         return pa.RecordBatch.from_arrays(
             [pa.array(self._values(f.name, columns), f.type) for f in wanted], schema=wanted
         )
@@ -239,8 +256,11 @@ class Rows:
     def _values(self, name: str, columns: Mapping[str, Any]) -> Any:
         if name in columns:
             return columns[name]
-        if name == "error":
-            return self.errors
+        if name in ("problem", "error"):
+            values: list[str | None] = [None] * len(self.nodes)
+            for index, trouble in self.troubles.items():
+                values[index] = trouble.problem.value if name == "problem" else trouble.error
+            return values
         if name == "path":
             return self.column(PATH)
         if name == "parent":

@@ -5,8 +5,9 @@ its vendor's errors into ``pulsar_lifecycle.errors`` and never retries a write w
 Times are milliseconds since the epoch, sizes bytes.
 """
 
+from pulsar_lifecycle.ports.bookies import BookieAdmin, BookieStatus, Compaction, LedgerDirectory
 from pulsar_lifecycle.ports.brokers import BEFORE_ALL, Acknowledged, BrokerAdmin, TopicInternals
-from pulsar_lifecycle.ports.journal import Archived, Clock, Journal, JournalRow
+from pulsar_lifecycle.ports.journal import Archived, Clock, Ids, Journal, JournalReader, JournalRow
 from pulsar_lifecycle.ports.ledgers import Entry, EntryBatch, LedgerReader, ReplicaCheck
 from pulsar_lifecycle.ports.metadata import (
     Children,
@@ -45,17 +46,23 @@ __all__ = [
     "OCTET_STREAM",
     "Acknowledged",
     "Archived",
+    "BookieAdmin",
+    "BookieStatus",
     "BrokerAdmin",
     "Children",
     "Clock",
+    "Compaction",
     "DeadLetterQueue",
     "Deletion",
     "DeletionQueue",
     "DeletionResult",
     "Entry",
     "EntryBatch",
+    "Ids",
     "Journal",
+    "JournalReader",
     "JournalRow",
+    "LedgerDirectory",
     "LedgerReader",
     "MetadataStore",
     "Node",

@@ -1,17 +1,24 @@
-"""The journal, the archive, and the clock."""
+# pyright: reportMissingTypeStubs=false, reportUnknownParameterType=false, reportUnknownMemberType=false
+# pyarrow has no types.
+"""The journal, the archive, the clock, and new ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
 from pulsar_lifecycle.ports.metadata import Node, Stat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
 
 
 @dataclass(frozen=True, slots=True)
 class JournalRow:
-    """One decision or effect; DESIGN section 5. Unknown text fields are empty, unknown numbers 0."""
+    """One decision or effect. Unknown text fields are empty, unknown numbers 0."""
 
     run_id: str
     cluster: str
@@ -27,6 +34,8 @@ class JournalRow:
     checksum: str
     detail: str
     at: int
+    code: str | None = None
+    """Why, as a code (``records/codes.py``), where ``outcome`` does not say it all; ``reason`` is the sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,34 @@ class Journal(Protocol):
 
     def archive(self, nodes: Sequence[Archived]) -> str:
         """Store z-nodes about to be deleted as one closed object; returns its location."""
+        ...
+
+
+class JournalReader(Protocol):
+    """What journal and archive hold.
+
+    A condition is over the columns of a row and ``date``, the UTC day (``YYYY-MM-DD``) of the first row that was stored
+    with it; None: all rows. Rows come in no order, with all columns or those that are named. Raises StoreError.
+    """
+
+    def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of the journal; :class:`JournalRow`."""
+        ...
+
+    def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of the archive; :class:`Archived`."""
+        ...
+
+
+class Ids(Protocol):
+    """Ids that nobody else makes, so that tests can have their own."""
+
+    def token(self, size: int) -> str:
+        """``size`` bytes, as hexadecimal digits."""
+        ...
+
+    def uuid(self) -> UUID:
+        """A UUID of version 4."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What is known of offloaded copies: where brokers read them, which are asked for, given up, begun and proven."""
+"""What is known of offloaded copies: where brokers read them, which are asked for, released, begun and proven."""
 
 from __future__ import annotations
 

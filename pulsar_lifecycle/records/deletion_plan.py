@@ -14,6 +14,7 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.tables import FINDINGS
 
 PLAN = FINDINGS
@@ -34,7 +35,7 @@ class PlanSummary:
     confirmed_by: str
     created_at: int
     actionable: bool
-    gaps: tuple[str, ...]
+    gaps: Gaps
     ledgers: int
     logical_bytes: int
     physical_bytes: int

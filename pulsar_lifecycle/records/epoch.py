@@ -7,13 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import BeforeValidator, TypeAdapter
 
-from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.history import UNKNOWN, Marks
 from pulsar_lifecycle.words import WordKind
+
+
+def _of_any_version(value: Any) -> Any:
+    return [("", one) if isinstance(one, str) else one for one in value]
+
+
+Unread = Annotated[tuple[tuple[str, str], ...], BeforeValidator(_of_any_version)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +35,16 @@ class Census:
     empty: int
     corrupt: tuple[str, ...] = ()
     """Paths of undecodable z-nodes, :data:`SHOWN` at most."""
-    unread: tuple[str, ...] = ()
-    """``path: reason`` of what could not be read."""
+    unread: Unread = ()
+    """What could not be read: path, and why; of a scan of an earlier version only the latter."""
     mismatched: tuple[str, ...] = ()
     """Parents whose own count of children differs from the rows below them."""
     corrupt_beyond: int = 0
     """Undecodable z-nodes that ``corrupt`` does not name."""
+    missing_root: bool = False
+    """There is nothing of it: not even its root exists."""
+    broker_error: str = ""
+    """Why the brokers did not say what they have loaded, of ``topics`` alone; empty if they did."""
 
     @property
     def undecodable(self) -> int:
@@ -61,9 +72,7 @@ class Epoch:
     """Of the ledgers listed, which happens before references are read: what is not newer was looked for."""
     shared_with: tuple[str, ...] | None
     acknowledged: tuple[str, ...] = ()
-    reference_errors: tuple[str, ...] = ()
-    broker_errors: tuple[str, ...] = ()
-    gaps: tuple[str, ...] = field(default=())
+    gaps: Gaps = field(default=())
     zxid: int = 0
     """The metadata store's latest transaction when the scan ended."""
     ids_issued: int = UNKNOWN
@@ -71,8 +80,6 @@ class Epoch:
     """With ``zxid``: the store's :class:`~pulsar_lifecycle.records.history.Marks` when the scan ended."""
     broken: str = ""
     """Why no earlier scan can be compared with this one; every later scan inherits it until it is accepted."""
-    coded_gaps: tuple[Gap, ...] = ()
-    """Those of ``gaps`` that have a code; scans of earlier versions have none."""
     relied_on: tuple[tuple[WordKind, str], ...] = ()
     """The operator's words, beside ``acknowledged``, without which there were more gaps: kind and subject."""
 

@@ -13,11 +13,12 @@ import pyarrow as pa
 from pydantic import TypeAdapter
 
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.gaps import Gaps
 
 OFFLOAD = "offload"
 """Copy the ledger to the object store."""
 RELEASE = "release"
-"""Give up its copy in BookKeeper."""
+"""Release its copy in BookKeeper."""
 WITHHELD = "release-withheld"
 """Its copy in BookKeeper is due to go, but brokers give such copies up by themselves: set their deletion lag to -1."""
 DONE = "done"
@@ -67,7 +68,7 @@ class OffloadPlan:
     epoch_id: str
     created_at: int
     actionable: bool
-    gaps: tuple[str, ...]
+    gaps: Gaps
     warnings: tuple[str, ...]
     ledgers: int
     bytes: int

@@ -109,11 +109,11 @@ READ_CHECK = "read-check"
 """Action, and phase: having a broker read an offloaded ledger; ``detail`` has where it is."""
 
 CHECK_PASSED = "read-passed"
-"""Action ``read-through-broker``: the broker read it, and it reads the object store first."""
+"""Action ``read-check``: the broker read it, and it reads the object store first."""
 CHECK_FAILED = "read-failed"
-"""Action ``read-through-broker``: the broker could not read it."""
+"""Action ``read-check``: the broker could not read it."""
 UNANSWERED = "read-unanswered"
-"""Action ``read-through-broker``: the broker did not answer, or would not be asked."""
+"""Action ``read-check``: the broker did not answer, or would not be asked."""
 
 ABORT_UPLOAD = "abort-upload"
 """Action, and phase: dropping an upload that an offload run of ours left behind."""
@@ -127,7 +127,7 @@ RELEASED = "released"
 """Action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is released."""
 PROOF_FAILED = "proof-failed"
 """Action ``release-bookkeeper-copy``: the offloaded copy that its topic reads is damaged, missing or another one. That
-stands until the same ledger and UUID are ``verified`` or ``rolled-back``."""
+stands until the same ledger and UUID are ``verified`` or ``reverted``."""
 
 FOREIGN_ATTEMPT = "foreign-attempt"
 """Its topic has an open offload attempt of its broker's, so nothing of it is written."""

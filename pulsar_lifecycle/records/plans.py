@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.records.gaps import Gap, in_words
 
 
 class Summary(Protocol):
@@ -31,7 +32,7 @@ class Summary(Protocol):
     @property
     def actionable(self) -> bool: ...  # noqa: D102
     @property
-    def gaps(self) -> tuple[str, ...]: ...  # noqa: D102
+    def gaps(self) -> tuple[Gap, ...]: ...  # noqa: D102
     @property
     def digest(self) -> str: ...  # noqa: D102
 
@@ -70,7 +71,7 @@ def check_applicable(
             f"this one has {fingerprint}"
         )
     if not summary.actionable:
-        raise Refused(f"plan {summary.plan_id} is report-only: " + "; ".join(summary.gaps))
+        raise Refused(f"plan {summary.plan_id} is report-only: " + in_words(summary.gaps))
     if not 0 <= now - summary.created_at <= valid_for_ms:
         raise Refused(
             f"plan {summary.plan_id} is {(now - summary.created_at) // 60_000} minutes old, "

@@ -5,11 +5,14 @@
 """Arrow schemas of every table the library makes: the one place where columns are named, typed and explained.
 
 Not here: how a table is filled (``metastore/``) or judged (the rules). Times are milliseconds since
-the epoch, sizes bytes. The first four columns of ``CENSUS`` end every metastore table: a row whose ``error`` is not
-null stands for something listed and not read, so that *listed = decoded + confirmed gone* can be checked afterwards.
+the epoch, sizes bytes. The columns of ``CENSUS`` end every metastore table: a row with a ``problem`` stands for
+something listed and not read, so that *listed = decoded + confirmed gone* can be checked afterwards.
 """
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -25,17 +28,38 @@ CENSUS = [
     pa.field("path", pa.string()),
     pa.field("parent", pa.string()),
     pa.field("listed", pa.int64()),
+    pa.field("problem", pa.string()),
     pa.field("error", pa.string()),
 ]
-"""``listed``: children the parent's own Stat counted. ``error``: ``gone`` (listed, then absent), ``empty``,
-``corrupt: ...`` (undecodable) or ``unread: ...`` (could not be read; ``path`` may be a whole subtree); else null."""
+"""``listed``: children the parent's own Stat counted. ``problem``: a :class:`Problem`, null where the row was read;
+``error`` then says more. Of one that is ``unread``, ``path`` may be a whole subtree."""
 
-GONE = "gone"
-EMPTY = "empty"
-CORRUPT = "corrupt: "
-DAMAGED = "damaged: "
-UNANSWERED = "unanswered: "
-UNREAD = "unread: "
+
+class Problem(StrEnum):
+    """Why a row of a scan is not what was listed, or a reference is not known."""
+
+    GONE = "gone"
+    """Listed, then absent. Of a reference: the ledger that held it does not exist any more; its owner is kept."""
+    EMPTY = "empty"
+    """A ledger z-node without data."""
+    CORRUPT = "corrupt"
+    """It could not be decoded."""
+    UNREAD = "unread"
+    """It could not be read. It may be whole."""
+    MISSING_ROOT = "missing_root"
+    """The root of a whole table does not exist; a cluster that never had a schema has no ``/schemas``."""
+    DAMAGED = "damaged"
+    """A reference's entry is lost: every replica answered, and has none or another one. Its owner is kept."""
+    UNANSWERED = "unanswered"
+    """The broker of one topic does not say what it has in memory of it, and says so of others. The topic is kept."""
+
+
+class Trouble(NamedTuple):
+    """The columns ``problem`` and ``error`` of one row."""
+
+    problem: Problem
+    error: str
+
 
 BOOKKEEPER_LEDGERS = pa.schema(
     [
@@ -46,6 +70,7 @@ BOOKKEEPER_LEDGERS = pa.schema(
         pa.field("ensemble_size", pa.int32()),
         pa.field("write_quorum", pa.int32()),
         pa.field("ack_quorum", pa.int32()),
+        pa.field("ensembles", pa.string()),
         pa.field("application", pa.string()),
         pa.field("component", pa.string()),
         pa.field("managed_ledger", pa.string()),
@@ -59,7 +84,8 @@ BOOKKEEPER_LEDGERS = pa.schema(
         *CENSUS,
     ]
 )
-"""One row per z-node below ``/ledgers``. Tags are as written by LedgerMetadataUtils; absent ones are null."""
+"""One row per z-node below ``/ledgers``. Tags are as written by LedgerMetadataUtils; absent ones are null.
+``ensembles``: which bookies hold which entries, for ``ledger_metadata.parse_ensembles``."""
 
 LEDGER_INFO = pa.struct(
     [
@@ -150,6 +176,7 @@ TOPICS = pa.schema(
         pa.field("namespace", pa.string()),
         pa.field("load_state", pa.string()),
         pa.field("load_reason", pa.string()),
+        pa.field("load_detail", pa.string()),
         pa.field("broker", pa.string()),
         pa.field("broker_started", pa.int64()),
         pa.field("first_ledger_id", pa.int64()),
@@ -165,9 +192,10 @@ TOPICS = pa.schema(
         *CENSUS,
     ]
 )
-"""One row per topic z-node with what decides whether we may touch it. ``load_state``: ``unloaded``, ``loaded`` or
-``never_loaded``; ``broker_started``: when its broker did (ms; null: it does not say); ``compaction``: what the owner
-broker says of a loaded topic that has a ``__compaction`` cursor. Namespace policies: -1 is unlimited, null is unset."""
+"""One row per topic z-node with what decides whether we may touch it. ``load_state`` is a ``topic_load.LoadState``,
+``load_reason`` a ``LoadReason`` with its ``load_detail``; ``broker_started``: when its broker did (ms; null: it does
+not say); ``compaction``: what the owner broker says of a loaded topic that has a ``__compaction`` cursor. Policies of
+its namespace: -1 is unlimited, null is unset."""
 
 REFERENCES = pa.schema(
     [
@@ -176,17 +204,17 @@ REFERENCES = pa.schema(
         pa.field("owner", pa.string()),
         pa.field("referrer", pa.string()),
         pa.field("keeps_bookkeeper_copy", pa.bool_()),
+        pa.field("problem", pa.string()),
         pa.field("error", pa.string()),
         pa.field("held_in", pa.int64()),
         pa.field("entry_id", pa.int64()),
     ]
 )
 """Who refers to a ledger: ``kind`` is one of ``references.KINDS``, ``referrer`` a z-node path or a broker's word.
-``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is marked deleted. A row with an
-``error`` stands for references that could not be read: ``gone: ...`` (the ledger that held them) and ``damaged: ...``
-(every replica answered, and the entry is lost or no such entry) and ``unanswered: ...`` (the topic's broker fails at
-saying what it has in memory of this topic, and says so of another one) keep their owner, ``unread: ...`` blocks.
-``held_in`` and ``entry_id`` are then the entry that holds them, if one does, -1 for the last one of an open ledger."""
+``keeps_bookkeeper_copy`` is false only for an offloaded ledger whose BookKeeper copy is marked deleted. A row with a
+``problem`` stands for references that could not be read: ``gone``, ``damaged`` and ``unanswered`` keep their owner,
+``unread`` blocks; ``error`` says more. ``held_in`` and ``entry_id`` are then the entry that holds them, if one does, -1
+for the last one of an open ledger."""
 
 FINDINGS = pa.schema(
     [
@@ -211,6 +239,11 @@ FINDINGS = pa.schema(
 ``logical_bytes`` x write quorum."""
 
 
+def stored_name(table: str, root: str) -> str:
+    """The folder of a root's table in a scan: ``TABLE`` or ``TABLE@ROOT``."""
+    return f"{table}@{root}" if root else table
+
+
 def pick(schema: pa.Schema, columns: str | None) -> pa.Schema:
     """The fields that a comma-separated list names, in the schema's order; all of them for None or "".
 
@@ -223,10 +256,6 @@ def pick(schema: pa.Schema, columns: str | None) -> pa.Schema:
     if unknown:
         raise KeyError(f"unknown column {unknown[0]!r}; there are {', '.join(schema.names)}")
     return pa.schema([field for field in schema if field.name in wanted])
-
-
-MISSING_ROOT = "the root does not exist"
-"""How an absent root is reported; a cluster that never had a schema has no ``/schemas``."""
 
 
 OBJECTS = pa.schema(

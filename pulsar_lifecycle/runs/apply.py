@@ -20,6 +20,7 @@ from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 from pulsar_lifecycle.records import deletion_plan, plans
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
@@ -138,6 +139,7 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
         checksum="",
         detail=json.dumps({"message": one.message_id.hex(), **_attempt(info)}),
         at=now,
+        code=Code.NOT_SENT if one.error else Code.PLANNED,
     )
 
 

@@ -9,9 +9,10 @@ from typing import TypeVar
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.ports import Clock, Journal
+from pulsar_lifecycle.ports import Clock, Ids, Journal, JournalReader
+from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
 
@@ -20,17 +21,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a scan works: the session, the settings and the file they came from, the lake."""
+    """Where a run works: the session, the settings and the file they came from, the lake, how ports are opened."""
 
     spark: SparkSession
     settings: Settings
     settings_file: str
     lake: Lake
+    connect: Connect = Connections
+
+    def ports(self, *, read_only: bool = False) -> Connections:
+        """The ports of the cluster; the caller closes them."""
+        return self.connect(self.settings, read_only=read_only)
 
     @property
     def clock(self) -> Clock:
         """The driver's clock."""
-        return system_clock()
+        return self.ports().clock
+
+    @property
+    def ids(self) -> Ids:
+        """New ids."""
+        return self.ports().ids
 
     @property
     def tasks(self) -> Tasks:
@@ -40,7 +51,12 @@ class Cluster:
     @property
     def journal(self) -> Journal:
         """The journal, to write."""
-        return Connections(self.settings).journal
+        return self.ports().journal
+
+    @property
+    def journal_reader(self) -> JournalReader:
+        """The journal and the archive, to read."""
+        return self.ports().journal_reader
 
     def roots(self) -> list[str]:
         """Our own root (empty name) and every declared one."""
@@ -72,8 +88,3 @@ class Cluster:
             return lake.write_part(epoch_id, table, schema, rows(piece))
 
         lake.publish(epoch_id, table, list(self.tasks.map(write, pieces)))
-
-
-def stored_name(table: str, root: str) -> str:
-    """The folder of a table: ``TABLE`` or ``TABLE@ROOT``."""
-    return f"{table}@{root}" if root else table

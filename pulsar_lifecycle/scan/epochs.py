@@ -1,6 +1,6 @@
 # pyright: reportAttributeAccessIssue=false
 # pyarrow.compute makes its functions at import.
-"""From tables and references to findings: the Spark side of judging, and closing an epoch with its coverage proof.
+"""Closing an epoch: what its tables and references say together, and its coverage proof.
 
 Belongs here: joining, shipping the context, storing. Not here: the rules (``deletion/orphans.py``,
 ``scan/coverage.py``).
@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
-from pulsar_lifecycle.io.connect import Connections, root_settings, without_chroot
+from pulsar_lifecycle.io.connect import root_settings, without_chroot
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
@@ -28,12 +28,13 @@ from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.queries import deleted_since
 from pulsar_lifecycle.metastore import namespaces, topics, walk
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import under_replicated
-from pulsar_lifecycle.records import owner_names, tables
+from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.referenced import Referenced, id_set
-from pulsar_lifecycle.runs.cluster import Cluster, stored_name
+from pulsar_lifecycle.records.tables import Problem, stored_name
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.coverage import broken_history, prove
 from pulsar_lifecycle.scan.history_check import read_marks
 from pulsar_lifecycle.scan.neighbours import Birth, undeclared
@@ -51,7 +52,6 @@ from pulsar_lifecycle.scan.shrinkage import (
     by_topics,
     lost_references,
 )
-from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.words import WordKind
 
 
@@ -61,14 +61,11 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
     note_words(cluster, lake.begun_by(epoch_id))
     parts = cluster.parts(epoch_id, "references")
     refs = referenced_ids(lake.batches(parts, ["ledger_id", "keeps_bookkeeper_copy"]))
-    unreadable = lake.batches(parts, UNREADABLE, pc.field("error").is_valid())
+    unreadable = lake.batches(parts, UNREADABLE, pc.field("problem").is_valid())
     unread_entries = unread_references(unreadable, cluster.settings.orphans.acknowledged_entries_at(now))
-    errors, lost = unread_entries.errors, unread_entries.lost
     newest, newest_zxid, schemas = _facts(cluster, epoch_id)
     settings = cluster.settings
-    no_report = pc.starts_with(pc.field("load_reason"), "the brokers were not heard")
-    silent = next(lake.batches(cluster.parts(epoch_id, "topics"), ["load_reason"], no_report), None)
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         store = ports.store
         # However old the last covered one is: what got lost stays a gap until the operator raises max_shrinkage.
         # Listed before the counters are read: one that finishes in between is later, and no sign of a restore.
@@ -76,7 +73,7 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         fingerprint = cluster_fingerprint(store, settings.bookkeeper.ledgers_root)
         marks = read_marks(store, fingerprint, settings.bookkeeper.ledgers_root)
         last = max((e.started_at for e in previous if e.covered and e.fingerprint == fingerprint), default=0)
-        unsaid = len(absent(store, nodes_in_doubt(lake.location, settings.cluster, last))) if last else 0
+        unsaid = len(absent(store, nodes_in_doubt(cluster.journal_reader, settings.cluster, last))) if last else 0
     epoch = Epoch(
         epoch_id=epoch_id,
         cluster=settings.cluster,
@@ -93,23 +90,25 @@ def close_epoch(cluster: Cluster, epoch_id: str, started_at: int, census: Sequen
         if settings.bookkeeper.shared_with is None
         else tuple(r.name for r in settings.bookkeeper.shared_with),
         acknowledged=tuple(sorted(settings.orphans.acknowledged(now))),
-        reference_errors=tuple(errors),
-        broker_errors=(silent.column("load_reason")[0].as_py(),) if silent else (),
     )
-    context, unread, places = _context(cluster, epoch_id, refs, started_at, lost, now)
+    context, unread, places = _context(cluster, epoch_id, refs, started_at, unread_entries.lost, now)
+    found = [*unread_entries.gaps, *unread]
     if lake.fingerprint(epoch_id) not in ("", fingerprint):
-        unread.append("the scan began on another cluster: its fingerprint differs")
-    coded, ignored = _other_roots(settings, places, now)
+        what = "the scan began on another cluster: its fingerprint differs"
+        found.append(Gap(GapCode.OTHER_CLUSTER, "", what))
+    for silent in filter(None, (one.broker_error for one in census)):
+        what = f"the brokers did not say what they have loaded: {silent}"
+        found.append(Gap(GapCode.BROKERS_UNREACHABLE, "", what))
+    undeclared_roots, ignored = _other_roots(cluster, places, now)
+    found += undeclared_roots
     relied_on = [(WordKind.ACKNOWLEDGED_ENTRY, entry) for entry in unread_entries.relied_on]
     relied_on += [(WordKind.NOT_SHARING, path) for path in ignored]
-    epoch = replace(epoch, reference_errors=(*epoch.reference_errors, *unread), coded_gaps=tuple(coded))
-    epoch = replace(epoch, relied_on=tuple(sorted(relied_on)))
-    epoch = replace(epoch, broken=broken_history(epoch, previous))
-    deleted = deleted_since(lake.location, last, settings.cluster) + unsaid if last else 0
+    epoch = replace(epoch, relied_on=tuple(sorted(relied_on)), broken=broken_history(epoch, previous))
+    deleted = deleted_since(cluster.journal_reader, last, settings.cluster) + unsaid if last else 0
     if earlier := weighed_against(lake, epoch):
         limits = Limits(*settings.orphans.loss(now))
-        epoch = replace(epoch, coded_gaps=(*epoch.coded_gaps, *_lost(cluster, epoch_id, earlier, refs, limits)))
-    gaps = prove(epoch, previous, deleted, settings.orphans.loss(now)[0], schemas)
+        found += _lost(cluster, epoch_id, earlier, refs, limits)
+    gaps = prove(epoch, previous, deleted, settings.orphans.loss(now)[0], schemas, found)
     epoch = replace(epoch, gaps=gaps)
     cluster.lake.store_offload_uuids(epoch_id, [stored_name("managed_ledgers", root) for root in cluster.roots()])
     lake.store_epoch(epoch, refs, context)
@@ -126,38 +125,39 @@ def weighed_against(lake: Lake, epoch: Epoch) -> Epoch | None:
     return last_covered((e for e in kept if e.started_at < epoch.started_at), epoch.fingerprint)
 
 
-UNREADABLE = ["kind", "owner", "referrer", "error", "held_in", "entry_id"]
+UNREADABLE = ["kind", "owner", "referrer", "problem", "error", "held_in", "entry_id"]
 
 
 class UnreadReferences(NamedTuple):
     """What was not read (the first thousand), (kind, owner) of what is lost or untold, entries acknowledged as lost."""
 
-    errors: list[str]
+    gaps: list[Gap]
     lost: set[tuple[str, str]]
     relied_on: list[str]
 
 
 def unread_references(batches: Iterable[pa.RecordBatch], acknowledged: Collection[str] = ()) -> UnreadReferences:
-    """Judge references with an ``error``.
+    """Judge references with a ``problem``.
 
     What is lost or untold is no gap, and may be any number, if its owner can be named. ``acknowledged`` entries count
     as lost.
     """
-    unread: dict[str, None] = {}
+    unread: dict[Gap, None] = {}
     relied_on: set[str] = set()
     lost: set[tuple[str, str]] = set()
     for batch in batches:
-        for kind, owner, path, error, ledger, entry in zip(
+        for kind, owner, path, problem, error, ledger, entry in zip(
             *(batch.column(c).to_pylist() for c in UNREADABLE), strict=True
         ):
             name = "" if ledger is None else f"{path} {ledger} {entry}"
-            known = error.startswith(KEEPS_OWNER) and owner_names.has_a_name(kind, owner)
+            known = problem in KEEPS_OWNER and owner_names.has_a_name(kind, owner)
             if known or name in acknowledged:
                 lost.add((kind, owner))
                 relied_on |= set() if known else {name}
             elif len(unread) < 1000:
                 way_out = f'if it is lost for good, put entry = "{name}" into orphans.acknowledged_entries'
-                unread[f"{error}; {way_out}" if name else error] = None
+                said = f"reference not read: {error}" + (f"; {way_out}" if name else "")
+                unread[Gap(GapCode.REFERENCE_UNREAD, path, said)] = None
     return UnreadReferences(list(unread), lost, sorted(relied_on))
 
 
@@ -174,7 +174,7 @@ def _facts(cluster: Cluster, epoch_id: str) -> tuple[int, int, int]:
 
 def _context(
     cluster: Cluster, epoch_id: str, refs: Referenced, started_at: int, lost: Collection[tuple[str, str]], now: int
-) -> tuple[Context, list[str], dict[Birth, str]]:
+) -> tuple[Context, list[Gap], dict[Birth, str]]:
     """What the decisions need beside the tables, what of it could not be read, and when each root was made.
 
     ``lost``: kind and owner of references that nobody can know. ``now`` (ms): which of the operator's
@@ -186,18 +186,18 @@ def _context(
     busy: set[int] = set()
     sources: set[str] = set()
     kept: set[str] = set()
-    unread: list[str] = []
+    unread: list[Gap] = []
     places: dict[Birth, str] = {}
     for root in cluster.roots():
         try:
-            with Connections(settings) as ports:
+            with cluster.ports() as ports:
                 store = ports.root(root)
                 found = namespaces.namespaces(store)
                 twin = places.setdefault(topics.birth(store), root)
                 if twin != root:
-                    unread.append(
-                        f"bookkeeper.shared_with.{root} is {twin or 'our own metadata store'}: give the other cluster's"
-                    )
+                    setting = f"bookkeeper.shared_with.{root}"
+                    what = f"{setting} is {twin or 'our own metadata store'}: give the other cluster's"
+                    unread.append(Gap(GapCode.SAME_ROOT_TWICE, setting, what))
                 if not root:
                     busy = under_replicated(store, settings.bookkeeper.ledgers_root)
                     found |= namespaces.namespaces(ports.configuration)
@@ -205,7 +205,8 @@ def _context(
                 else:
                     sources.update(topics.partitioned_shadow_sources(store).values())
         except LifecycleError as error:
-            unread.append(f"namespaces, shadow topics or under-replication of {root or 'our own root'}: {error}")
+            what = f"namespaces, shadow topics or under-replication of {root or 'our own root'}: {error}"
+            unread.append(Gap(GapCode.CONTEXT_UNREAD, root, what))
             found = frozenset[str]()
         known |= found
         shared |= found if root else set[str]()
@@ -213,7 +214,7 @@ def _context(
             cluster, epoch_id, "managed_ledgers", root, "shadow_source", pc.field("shadow_source").is_valid()
         )
         for table in ("managed_ledgers", "managed_cursors", "schemas"):
-            corrupt = pc.starts_with(pc.field("error"), tables.CORRUPT)
+            corrupt = pc.field("problem") == Problem.CORRUPT
             kept |= {walk.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
     kept_topics, strange = owner_names.owners_to_keep(lost)
     context = Context(
@@ -242,18 +243,19 @@ def _once_called(cluster: Cluster, epoch_id: str, owners: Collection[str]) -> fr
     rows = lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
         ["ledger_id", *owner_names.OWNER_TAGS],
-        pc.field("error").is_null(),
+        pc.field("problem").is_null(),
     )
     return frozenset(name for batch in rows for name in owner_names.names_in_tags(inside(batch, ids)))
 
 
-def _other_roots(settings: Settings, births: Collection[Birth], now: int) -> tuple[list[Gap], list[str]]:
+def _other_roots(cluster: Cluster, births: Collection[Birth], now: int) -> tuple[list[Gap], list[str]]:
     """Other clusters on our ZooKeeper that no setting speaks of at ``now`` (ms), and where one is by not_sharing alone.
 
     Raises what the store raises: no epoch without it.
     """
+    settings = cluster.settings
     _, chroot = without_chroot(settings.zookeeper)
-    with Connections(settings) as ports:
+    with cluster.ports() as ports:
         found = look_around(ports.whole, chroot, settings.bookkeeper.ledgers_root)
     declared = [without_chroot(root_settings(settings, r.name))[1] for r in settings.bookkeeper.shared_with or ()]
     gaps = undeclared(found, births, declared, settings.bookkeeper.not_sharing_at(now))
@@ -265,8 +267,8 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
     """Too much that the ``last`` covered epoch saw listed is listed by nothing now; ``refs`` are this epoch's."""
     lake, settings = cluster.lake, cluster.settings
     referenced, before = refs.needed | refs.offloaded, lake.referenced(last.epoch_id)
-    ours = BitMap64(taken_off(lake.location, settings.cluster, last.started_at - DAY_MS))
-    ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("error").is_null()
+    ours = BitMap64(taken_off(cluster.journal_reader, settings.cluster, last.started_at - DAY_MS))
+    ledgers, there = cluster.parts(epoch_id, "bookkeeper_ledgers"), pc.field("problem").is_null()
     here = listed_by(lake.batches(ledgers, ["ledger_id"], there))
     newer = (pc.field("czxid") > last.max_czxid) & (pc.field("component") == "managed-ledger")
     written = {
@@ -284,7 +286,7 @@ def _lost(cluster: Cluster, epoch_id: str, last: Epoch, refs: Referenced, limits
     root = settings.bookkeeper.ledgers_root
 
     def still_there(ids: Sequence[int]) -> list[int]:
-        with Connections(settings, read_only=True) as ports:
+        with cluster.ports(read_only=True) as ports:
             ports.store.sync("/")
             nodes = ports.store.read([ledger_path.ledger_path(i, root) for i in ids])
         return [i for i, node in zip(ids, nodes, strict=True) if node is not None]
@@ -302,6 +304,7 @@ def _listings(lake: Lake, epoch: Epoch) -> list[Listing]:
         entries = lake.parts(epoch.epoch_id, "references") if kind and not root else []
 
         def rows() -> Iterator[pa.Table]:
+            # A row with a problem has an error, too; scans of earlier versions have only the latter.
             yield from map(make, lake.batches(parts, columns, pc.field("error").is_null()))
             yield from map(by_references, lake.batches(entries, ["ledger_id", "referrer"], pc.field("kind") == kind))
 
@@ -320,17 +323,17 @@ def _listings(lake: Lake, epoch: Epoch) -> list[Listing]:
 
 
 def _distinct(cluster: Cluster, epoch_id: str, table: str, root: str, column: str, where: pc.Expression) -> set[str]:
-    needed = [column] if column == "shadow_source" else [column, "error"]
+    needed = [column] if column == "shadow_source" else [column, "problem"]
     batches = cluster.lake.batches(cluster.parts(epoch_id, table, root), needed, where)
     return {value for batch in batches for value in batch.column(column).to_pylist()}
 
 
 def _open_topics(cluster: Cluster, epoch_id: str, refs: Referenced) -> frozenset[str]:
-    error, state, application = pc.field("error"), pc.field("state"), pc.field("application")
+    problem, state, application = pc.field("problem"), pc.field("state"), pc.field("application")
     rows = cluster.lake.batches(
         cluster.parts(epoch_id, "bookkeeper_ledgers"),
-        ["ledger_id", "error", "state", "application", *owner_names.OWNER_TAGS],
-        error.is_null() & (state != "CLOSED") & (application == "pulsar"),
+        ["ledger_id", "problem", "state", "application", *owner_names.OWNER_TAGS],
+        problem.is_null() & (state != "CLOSED") & (application == "pulsar"),
     )
     return frozenset(topic for batch in rows for topic in owner_names.written_topics(outside(batch, refs.needed)))
 

@@ -7,16 +7,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from pulsar_lifecycle.errors import NotFound, Refused
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap, GapCode, in_words
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.scan.coverage import history_gap
 from pulsar_lifecycle.settings import Settings
 
 FLOOR_SECONDS = 86_400
@@ -42,42 +43,51 @@ class Remembered(Protocol):
         ...
 
 
-def gaps_of(cluster: Cluster, epoch: Epoch) -> list[str]:
+def gaps_of(cluster: Cluster, epoch: Epoch) -> list[Gap]:
     """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
     settings = cluster.settings
     gaps = [*epoch.gaps, *new_gaps(cluster, epoch)]
     root = settings.bookkeeper.ledgers_root
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         gaps += below_floor(settings, control.is_sandbox(ports.store))
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history_check.broken_since(ports.store, scans, cluster_fingerprint(ports.store, root), root)
-    return gaps + ([broken] if broken and broken not in gaps else [])
+    return gaps + ([history_gap(broken)] if broken and history_gap(broken) not in gaps else [])
 
 
-def new_gaps(cluster: Remembered, epoch: Epoch) -> list[str]:
+def new_gaps(cluster: Remembered, epoch: Epoch) -> list[Gap]:
     """Why an epoch that was covered is not, as the settings are now."""
-    gaps = [why for why in [on_withdrawn_words(cluster, epoch)] if why]
+    gaps: list[Gap] = []
     declared = declared_roots(cluster)
     if epoch.covered and declared is None:
-        gaps.insert(0, "bookkeeper.shared_with is not set now: name the clusters that share BookKeeper, [] for none")
+        said = f"{SHARED_WITH} is not set now: name the clusters that share BookKeeper, [] for none"
+        gaps.append(Gap(GapCode.SHARING_UNDECLARED, SHARED_WITH, said))
     elif epoch.covered and not epoch.covers(declared):
-        gaps.insert(0, "bookkeeper.shared_with names a root now that this scan did not read: scan again")
-    return gaps
+        said = f"{SHARED_WITH} names a root now that this scan did not read: scan again"
+        gaps.append(Gap(GapCode.ROOT_NOT_SCANNED, SHARED_WITH, said))
+    withdrawn = on_withdrawn_words(cluster, epoch)
+    return gaps + ([Gap(GapCode.WORD_WITHDRAWN, epoch.epoch_id, withdrawn)] if withdrawn else [])
 
 
-def unconfirmed(settings: Settings) -> str:
+SHARED_WITH = "bookkeeper.shared_with"
+
+
+def unconfirmed(settings: Settings) -> Gap:
     """The gap of a plan that no earlier scan confirms."""
-    return f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet"
+    said = f"no covered scan at least {settings.orphans.confirm_after:.0f} s before this one confirms it yet"
+    return Gap(GapCode.UNCONFIRMED, "", said)
 
 
-def below_floor(settings: Settings, sandbox: bool) -> list[str]:
+def below_floor(settings: Settings, sandbox: bool) -> list[Gap]:
     """Waiting times under their floors, which only the sandbox's marker permits."""
     times = {"grace_period": settings.orphans.grace_period, "confirm_after": settings.orphans.confirm_after}
     return (
         []
         if sandbox
         else [
-            f"orphans.{n} is {t:.0f} s, the floor is {FLOOR_SECONDS} s" for n, t in times.items() if t < FLOOR_SECONDS
+            Gap(GapCode.BELOW_FLOOR, f"orphans.{n}", f"orphans.{n} is {t:.0f} s, the floor is {FLOOR_SECONDS} s")
+            for n, t in times.items()
+            if t < FLOOR_SECONDS
         ]
     )
 
@@ -170,7 +180,7 @@ def newest_epoch(cluster: Cluster, fingerprint: str) -> Epoch:
     if not epochs:
         raise NotFound("there is no scan of this cluster yet: run the job scan first")
     if not epochs[-1].covered:
-        raise Refused(f"the newest scan {epochs[-1].epoch_id} is not covered: " + "; ".join(epochs[-1].gaps))
+        raise Refused(f"the newest scan {epochs[-1].epoch_id} is not covered: " + in_words(epochs[-1].gaps))
     if not epochs[-1].covers(declared_roots(cluster)):
         raise Refused(
             f"the newest scan {epochs[-1].epoch_id} did not read every root that bookkeeper.shared_with names now: "

@@ -1,57 +1,55 @@
 """One scan of the cluster: the metastore's tables as Parquet, their census, and who refers to what.
 
-Belongs here: the Spark side of an epoch up to ``references``. Not here: judging (``findings``), and how z-nodes are
+Belongs here: the tasks of an epoch up to ``references``. Not here: judging (``findings``), and how z-nodes are
 read (``metastore/walk.py``). Tables of a shared root are stored beside ours as ``TABLE@ROOT``.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.metastore.sources import TABLES, MetastoreReader
+from pulsar_lifecycle.metastore.reading import TABLES, Reading
+from pulsar_lifecycle.ports import Ids
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.runs.cluster import Cluster, stored_name
+from pulsar_lifecycle.records.tables import Problem, stored_name
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan import stored_references as looked_up
-from pulsar_lifecycle.scan.coverage import COUNTED, take_census
+from pulsar_lifecycle.scan.coverage import COUNTED, TROUBLE, take_census
 from pulsar_lifecycle.settings import Settings
 
 
-def new_epoch_id(now_ms: int) -> str:
+def new_epoch_id(now_ms: int, ids: Ids) -> str:
     """Sorts by time and never repeats."""
-    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"-{secrets.token_hex(3)}"
+    return datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S") + f"-{ids.token(3)}"
 
 
 def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> Census:
     """Read one table of one root from ZooKeeper, store it, and count what was listed against what was stored."""
     cluster.lake.forget_census(epoch_id, table, root)
-    options = {
-        "settings": cluster.settings_file,
-        "root": root,
-        "errors": "rows",
-        "concurrency": str(cluster.tasks.at_once),
-    }
-    reader = MetastoreReader(table, options, TABLES[table])
-    cluster.store(epoch_id, stored_name(table, root), TABLES[table], reader.read, reader.partitions())
+    reading = Reading(table, cluster.settings, root, cluster.connect)
+    shares = reading.shares(cluster.settings.spark.scan_partitions, cluster.tasks.at_once)
+    cluster.store(epoch_id, stored_name(table, root), TABLES[table], reading.rows, shares)
     parts = cluster.parts(epoch_id, table, root)
-    troubled = pc.field("error").is_valid() & ~pc.field("error").isin([tables.GONE, tables.EMPTY])
-    return take_census(
+    troubled = pc.field("problem").is_valid() & ~pc.field("problem").isin([Problem.GONE, Problem.EMPTY])
+    census = take_census(
         table,
         root,
         cluster.lake.batches(parts, COUNTED),
-        cluster.lake.batches(parts, ["path", "error"], troubled),
+        cluster.lake.batches(parts, TROUBLE, troubled),
     )
+    brokers = shares[0].brokers
+    return replace(census, broker_error=brokers.error) if brokers else census
 
 
 def build_references(cluster: Cluster, epoch_id: str) -> None:
@@ -67,7 +65,7 @@ def build_references(cluster: Cluster, epoch_id: str) -> None:
     pieces += [
         _Piece("", "", topics=asked[start : start + share], others=others) for start in range(0, len(asked), share)
     ]
-    reading = _Reading(share_of(cluster.tasks, cluster.settings), cluster.lake)
+    reading = _References(share_of(cluster.tasks, cluster.settings), cluster.lake, cluster.connect)
     cluster.store(epoch_id, "references", tables.REFERENCES, reading.rows, pieces)
 
 
@@ -109,11 +107,12 @@ class _Piece:
 
 
 @dataclass(frozen=True)
-class _Reading:
+class _References:
     """The references of a piece; what is behind the z-nodes is read over connections opened where it runs."""
 
     settings: Settings
     lake: Lake
+    connect: Connect
 
     def rows(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Rows of ``tables.REFERENCES``."""
@@ -124,18 +123,18 @@ class _Reading:
         if piece.topics:
             yield self._brokers(piece)
             return
-        part, readable = [piece.part], pc.field("error").is_null()
+        part, readable = [piece.part], pc.field("problem").is_null()
         if piece.table == "managed_ledgers":
-            columns = ["managed_ledger", "path", "ledgers", "error"]
+            columns = ["managed_ledger", "path", "ledgers"]
             yield from map(references.from_managed_ledgers, self.lake.batches(part, columns, readable))
         elif piece.table == "managed_cursors":
-            columns = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets", "error"]
+            columns = ["managed_ledger", "path", "cursors_ledger_id", "compacted_ledger_id", "buckets"]
             yield from map(references.from_cursors, self.lake.batches(part, columns, readable))
             compaction = (pc.field("cursor") == looked_up.COMPACTION_CURSOR) & (pc.field("cursors_ledger_id") >= 0)
-            columns = ["managed_ledger", "path", "cursor", "cursors_ledger_id", "error"]
+            columns = ["managed_ledger", "path", "cursor", "cursors_ledger_id"]
             yield from map(self._compaction, self.lake.batches(part, columns, readable & compaction))
         else:
-            for batch in self.lake.batches(part, ["schema_id", "path", "versions", "error"], readable):
+            for batch in self.lake.batches(part, ["schema_id", "path", "versions"], readable):
                 yield references.from_schemas(batch)
                 yield self._schemas(batch)
 
@@ -168,7 +167,7 @@ class _Reading:
 
     def _ports(self) -> Connections:
         """BookKeeper's own metadata is in our ZooKeeper, whatever root a reference was found in."""
-        return Connections(self.settings, read_only=True)
+        return self.connect(self.settings, read_only=True)
 
 
 def referenced_ids(batches: Iterable[pa.RecordBatch]) -> Referenced:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.records.referenced import Referenced, id_set
-from pulsar_lifecycle.records.tables import DAMAGED, GONE, REFERENCES, UNANSWERED
+from pulsar_lifecycle.records.tables import REFERENCES, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ KINDS: Mapping[str, Kind] = {
 """Every kind of reference, by code."""
 
 
-KEEPS_OWNER = (GONE, DAMAGED, UNANSWERED)
-"""How the errors of references begin whose owner is kept."""
+KEEPS_OWNER = frozenset({Problem.GONE, Problem.DAMAGED, Problem.UNANSWERED})
+"""Problems of references whose owner is kept."""
 
 
 def referenced(references: pa.Table | pa.RecordBatch) -> Referenced:
@@ -121,7 +121,7 @@ def from_schemas(rows: pa.Table | pa.RecordBatch) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One reference found outside the z-nodes' own tables, or (with ``error``) one that could not be read.
+    """One reference found outside the z-nodes' own tables, or (with a ``problem``) one that could not be read.
 
     The latter is in entry ``entry_id`` of ledger ``held_in``, if it is in any.
     """
@@ -130,19 +130,20 @@ class Word:
     kind: str
     owner: str
     referrer: str
-    error: str | None = None
+    problem: Problem | None = None
+    error: str = ""
     held_in: int | None = None
     entry_id: int | None = None
 
     @property
     def keeps_owner(self) -> bool:
         """Whether nobody can tell what it named, which is its owner's: so the owner is kept."""
-        return (self.error or "").startswith(KEEPS_OWNER)
+        return self.problem in KEEPS_OWNER
 
 
 def from_words(words: Iterable[Word]) -> pa.Table:
     """Rows of single references; ids below 0 are left out."""
-    kept = [word for word in words if word.error or (word.ledger_id is not None and word.ledger_id >= 0)]
+    kept = [word for word in words if word.problem or (word.ledger_id is not None and word.ledger_id >= 0)]
     if not kept:
         return _NOTHING
     return pa.table(
@@ -152,7 +153,8 @@ def from_words(words: Iterable[Word]) -> pa.Table:
             "owner": [word.owner for word in kept],
             "referrer": [word.referrer for word in kept],
             "keeps_bookkeeper_copy": [True] * len(kept),
-            "error": [word.error for word in kept],
+            "problem": [word.problem for word in kept],
+            "error": [word.error if word.problem else None for word in kept],
             "held_in": [word.held_in for word in kept],
             "entry_id": [word.entry_id for word in kept],
         },
@@ -184,8 +186,8 @@ def _list_column(rows: Any, column: str, kind: str, owner: str) -> pa.Table:
 def _table(ids: Any, kind: str, owners: Any, referrers: Any, keeps: Any) -> pa.Table:
     count = len(ids)
     keeps = pa.repeat(_KEEPS, count) if keeps is None else keeps
-    nothing = pa.nulls(count, pa.int64())
-    columns = [ids, pa.repeat(kind, count), owners, referrers, keeps, pa.nulls(count, pa.string()), nothing, nothing]
+    no_text, no_id = pa.nulls(count, pa.string()), pa.nulls(count, pa.int64())
+    columns = [ids, pa.repeat(kind, count), owners, referrers, keeps, no_text, no_text, no_id, no_id]
     return pa.Table.from_arrays(columns, schema=REFERENCES)
 
 

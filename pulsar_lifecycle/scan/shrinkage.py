@@ -26,6 +26,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.referenced import id_set
+from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.scan import references
 
 LISTED = pa.schema(
@@ -219,7 +220,7 @@ def _gap(loss: Loss, setting: str) -> Gap:
     place = f"{loss.table} of {loss.root}" if loss.root else loss.table
     return Gap(
         GapCode.LOST_REFERENCES,
-        f"{loss.table}@{loss.root}" if loss.root else loss.table,
+        stored_name(loss.table, loss.root),
         f"{place}: {len(loss.lost)} of {len(loss.listed)} ledgers ({loss.lost_bytes} of {loss.listed_bytes} bytes) "
         f"that the last covered scan saw listed are listed by nothing now, and BookKeeper has them still: look at "
         f"{', '.join(loss.examples)}; if nobody needs them, raise {setting} for one scan",

@@ -52,7 +52,7 @@ class Inquiry:
         try:
             parsed = Topic.parse(topic)
             if not self._still_open(parsed):
-                return Memory.UNSETTLED
+                return Memory.MOVING
             return self._admin.internal_stats(parsed).cursors
         except LifecycleError:
             self._unanswered += 1

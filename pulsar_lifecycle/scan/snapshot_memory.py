@@ -20,6 +20,7 @@ from urllib.parse import unquote_plus
 import pyarrow as pa
 
 from pulsar_lifecycle.records.tables import FINDINGS
+from pulsar_lifecycle.records.topic_load import LoadState
 
 OWNER_FACTS = pa.schema(
     [
@@ -33,7 +34,7 @@ OWNER_FACTS = pa.schema(
 """Pending findings joined with what is known of their topic; nulls where there is no such topic. ``memory``: what its
 broker can hold of a delayed-index snapshot (``snapshots.Memory``), null for other components and where it rests."""
 
-RESTING = ("unloaded", "never_loaded")
+RESTING = (LoadState.UNLOADED, LoadState.NEVER_LOADED)
 """Load states in which no broker has anything of a topic in memory."""
 
 
@@ -55,7 +56,7 @@ class Memory(StrEnum):
     """Not asked: the cursor has a z-node, so it has the cursor in memory."""
     UNLISTED = "unlisted"
     """Not asked: no broker lists the topic."""
-    UNSETTLED = "unsettled"
+    MOVING = "moving"
     """Not asked: the topic's last ledger is not open, so it is being loaded or unloaded."""
     LOADED_BEFORE = "loaded_before"
     """Not asked: its broker is not known to have started after the snapshot was made."""
@@ -70,7 +71,7 @@ class Memory(StrEnum):
 KEPT_BECAUSE = {
     Memory.STORED_CURSOR: "its cursor exists on a loaded topic: the broker may use this snapshot by memory alone",
     Memory.UNLISTED: "its topic counts as loaded and no broker lists it: who has it in memory cannot be asked",
-    Memory.UNSETTLED: "its topic is being loaded or unloaded: its broker cannot be asked",
+    Memory.MOVING: "its topic is being loaded or unloaded: its broker cannot be asked",
     Memory.LOADED_BEFORE: "its topic is loaded, perhaps since before this snapshot was made: the broker may use it by "
     "memory alone until the topic rests or the broker was restarted",
     Memory.TOO_MANY: "its topic is loaded, and this scan asked about as many topics as it may: the next one goes on",
@@ -97,7 +98,7 @@ def before_asking(
     if not broker:
         return Memory.UNLISTED
     if last_ledger != "OPEN":
-        return Memory.UNSETTLED
+        return Memory.MOVING
     if not started or not made or started <= made + RESTART_MARGIN:
         return Memory.LOADED_BEFORE
     return None

@@ -2,11 +2,10 @@
 
 These are the compaction cursor's last entry, the index inside schema entries, and what the owner broker holds.
 Belongs here: looking them up through the ports, each answer as a ``Word`` of ``scan/references.py``. A word with an
-``error`` says that a reference could not be read: ``gone: ...`` (the ledger that held it does not exist any more, so
-nobody can read it), ``damaged: ...`` (every replica answered, and none has the entry, or what they have is no such
-entry), ``unanswered: ...`` (its broker does not say what it has in memory of one topic, and answers for another, or
-otherwise for this one) or
-``unread: ...`` (not answered: it may be whole). Source: ManagedCursorImpl, CompactedTopicImpl,
+``problem`` says that a reference could not be read: ``gone`` (the ledger that held it does not exist any more, so
+nobody can read it), ``damaged`` (every replica answered, and none has the entry, or what they have is no such
+entry), ``unanswered`` (its broker does not say what it has in memory of one topic, and answers for another, or
+otherwise for this one) or ``unread`` (not answered: it may be whole). Source: ManagedCursorImpl, CompactedTopicImpl,
 BookkeeperSchemaStorage (4.0.7).
 
 What a lost entry named is its owner's. ``BookkeeperSchemaStorage.addNewSchemaEntryToStore(schemaId, index, ..)`` makes
@@ -45,7 +44,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Entry, LedgerReader, MetadataStore, Node, TopicInternals
 from pulsar_lifecycle.records.owner_names import parent_of
-from pulsar_lifecycle.records.tables import DAMAGED, GONE, UNANSWERED, UNREAD
+from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.scan.references import Word
 
 COMPACTION_CURSOR = "__compaction"
@@ -107,12 +106,12 @@ def compaction_words(
             continue  # just opened: the z-node's copy, read elsewhere, is the whole truth, as the broker has it
         if isinstance(entry, LifecycleError):
             last = metadata.last_entry_id if isinstance(metadata, LedgerMetadata) else -1
-            words.append(Word(None, "R3", owner, path, _error(where, entry), ledger, last))
+            words.append(Word(None, "R3", owner, path, *_trouble(where, entry), ledger, last))
             continue
         try:
             compacted = cursor_format.compacted_ledger(cursor_format.decode_position(entry.payload).properties)
         except CorruptFormat as error:
-            words.append(Word(None, "R3", owner, path, _error(where, error), ledger, entry.entry_id))
+            words.append(Word(None, "R3", owner, path, *_trouble(where, error), ledger, entry.entry_id))
             continue
         words.append(Word(compacted, "R3", owner, where))
     return words
@@ -142,12 +141,12 @@ def schema_words(
             where = f"{path}, schema ledger {ledger}"
             answer = _exact(store, reader, ledger, wanted, entry, root)
             if isinstance(answer, LifecycleError):
-                words.append(Word(None, "R5", sid, path, _error(where, answer), ledger, wanted))
+                words.append(Word(None, "R5", sid, path, *_trouble(where, answer), ledger, wanted))
                 continue
             try:
                 index = schema.decode_entry(answer.payload).index
             except CorruptFormat as error:
-                words.append(Word(None, "R5", sid, path, _error(where, error), ledger, wanted))
+                words.append(Word(None, "R5", sid, path, *_trouble(where, error), ledger, wanted))
                 continue
             for item in index:
                 if item.position.ledger_id >= 0:
@@ -267,10 +266,10 @@ def _silent(topic: Topic, error: LifecycleError, alone: bool) -> list[Word]:
     """The words for what a broker did not say; ``alone``: it does say so of other topics."""
     if not alone:
         where = f"broker memory of {topic}"
-        return [Word(None, "R3", topic.managed_ledger, where, f"{UNREAD}{where}: {error}")]
+        return [Word(None, "R3", topic.managed_ledger, where, Problem.UNREAD, f"{where}: {error}")]
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    said = f"{UNANSWERED}{error}"
-    return [Word(None, "R3", topic.managed_ledger, path, said), Word(None, "R5", topic.schema_id, path, said)]
+    said = Trouble(Problem.UNANSWERED, str(error))
+    return [Word(None, "R3", topic.managed_ledger, path, *said), Word(None, "R5", topic.schema_id, path, *said)]
 
 
 def held(internals: TopicInternals) -> list[tuple[int, str]]:
@@ -283,9 +282,8 @@ def held(internals: TopicInternals) -> list[tuple[int, str]]:
     return [(ledger, kind) for ledger, kind in found if ledger >= 0]
 
 
-def _error(where: str, error: LifecycleError) -> str:
+def _trouble(where: str, error: LifecycleError) -> Trouble:
     """By the error's class: only what every replica answered is known to be lost."""
-    if isinstance(error, NotFound):
-        return f"{GONE}: {where}: {error}"
     lost = isinstance(error, CorruptFormat | StoreError) and not isinstance(error, AccessDenied | Conflict)
-    return f"{DAMAGED if lost else UNREAD}{where}: {error}"
+    problem = Problem.GONE if isinstance(error, NotFound) else Problem.DAMAGED if lost else Problem.UNREAD
+    return Trouble(problem, f"{where}: {error}")

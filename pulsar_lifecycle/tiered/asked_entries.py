@@ -23,11 +23,11 @@ class InconclusiveRead(Refused):
     """What a broker reads, or would read, shows nothing."""
 
 
-class Unshown(InconclusiveRead):
+class EntryNotReadable(InconclusiveRead):
     """It can be asked for none of a ledger's entries."""
 
 
-def entries_to_ask(run: TopicRun, tools: Ports, copy: Copy) -> list[int]:
+def entries_to_ask(run: TopicRun, ports: Ports, copy: Copy) -> list[int]:
     """An entry at each end of a ledger that its broker can be asked for.
 
     Raises InconclusiveRead where REST can show none.
@@ -36,7 +36,7 @@ def entries_to_ask(run: TopicRun, tools: Ports, copy: Copy) -> list[int]:
     chunk is decompressed as if it were the whole (PersistentTopicsBase.generateResponseWithEntry, 4.0.7).
     """
     try:
-        node = tools.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
+        node = ports.store.read([ledger_path.ledger_path(copy.ledger_id, run.ledgers_root)])[0]
         if node is None:
             return list(dict.fromkeys((0, copy.entries - 1)))
         if isinstance(node, Unread):
@@ -44,13 +44,13 @@ def entries_to_ask(run: TopicRun, tools: Ports, copy: Copy) -> list[int]:
         metadata = ledger_metadata.decode(node.data)
 
         def first_shown(ids: Iterable[int]) -> int | None:
-            one = (tools.reader.read(copy.ledger_id, metadata, i, i)[0] for i in ids)
+            one = (ports.reader.read(copy.ledger_id, metadata, i, i)[0] for i in ids)
             return next((entry.entry_id for entry in one if _shown_by_rest(entry.payload)), None)
 
         last = copy.entries - 1
         first = first_shown(range(min(LOOKED_AT, copy.entries)))
         if first is None:
-            raise Unshown(
+            raise EntryNotReadable(
                 f"none of its first {LOOKED_AT} entries can be asked for by REST (chunks of compressed messages, or "
                 f"properties of over {HEADERS} bytes): another ledger of its namespace must be offloaded first"
             )

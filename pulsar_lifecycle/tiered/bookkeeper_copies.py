@@ -1,4 +1,4 @@
-"""Giving up the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
+"""Releasing the copy in BookKeeper of an offloaded ledger, once its objects are proven whole and its lag has passed.
 
 Belongs here: both ends of it. Before: what may be released as its topic is now, its message, and one compare-and-set of
 ``bookkeeperDeleted`` with its unload. After: what the deletion run asks before it deletes a ledger that its topic still
@@ -71,31 +71,31 @@ class Due:
 
 def release_topic(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
     read_check: ReadCheck,
 ) -> list[OffloadOutcome]:
-    """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as given up.
+    """Send a ``Ledger`` message for each ledger that may go, and mark its copy in BookKeeper as released.
 
-    With a lag of None or below 0 only what its topic has given up already may go. What nothing else speaks against its
+    With a lag of None or below 0 only what its topic has released already may go. What nothing else speaks against its
     broker reads first, unless it has read its location in this run; a topic that was loaded for that alone, and by
     nobody since, is then written whatever the policy says of loaded ones, and unloaded. Raises Paused, LeaseLost,
     Refused where the topic cannot be read, and what the stores raise.
     """
-    view = _look(run, tools, guard, topic, due, lag_ms, read_check)
+    view = _look(run, ports, guard, topic, due, lag_ms, read_check)
     outcomes, going = dict(view.outcomes), view.going
     telling = [one for one in outcomes.values() if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
-    record(run, tools, telling, action=RELEASE, phase=PHASE)
-    unread = _unread(run, tools, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
-    record(run, tools, list(unread.values()), action=RELEASE, phase=PHASE)
+    record(run, ports, telling, action=RELEASE, phase=PHASE)
+    unread = _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
+    record(run, ports, list(unread.values()), action=RELEASE, phase=PHASE)
     outcomes |= unread
     going = [one for one in going if one.ledger_id not in unread]
-    messages = [_message(topic, one, view.rows, tools.clock.now_ms()) for one in going]
+    messages = [_message(topic, one, view.rows, ports.clock.now_ms()) for one in going]
     lengths = {one.ledger_id: one.verified.length for one in going}
-    sent = {one.info.ledger_id: one for one in send_messages(run, tools, messages, lengths)}
+    sent = {one.info.ledger_id: one for one in send_messages(run, ports, messages, lengths)}
     for one in going:
         if sent[one.ledger_id].error:
             why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
@@ -104,28 +104,28 @@ def release_topic(
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
-    reason = "its copy in BookKeeper is about to be given up"
+    reason = "its copy in BookKeeper is about to be released"
     about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
-    failed_proofs.let_go(tools.store, [one.ledger_id for one in going])
-    _record(run, tools, about, going, czxids)
-    policy = policy_for(tools, topic, read_check)
-    said = edit_topic(run, tools, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
+    failed_proofs.let_go(ports.store, [one.ledger_id for one in going])
+    _record(run, ports, about, going, czxids)
+    policy = policy_for(ports, topic, read_check)
+    said = edit_topic(run, ports, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
     done = [OffloadOutcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
-    _record(run, tools, done, going, czxids)
+    _record(run, ports, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
 
 
-def policy_for(tools: Ports, topic: Topic, read_check: ReadCheck) -> str:
+def policy_for(ports: Ports, topic: Topic, read_check: ReadCheck) -> str:
     """The setting that must name a topic to be written, if it counts as loaded; none where we have loaded it."""
-    tools.store.sync("/")
-    node, _ = snapshot.topic_node(tools.store, topic)
+    ports.store.sync("/")
+    node, _ = snapshot.topic_node(ports.store, topic)
     return "" if read_check.has_loaded(topic, node) else POLICY
 
 
 def read_first(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
@@ -137,8 +137,8 @@ def read_first(
     To be done with a topic of every broker before anything is released: one that fails speaks against the others.
     Raises as :func:`release_topic`.
     """
-    view = _look(run, tools, guard, topic, due, lag_ms, read_check)
-    _unread(run, tools, guard, topic, [(one, view.items[one.ledger_id]) for one in view.going], read_check)
+    view = _look(run, ports, guard, topic, due, lag_ms, read_check)
+    _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in view.going], read_check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,23 +154,23 @@ class _View:
 
 def _look(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     due: Sequence[Due],
     lag_ms: int | None,
     read_check: ReadCheck,
 ) -> _View:
-    guard.check(tools.store)
-    tools.store.sync("/")
-    node, info = snapshot.topic_node(tools.store, topic)
+    guard.check(ports.store)
+    ports.store.sync("/")
+    node, info = snapshot.topic_node(ports.store, topic)
     ids = [one.ledger_id for one in due]
-    rows = snapshot.ledger_rows(tools.store, ids, run.ledgers_root)
-    rule = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
-    ours = attempts.of_ledgers(tools.store, ids)
-    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    rows = snapshot.ledger_rows(ports.store, ids, run.ledgers_root)
+    rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
+    ours = attempts.of_ledgers(ports.store, ids)
+    loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     stays = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it" if loaded else ""
-    lag = _Lag(min(run.now, tools.clock.now_ms()), lag_ms)
+    lag = _Lag(min(run.now, ports.clock.now_ms()), lag_ms)
     by_id = {item.ledger_id: item for item in info.ledgers}
     last = max(by_id, default=-1)
     foreign = listed_ledgers.open_attempt(info)
@@ -196,7 +196,7 @@ def _look(
 
 def _unread(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     going: Sequence[tuple[Due, LedgerInfo]],
@@ -205,13 +205,13 @@ def _unread(
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
     copies: dict[int, Copy] = {}
     asked: dict[OffloadLocation, Outcome | None] = {}
-    unshown: dict[OffloadLocation, Outcome] = {}
+    not_readable: dict[OffloadLocation, Outcome] = {}
     tried: Counter[OffloadLocation] = Counter()
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
         assert copy is not None  # its offload is complete: _obstacle
         copies[one.ledger_id] = copy
-    begin = tools.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
+    begin = ports.clock.now_ms() % max(1, len(going))  # with another one each time: the first ones may never be shown
     for one, _ in (*going[begin:], *going[:begin]):
         copy = copies[one.ledger_id]
         where = location_of(copy)
@@ -219,16 +219,16 @@ def _unread(
             continue
         tried[where] += 1
         try:
-            asked[where] = why_unread(run, tools, guard, topic, copy, read_check)
+            asked[where] = why_unread(run, ports, guard, topic, copy, read_check)
         except InconclusiveRead as no_report:  # its next one may do
-            unshown[where] = Outcome(
+            not_readable[where] = Outcome(
                 FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {no_report}"
             )
     found: dict[int, OffloadOutcome] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]
         where = location_of(copy)
-        if said := asked.get(where, unshown.get(where)):
+        if said := asked.get(where, not_readable.get(where)):
             why = f"its copy in BookKeeper stays: {said.reason}"
             found[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
     return found
@@ -246,15 +246,15 @@ class FailedProof:
 
 
 def record_failed_proofs(
-    tools: Ports, run: TopicRun, topic: Topic, failed: Sequence[FailedProof]
+    ports: Ports, run: TopicRun, topic: Topic, failed: Sequence[FailedProof]
 ) -> list[OffloadOutcome]:
     """Journal that copies which a topic reads are not what they should be; its copies in BookKeeper stay.
 
     What the topic does not read, or not there, is ``refused``: of its own nothing was shown. Raises as
     :func:`release_topic`.
     """
-    tools.store.sync("/")
-    _, info = snapshot.topic_node(tools.store, topic)
+    ports.store.sync("/")
+    _, info = snapshot.topic_node(ports.store, topic)
     by_id = {item.ledger_id: item for item in info.ledgers}
     found: list[OffloadOutcome] = []
     for one in failed:
@@ -270,18 +270,18 @@ def record_failed_proofs(
     where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
     try:
         for one in told:  # a deletion run that is under way has read the journal already
-            failed_proofs.hold(tools.store, one.ledger_id)
+            failed_proofs.hold(ports.store, one.ledger_id)
     finally:
-        record(run, tools, told, where, action=RELEASE, phase=PHASE)
+        record(run, ports, told, where, action=RELEASE, phase=PHASE)
     return found
 
 
-def before_revert(tools: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
+def before_revert(ports: Ports, topic: Topic, ledger_ids: Sequence[int]) -> tuple[str, list[int]]:
     """A broker's open attempt, which comes first, and which of the ledgers their topic has released in BookKeeper.
 
     Raises Refused if the topic cannot be read.
     """
-    _, info = snapshot.topic_node(tools.store, topic)
+    _, info = snapshot.topic_node(ports.store, topic)
     gone = sorted(i.ledger_id for i in info.ledgers if i.ledger_id in ledger_ids and _is_released(i))
     return listed_ledgers.open_attempt(info), gone
 
@@ -389,7 +389,7 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
 
 
 def _record(
-    run: TopicRun, tools: Ports, outcomes: Sequence[OffloadOutcome], due: Sequence[Due], czxids: Mapping[int, int]
+    run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], due: Sequence[Due], czxids: Mapping[int, int]
 ) -> None:
     uuids = {one.ledger_id: str(one.location.uuid) for one in due}
     proof = {
@@ -401,5 +401,5 @@ def _record(
         for one in due
     }
     record(
-        run, tools, [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes], proof, action=RELEASE, phase=PHASE
+        run, ports, [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes], proof, action=RELEASE, phase=PHASE
     )

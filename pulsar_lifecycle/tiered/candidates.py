@@ -20,11 +20,11 @@ from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,
     KNOWN_DRIVERS,
     OffloadPolicy,
-    Retention,
     competing,
     refusal,
     warning,
 )
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TopicState:
 def judge(
     state: TopicState,
     policy: OffloadPolicy,
-    retention: Retention,
+    retention: RetentionPolicy,
     now: int,
     ours: Mapping[int, UUID],
     *,
@@ -73,9 +73,9 @@ def judge(
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             action, reason = _of_leftover(state, item, policy)
         if action == RELEASE and our_lag_ms is None:
-            action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to give up (offload.release)"
+            action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to release (offload.release)"
         if action == RELEASE and (why := competing(policy)):
-            action, reason = WITHHELD, f"{reason}; its copy in BookKeeper is not given up by us: {why}"
+            action, reason = WITHHELD, f"{reason}; its copy in BookKeeper is not released by us: {why}"
         if action == RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
             action, reason = DONE, f"{reason}; its copy in BookKeeper stays: {why}"
         if not action:
@@ -93,7 +93,7 @@ def _open_attempt(ledgers: Sequence[Mapping[str, Any]], ours: Mapping[int, UUID]
     return ""
 
 
-def _whole(policy: OffloadPolicy, retention: Retention, *, everything: bool) -> str:
+def _whole(policy: OffloadPolicy, retention: RetentionPolicy, *, everything: bool) -> str:
     """Why nothing of a topic is offloaded; empty if its policy is no reason."""
     if not policy.driver:
         return "no offload driver is configured for it"
@@ -137,14 +137,14 @@ def _of_offloaded(
     state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int, lag: int | None
 ) -> tuple[str, str]:
     if item["bookkeeper_deleted"]:
-        return DONE, "offloaded; its copy in BookKeeper was given up"
+        return DONE, "offloaded; its copy in BookKeeper was released"
     if state.rule:
         return DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
     since = item["offloaded_at"]
     if not item["offload_uuid"]:
         return DONE, _NAMELESS
     if not policy.tiered_first:
-        return DONE, f"offloaded; its copy in BookKeeper is not given up by us: {BOOKKEEPER_FIRST}"
+        return DONE, f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
     if not policy.acts or lag is None or lag < 0:
         return DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
     if not since or now - since <= lag:
@@ -156,16 +156,16 @@ _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in Boo
 
 
 def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> tuple[str, str]:
-    """Its topic gave up its copy in BookKeeper, which is there still."""
+    """Its topic released its copy in BookKeeper, which is there still."""
     if state.rule:
         return DONE, state.rule
     if not item["offload_uuid"]:
         return DONE, _NAMELESS
     if not policy.acts:
-        return DONE, f"given up, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act"
+        return DONE, f"released, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act"
     if not policy.tiered_first:
-        return DONE, f"given up, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
-    return RELEASE, "given up, and still in BookKeeper"
+        return DONE, f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
+    return RELEASE, "released, and still in BookKeeper"
 
 
 def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[str, str]:

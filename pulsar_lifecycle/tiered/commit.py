@@ -29,6 +29,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
@@ -81,21 +82,21 @@ class ReadCheckFailed(Refused):
 
 def begin_topic(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     wanted: Sequence[OffloadRequest],
     new_uuid: Callable[[], UUID],
 ) -> tuple[list[Attempt], list[OffloadOutcome]]:
     """Open an attempt on each ledger that may be offloaded now; the others come back with why not."""
-    guard.check(tools.store)
-    tools.store.sync("/")
-    node, info = snapshot.topic_node(tools.store, topic)
-    obstacle = _obstacles(run, tools, topic, [one.ledger_id for one in wanted])
+    guard.check(ports.store)
+    ports.store.sync("/")
+    node, info = snapshot.topic_node(ports.store, topic)
+    obstacle = _obstacles(run, ports, topic, [one.ledger_id for one in wanted])
     begun: list[Attempt] = []
     outcomes: list[OffloadOutcome] = []
     foreign = listed_ledgers.open_attempt(info)
-    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     for one in wanted:
         why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):
@@ -118,16 +119,16 @@ def begin_topic(
             one.metadata,
             one.block_size,
             run.run_id,
-            tools.clock.now_ms(),
+            ports.clock.now_ms(),
         )
         try:
-            attempts.begin(tools.store, attempt)
+            attempts.begin(ports.store, attempt)
         except Conflict as error:
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, str(error)))
         else:
             begun.append(attempt)
     telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
-    record(run, tools, [*(outcome_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
+    record(run, ports, [*(outcome_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
     return begun, outcomes
 
 
@@ -135,11 +136,11 @@ _Obstacle = Callable[[ManagedLedgerInfo, int], str]
 """Why a ledger of a topic may not be offloaded, as the topic is now; empty if it may."""
 
 
-def _obstacles(run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
-    rows = snapshot.ledger_rows(tools.store, sorted(ledger_ids), run.ledgers_root)
+def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
+    rows = snapshot.ledger_rows(ports.store, sorted(ledger_ids), run.ledgers_root)
 
     def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> str:
-        rule = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
+        rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
         listed = {item.ledger_id: item for item in info.ledgers}
         item, row = listed.get(ledger_id), rows[ledger_id]
         if rule:
@@ -183,7 +184,7 @@ class Proven:
 
 
 def commit_topic(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], read_check: ReadCheck
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], read_check: ReadCheck
 ) -> list[OffloadOutcome]:
     """Write into a topic's metadata that these ledgers are offloaded, all in one compare-and-set, and journal it.
 
@@ -194,62 +195,63 @@ def commit_topic(
     outcomes: list[OffloadOutcome] = []
     rest = list(proven)
     policy = POLICY
-    unshown: list[tuple[Proven, InconclusiveRead]] = []
+    not_readable: list[tuple[Proven, InconclusiveRead]] = []
     for one in proven:
         if read_check.due(topic, one.attempt):
             rest.remove(one)
             if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
-                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, f"{READ_FIRST}, and {lack}"))
-                record(run, tools, outcomes[-1:])
+                why = f"{READ_FIRST}, and {lack}"
+                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, why, Code.READ_CHECK_DUE))
+                record(run, ports, outcomes[-1:])
                 continue
             try:
-                entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries))
+                entries_to_ask(run, ports, Copy.of_attempt(one.attempt, one.entries))
             except InconclusiveRead as no_report:
-                unshown.append((one, no_report))
+                not_readable.append((one, no_report))
                 continue
-            committed = _commit(run, tools, guard, topic, [one], policy)
+            committed = _commit(run, ports, guard, topic, [one], policy)
             outcomes += committed
             if committed[0].outcome == OFFLOADED:
-                if unread := unread_by_broker(run, tools, guard, topic, [one], read_check):
+                if unread := unread_by_broker(run, ports, guard, topic, [one], read_check):
                     why = (
                         f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         "the run stopped there, and nothing else was committed after it"
                     )
                     raise ReadCheckFailed(why, [*outcomes[:-1], *unread])
                 policy = ""
-                _forget(tools, [one], committed)
-    for one, no_report in unshown:
+                _forget(ports, [one], committed)
+    for one, no_report in not_readable:
         if read_check.due(topic, one.attempt):
-            outcomes.append(outcome_of(one.attempt, FAILED, f"{READ_FIRST}: {no_report}"))
-            record(run, tools, outcomes[-1:])
+            outcomes.append(outcome_of(one.attempt, FAILED, f"{READ_FIRST}: {no_report}", Code.READ_CHECK_DUE))
+            record(run, ports, outcomes[-1:])
         else:
             rest.append(one)
     if rest:
-        committed = _commit(run, tools, guard, topic, rest, policy)
-        _forget(tools, rest, committed)
+        committed = _commit(run, ports, guard, topic, rest, policy)
+        _forget(ports, rest, committed)
         outcomes += committed
     return outcomes
 
 
 def _commit(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], policy: str
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, proven: Sequence[Proven], policy: str
 ) -> list[OffloadOutcome]:
     by_id = {one.attempt.ledger_id: one for one in proven}
-    guard.check(tools.store)
-    at = attempts.touch(tools.store, proven[0].attempt)
-    change = _completing(run, tools, topic, {i: one.attempt for i, one in by_id.items()}, at)
-    said = edit_topic(run, tools, guard, topic, change, policy)
+    guard.check(ports.store)
+    at = attempts.touch(ports.store, proven[0].attempt)
+    change = _completing(run, ports, topic, {i: one.attempt for i, one in by_id.items()}, at)
+    said = edit_topic(run, ports, guard, topic, change, policy)
     outcomes = [
         replace(outcome_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
         for i, one in sorted(said.items())
     ]
-    record(run, tools, outcomes, {i: one.detail for i, one in by_id.items()})
+    record(run, ports, outcomes, {i: one.detail for i, one in by_id.items()})
     return outcomes
 
 
-def _completing(run: TopicRun, tools: Ports, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
+def _completing(run: TopicRun, ports: Ports, topic: Topic, ours: Mapping[int, Attempt], at: int) -> Change:
     """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
-    obstacle = _obstacles(run, tools, topic, ours)
+    obstacle = _obstacles(run, ports, topic, ours)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
         said = {i: Outcome(REFUSED, "its topic does not list it any more") for i in ours}
@@ -262,7 +264,7 @@ def _completing(run: TopicRun, tools: Ports, topic: Topic, ours: Mapping[int, At
                 refused = Outcome(REFUSED, why) if why else Outcome(FOREIGN_ATTEMPT, foreign)
                 why = why or foreign
                 said[item.ledger_id] = refused if why else Outcome(OFFLOADED, COMMITTED, changes=True)
-                item = item if why else replace(item, offload=_complete(attempt, max(at, tools.clock.now_ms())))
+                item = item if why else replace(item, offload=_complete(attempt, max(at, ports.clock.now_ms())))
             elif attempt:
                 said[item.ledger_id] = Outcome(OFFLOADED, COMMITTED)
             ledgers.append(item)
@@ -283,16 +285,16 @@ def _complete(attempt: Attempt, now: int) -> OffloadContext:
     return OffloadContext(attempt.uuid, True, False, now, attempt.driver, dict(attempt.metadata))
 
 
-def _forget(tools: Ports, proven: Sequence[Proven], committed: Sequence[OffloadOutcome]) -> None:
+def _forget(ports: Ports, proven: Sequence[Proven], committed: Sequence[OffloadOutcome]) -> None:
     done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
     for one in proven:
         if one.attempt.ledger_id in done:
-            attempts.end(tools.store, one.attempt)
+            attempts.end(ports.store, one.attempt)
 
 
 def unread_by_broker(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     committed: Sequence[Proven],
@@ -306,16 +308,16 @@ def unread_by_broker(
     """
     copy = Copy.of_attempt(committed[0].attempt, committed[0].entries)
     try:
-        before = location_before(tools, copy)
-        unread = read_by_broker(run, tools, guard, topic, copy, entries_to_ask(run, tools, copy))
+        before = location_before(ports, copy)
+        unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, copy))
     except InconclusiveRead as no_report:
         return [outcome_of(one.attempt, FAILED, str(no_report)) for one in committed]
     if not unread:
-        record_passed(run, tools, topic, copy, read_check, before, proves=proves)
+        record_passed(run, ports, topic, copy, read_check, before, proves=proves)
         return []
     untold = ""
     try:  # before it is reverted: no later run may go by what was seen before
-        record_failed(run, tools, topic, copy, read_check, unread)
+        record_failed(run, ports, topic, copy, read_check, unread)
     except STOPPING:
         raise
     except Unheld as failure:
@@ -324,7 +326,7 @@ def unread_by_broker(
         untold = f"; the journal does not say so: {failure}"
     uuids = {one.attempt.ledger_id: one.attempt.uuid for one in committed}
     try:
-        said = edit_topic(run, tools, guard, topic, reverted_info(run, tools, topic, uuids, released=False), "")
+        said = edit_topic(run, ports, guard, topic, reverted_info(run, ports, topic, uuids, released=False), "")
     except STOPPING as stop:
         if read_check.unheld:
             raise Unheld(f"{read_check.unheld}; {stop}") from stop
@@ -336,7 +338,7 @@ def unread_by_broker(
         for i, one in ((one.attempt.ledger_id, one) for one in committed)
     ]
     try:
-        record(run, tools, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
+        record(run, ports, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
     except STOPPING:
         raise
     except LifecycleError as failure:  # whoever hears of it must stop all the same

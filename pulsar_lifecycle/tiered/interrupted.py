@@ -24,11 +24,12 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import NamespaceLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.outcomes import ATTEMPT_ABORTED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.tiered.asked_entries import Unshown, entries_to_ask
+from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, entries_to_ask
 from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is_ours, of_context, unread_by_broker
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import READ_FIRST, ReadCheck
@@ -48,7 +49,7 @@ class Ownership:
 
 def finish_attempts(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     wanted: Mapping[int, OffloadRequest],
     read_check: ReadCheck,
@@ -66,19 +67,19 @@ def finish_attempts(
     resumed: list[Attempt] = []
     outcomes: list[OffloadOutcome] = []
     committed: dict[NamespaceLocation, dict[str, list[Proven]]] = {}
-    for attempt in attempts.open_attempts(tools.store):
-        guard.check(tools.store)
+    for attempt in attempts.open_attempts(ports.store):
+        guard.check(ports.store)
         if isinstance(attempt, BrokenAttempt):
             outcomes.append(OffloadOutcome("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
             continue
         try:
             topic = Topic.parse(attempt.topic)
-            item, why = _state_of(run, tools, topic, attempt)
+            item, why = _state_of(run, ports, topic, attempt)
             if item and is_ours(item, attempt):
                 there = committed.setdefault(namespace_location(topic, attempt), {}).setdefault(attempt.topic, [])
                 there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
                 continue
-            if not why and _may_be_requested_yet(run, tools, attempt, wanted):
+            if not why and _may_be_requested_yet(run, ports, attempt, wanted):
                 outcomes.append(
                     outcome_of(attempt, LEFT, "this plan does not name it: it stays open for one that does")
                 )
@@ -87,16 +88,16 @@ def finish_attempts(
                 resumed.append(attempt)
                 continue
             progress(f"ledger {attempt.ledger_id} of {topic}: its attempt is abandoned, {why}")
-            outcomes.append(_abort(run, tools, guard, topic, attempt, item, why, ownership))
+            outcomes.append(_abort(run, ports, guard, topic, attempt, item, why, ownership))
         except STOPPING:
             raise
         except LifecycleError as error:
             outcomes.append(outcome_of(attempt, FAILED, f"it cannot be settled now: {error}"))
     for topics in committed.values():
         for name, some in topics.items():
-            guard.check(tools.store)
+            guard.check(ports.store)
             try:
-                outcomes += _finish_committed(run, tools, guard, Topic.parse(name), some, read_check)
+                outcomes += _finish_committed(run, ports, guard, Topic.parse(name), some, read_check)
             except STOPPING:
                 raise
             except LifecycleError as error:
@@ -104,10 +105,10 @@ def finish_attempts(
     return resumed, outcomes
 
 
-def _may_be_requested_yet(run: TopicRun, tools: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
+def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
     """Whether a plan may still come that names an attempt which this one does not."""
     named = attempt.aborting or attempt.ledger_id in wanted
-    return not named and tools.clock.now_ms() - attempt.since < run.context.grace
+    return not named and ports.clock.now_ms() - attempt.since < run.context.grace
 
 
 def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> str:
@@ -123,7 +124,7 @@ def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -
 
 
 def _finish_committed(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, committed: Sequence[Proven], read_check: ReadCheck
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, committed: Sequence[Proven], read_check: ReadCheck
 ) -> list[OffloadOutcome]:
     """A run was cut off between the commit of these ledgers and the end of their attempts: one may be the read check.
 
@@ -132,51 +133,53 @@ def _finish_committed(
     begun. Beside an attempt of their broker's none is read: the topic is unloaded after a read.
     """
     if read_check.due(topic, committed[0].attempt):
-        first = next((one for one in committed if _can_be_asked_for(run, tools, one)), None)
+        first = next((one for one in committed if _can_be_asked_for(run, ports, one)), None)
         if first is None and all(read_check.has_passed(topic, one.attempt) for one in committed):
-            return _done(run, tools, committed)
+            return _done(run, ports, committed)
         committed = sorted(committed, key=lambda one: one is not first)
         if refusal := guard.unloads.lacks() or guard.unloads.doubt(topic):
-            return [outcome_of(one.attempt, FAILED, f"{READ_FIRST}, and {refusal}") for one in committed]
-        node, info = snapshot.topic_node(tools.store, topic)
+            why = f"{READ_FIRST}, and {refusal}"
+            return [outcome_of(one.attempt, FAILED, why, Code.READ_CHECK_DUE) for one in committed]
+        node, info = snapshot.topic_node(ports.store, topic)
         if foreign := listed_ledgers.open_attempt(info):  # the read, and what may follow it, would end that attempt
-            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, f"{READ_FIRST}, and {foreign}") for one in committed]
-            record(run, tools, left)
+            why = f"{READ_FIRST}, and {foreign}"
+            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, why, Code.READ_CHECK_DUE) for one in committed]
+            record(run, ports, left)
             return left
-        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         # A broker that has it may have had BookKeeper's copy open since before the commit.
-        if unread := unread_by_broker(run, tools, guard, topic, committed, read_check, proves=not loaded):
+        if unread := unread_by_broker(run, ports, guard, topic, committed, read_check, proves=not loaded):
             return unread
-    return _done(run, tools, committed)
+    return _done(run, ports, committed)
 
 
-def _can_be_asked_for(run: TopicRun, tools: Ports, one: Proven) -> bool:
-    with contextlib.suppress(Unshown):
-        return bool(entries_to_ask(run, tools, Copy.of_attempt(one.attempt, one.entries)))
+def _can_be_asked_for(run: TopicRun, ports: Ports, one: Proven) -> bool:
+    with contextlib.suppress(EntryNotReadable):
+        return bool(entries_to_ask(run, ports, Copy.of_attempt(one.attempt, one.entries)))
     return False
 
 
-def _done(run: TopicRun, tools: Ports, committed: Sequence[Proven]) -> list[OffloadOutcome]:
+def _done(run: TopicRun, ports: Ports, committed: Sequence[Proven]) -> list[OffloadOutcome]:
     done = [outcome_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
-    record(run, tools, done)
+    record(run, ports, done)
     for one in committed:
-        attempts.end(tools.store, one.attempt)
+        attempts.end(ports.store, one.attempt)
     return done
 
 
-def _state_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
     """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
 
     Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
     """
     path = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
-    tools.store.sync(path)
-    node = tools.store.read([path])[0]
+    ports.store.sync(path)
+    node = ports.store.read([path])[0]
     if isinstance(node, Unread):
         raise Refused(f"{path} cannot be read: {node.reason}")
     if node is None:
         if run.brokers.error:
-            raise Refused(f"{path} does not exist, and the brokers were not heard: {run.brokers.error}")
+            raise Refused(f"{path} does not exist, and the brokers did not answer: {run.brokers.error}")
         if broker := run.brokers.loaded.get(str(topic)):
             raise Refused(f"{path} does not exist, and {broker} still lists the topic")
         return None, "its topic is gone"
@@ -193,7 +196,7 @@ def _state_of(run: TopicRun, tools: Ports, topic: Topic, attempt: Attempt) -> tu
 
 def _abort(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     attempt: Attempt,
@@ -204,64 +207,64 @@ def _abort(
     """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
 
     It stays open if that fails, where that might be another's, and where no other copy is known to be whole. It is
-    condemned first: an object store may carry out a deletion late, so that nothing may be written there again.
+    aborted first: an object store may carry out a deletion late, so that nothing may be written there again.
     """
 
     def last_look() -> None:
         """A run that took our lease over meanwhile may have finished the attempt."""
-        tools.store.sync("/")
-        guard.check(tools.store)
-        now, _ = _state_of(run, tools, topic, attempt)
+        ports.store.sync("/")
+        guard.check(ports.store)
+        now, _ = _state_of(run, ports, topic, attempt)
         if now and is_ours(now, attempt):
             raise Refused("its topic names them by now")
-        if attempts.of_ledgers(tools.store, [attempt.ledger_id]).get(attempt.ledger_id) != aborting:
+        if attempts.of_ledgers(ports.store, [attempt.ledger_id]).get(attempt.ledger_id) != aborting:
             raise Refused("it is not open any more")
 
     aborting = attempt
     removed = "its objects are removed"
     try:
-        gone = _bucket_is_gone(_objects(tools), attempt)
+        gone = _bucket_is_gone(_objects(ports), attempt)
     except Refused as refusal:
         way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
         return outcome_of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
     try:
-        if doubt := _not_its_own(_objects(tools), attempt, ownership):
+        if doubt := _not_its_own(_objects(ports), attempt, ownership):
             return outcome_of(
                 attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
             )
         if gone:
             removed = f"there is no bucket {attempt.bucket}"
-        elif item and (problem := _without_another_copy(run, tools, guard, topic, attempt, item)):
+        elif item and (problem := _without_another_copy(run, ports, guard, topic, attempt, item)):
             return outcome_of(
                 attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}"
             )
         else:
-            aborting = attempts.abort(tools.store, attempt)
-            remove_objects(_objects(tools), attempt, last_look)
+            aborting = attempts.abort(ports.store, attempt)
+            remove_objects(_objects(ports), attempt, last_look)
     except STOPPING:
         raise
     except LifecycleError as error:
         return outcome_of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
     done = outcome_of(attempt, ATTEMPT_ABORTED, f"{why}; {removed}")
-    record(run, tools, [done])
-    attempts.end(tools.store, aborting)
+    record(run, ports, [done])
+    attempts.end(ports.store, aborting)
     return done
 
 
 def _without_another_copy(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, attempt: Attempt, item: LedgerInfo
 ) -> str:
     """Why no copy but an attempt's may be there of a ledger that its topic lists; empty if one is.
 
     That is another pair which the topic names, or BookKeeper's: read whole, if the attempt's own data object is there.
     """
     offload = item.offload
-    data, _ = _heads(_objects(tools), attempt.bucket, attempt.uuid, item.ledger_id)
+    data, _ = _heads(_objects(ports), attempt.bucket, attempt.uuid, item.ledger_id)
     if offload and offload.complete:
         other_copy = OtherCopy(item.ledger_id, topic, item)
-        (unproven,) = why_not_there([other_copy], run.context.offload_buckets, _objects(tools))
+        (unproven,) = why_not_there([other_copy], run.context.offload_buckets, _objects(ports))
         if not unproven and data:
-            unproven = _unlike(run, tools, guard, other_copy, attempt)
+            unproven = _unlike(run, ports, guard, other_copy, attempt)
         if not unproven:
             return ""
         if offload.bookkeeper_deleted:
@@ -269,30 +272,30 @@ def _without_another_copy(
     elif offload and offload.bookkeeper_deleted:
         return of_context(item)
     if data:
-        return not_whole_in_bookkeeper(run, tools, topic, item, guard)
-    return without_bookkeeper(run, tools, topic, item.ledger_id)
+        return not_whole_in_bookkeeper(run, ports, topic, item, guard)
+    return without_bookkeeper(run, ports, topic, item.ledger_id)
 
 
 def _unlike(
-    run: TopicRun, tools: Ports, guard: RunGuard, other_copy: OtherCopy, attempt: Attempt
+    run: TopicRun, ports: Ports, guard: RunGuard, other_copy: OtherCopy, attempt: Attempt
 ) -> str | LifecycleError:
     """Why the copy that a topic reads is not an attempt's own, entry by entry; empty if it is."""
-    looked = tools.clock.now_ms()
+    looked = ports.clock.now_ms()
 
     def pace(size: int) -> None:
         nonlocal looked
-        tools.pace(size)
-        if tools.clock.now_ms() - looked >= LOOK_EVERY:
-            guard.check(tools.store)
-            looked = tools.clock.now_ms()
+        ports.pace(size)
+        if ports.clock.now_ms() - looked >= LOOK_EVERY:
+            guard.check(ports.store)
+            looked = ports.clock.now_ms()
 
     return why_unlike(
         other_copy,
         Location(attempt.bucket, attempt.uuid, attempt.ledger_id),
         Copies(run.context.offload_buckets, run.ledgers_root, Referenced()),
-        store=tools.store,
-        reader=tools.reader,
-        objects=_objects(tools),
+        store=ports.store,
+        reader=ports.reader,
+        objects=_objects(ports),
         pace=pace,
     )
 
@@ -346,6 +349,6 @@ def drop_uploads(objects: ObjectStore, attempt: Attempt) -> None:
             objects.abort_upload(attempt.bucket, upload.key, upload.upload_id)
 
 
-def _objects(tools: Ports) -> ObjectStore:
-    assert tools.objects is not None
-    return tools.objects
+def _objects(ports: Ports) -> ObjectStore:
+    assert ports.objects is not None
+    return ports.objects

@@ -8,7 +8,6 @@ Belongs here: gathering what the rule needs, spreading it, storing candidates an
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,31 +29,31 @@ from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin
+from pulsar_lifecycle.ports import BrokerAdmin, JournalReader
 from pulsar_lifecycle.records import offload_plan
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
+from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.scan.coverage import history_gap
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered import candidates
 from pulsar_lifecycle.tiered.candidates import TopicState
-from pulsar_lifecycle.topics import offload_policy, protection
+from pulsar_lifecycle.topics import offload_policy, protection, retention_policy
 from pulsar_lifecycle.topics.change_events import read_namespaces
 from pulsar_lifecycle.topics.offload_policy import (
     BROKER_READ_PRIORITY,
     DRIVER,
     OFFLOAD_POLICIES,
-    RETENTION_POLICIES,
     OffloadPolicy,
-    Retention,
     competing,
-    in_force,
-    retention_in_force,
+    of_layers,
 )
 from pulsar_lifecycle.topics.policies import (
     TOPIC_POLICIES_ENABLED,
@@ -63,6 +62,7 @@ from pulsar_lifecycle.topics.policies import (
     Unknown,
     common_configuration,
 )
+from pulsar_lifecycle.topics.retention_policy import RETENTION_POLICIES, RetentionPolicy
 from pulsar_lifecycle.topics.write import writes_loaded
 
 TABLE = "offload_candidates"
@@ -77,7 +77,7 @@ class Policies:
     """
 
     offloading: InForce[OffloadPolicy]
-    retention: InForce[Retention]
+    retention: InForce[RetentionPolicy]
     left_out: Mapping[str, str]
     problems: tuple[str, ...]
     warnings: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ class Policies:
         """Those that are planned."""
         return list(self.offloading.by_namespace)
 
-    def of(self, topic: Topic) -> tuple[OffloadPolicy, Retention, str]:
+    def of(self, topic: Topic) -> tuple[OffloadPolicy, RetentionPolicy, str]:
         """Policy, retention, and why it is left out of a topic; a partition has those of its partitioned topic."""
         own = str(topic.partitioned_parent)
         where = own if own in self.offloading.by_topic else str(topic.namespace)
@@ -113,10 +113,10 @@ def make_offload_plan(
         sandbox = control.is_sandbox(store)
         scans = cluster.lake.epochs(cluster=settings.cluster)
         broken = history_check.broken_since(store, scans, cluster_fingerprint(store, root), root)
-    gaps += [broken] if broken and broken not in gaps else []
-    gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
+    gaps += [history_gap(broken)] if broken and history_gap(broken) not in gaps else []
+    gaps += attempts.unread(open_ones)
     policies = _policies(cluster, namespaces, sandbox)
-    gaps += policies.problems
+    gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in policies.problems]
     judging = _Judging(
         cluster.lake,
         policies,
@@ -146,7 +146,7 @@ def make_offload_plan(
     )
     withheld = pa.Table.from_batches(list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")]))
     plan = OffloadPlan(
-        plan_id=f"offload-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        plan_id=f"offload-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
@@ -177,7 +177,7 @@ def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
 
 def _loaded(cluster: Cluster, epoch: Epoch, policies: Policies) -> frozenset[str]:
     """Topics of the candidate namespaces that the scan counted as loaded."""
-    wanted = (pc.field("load_state") == "loaded") & pc.field("namespace").isin(policies.namespaces)
+    wanted = (pc.field("load_state") == LoadState.LOADED) & pc.field("namespace").isin(policies.namespaces)
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "topics"), ["topic"], wanted)
     return frozenset(topic for batch in rows for topic in batch.column("topic").to_pylist())
 
@@ -188,14 +188,16 @@ def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
     rows = cluster.lake.batches(cluster.parts(epoch.epoch_id, "findings"), ["ledger_id"], wanted)
     found = BitMap64([ledger for batch in rows for ledger in batch.column("ledger_id").to_pylist()])
     settings = cluster.settings
-    sent = in_flight(settings.lake.path, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now)
+    sent = in_flight(
+        cluster.journal_reader, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now
+    )
     if sent:
         with Connections(settings) as ports:
             found -= sent if queued(ports.admin) else BitMap64()
     return found
 
 
-def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
+def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since: int, now: int) -> BitMap64:
     """Ledgers that we released, and whose message was sent at ``since`` (ms) or later and not decided, by the journal.
 
     An older one may be lost: sending another is harmless. Without those that wait for a read at their location: an
@@ -203,12 +205,12 @@ def in_flight(lake: str, cluster: str, ledger_ids: BitMap64, since: int, now: in
     """
     if not ledger_ids:
         return ledger_ids
-    intents = read_intent_states(lake, cluster)
+    intents = read_intent_states(journal, cluster)
     waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
     waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
     sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
-    unread = waiting_ledgers(lake, cluster, sent, Waiting.UNREAD_LOCATION, now)
-    return (sent & BitMap64(released_ledgers(lake, cluster))) - BitMap64(unread)
+    unread = waiting_ledgers(journal, cluster, sent, Waiting.UNREAD_LOCATION, now)
+    return (sent & BitMap64(released_ledgers(journal, cluster))) - BitMap64(unread)
 
 
 def queued(admin: BrokerAdmin) -> bool:
@@ -237,8 +239,8 @@ class _Judging:
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`CANDIDATES`."""
-        wanted = pc.field("error").is_null() & pc.field("namespace").isin(self.policies.namespaces)
-        columns = ["topic", "namespace", "ledgers", "shadow_source", "error"]
+        wanted = pc.field("problem").is_null() & pc.field("namespace").isin(self.policies.namespaces)
+        columns = ["topic", "namespace", "ledgers", "shadow_source", "problem"]
         for batch in self.lake.batches([part], columns, wanted):
             found = [row for topic in batch.to_pylist() for row in self._of_topic(topic)]
             yield pa.RecordBatch.from_pylist(found, CANDIDATES)
@@ -295,13 +297,13 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
         raise UsageError(f"namespaces: {', '.join(strange)}: no such namespace")
     asked = {*namespaces, *settings.offload.namespaces}
     layers = Layers(brokers, {name: documents[name] for name in (namespaces or documents)})
-    every = layers.in_force(OFFLOAD_POLICIES, in_force).by_namespace
+    every = layers.in_force(OFFLOAD_POLICIES, of_layers).by_namespace
     found = {name for name, one in every.items() if name in asked or (one.driver and one.automatic)}
     layers = replace(layers, namespaces={name: one for name, one in layers.namespaces.items() if name in found})
     if brokers.get(TOPIC_POLICIES_ENABLED) != "false":
         layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
     unknown = {name: one.unknown for name, one in layers.topics.items() if one.unknown}
-    offloading = layers.in_force(OFFLOAD_POLICIES, in_force)
+    offloading = layers.in_force(OFFLOAD_POLICIES, of_layers)
     in_use = {name: one for name, one in {**offloading.by_namespace, **offloading.by_topic}.items() if one.acts}
     left_out = unlike_object_store(in_use, settings.object_store)
     said = [f"{name} is left out: {why}" for name, why in left_out.items()]
@@ -310,7 +312,7 @@ def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> P
     left_out |= {name: str(why) for name, why in unknown.items()}
     said += [f"{name} is left out: {why}" for name, why in unknown.items()]
     said += unproven(in_use) + (competing_brokers(in_use) if settings.offload.release == "ours" else [])
-    retention = layers.in_force(RETENTION_POLICIES, retention_in_force)
+    retention = layers.in_force(RETENTION_POLICIES, retention_policy.in_force)
     return Policies(offloading, retention, left_out, tuple(problems), tuple(said), unknown)
 
 
@@ -339,7 +341,7 @@ def unproven(policies: Mapping[str, OffloadPolicy]) -> list[str]:
 
 
 def competing_brokers(policies: Mapping[str, OffloadPolicy]) -> list[str]:
-    """Where brokers give copies up beside us, so that we release none; ``policies`` by namespace or topic."""
+    """Where brokers release copies beside us, so that we release none; ``policies`` by namespace or topic."""
     return [f"{name}: nothing is released: {why}" for name, policy in policies.items() if (why := competing(policy))]
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -50,7 +49,7 @@ from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts
 from pulsar_lifecycle.tiered.offload_planning import policies_now
 from pulsar_lifecycle.tiered.offload_tasks import Answer, Item, as_attempt, offload_request, spread
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, outcome_of, record, record_topics
-from pulsar_lifecycle.tiered.read_check import ASKED, READ_FIRST, ReadCheck, Unheld
+from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld
 from pulsar_lifecycle.tiered.run_selection import (
     Row,
     Waiting,
@@ -117,10 +116,10 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
     check_limit(order.limit)
     if settings.object_store is None:
         raise Refused("object_store is not set: there is nowhere to offload to")
-    with topic_tools(cluster, buckets=True) as tools:
-        control.check_not_paused(tools.store)
-        fingerprint = evidence.check_store(cluster, tools.store)
-        now = tools.clock.now_ms()
+    with topic_tools(cluster, buckets=True) as ports:
+        control.check_not_paused(ports.store)
+        fingerprint = evidence.check_store(cluster, ports.store)
+        now = ports.clock.now_ms()
         plan, rows = cluster.lake.offload_plan(order.plan_id)
         if plan.cluster != settings.cluster:
             raise Refused(f"plan {plan.plan_id} is for cluster {plan.cluster}, the settings say {settings.cluster}")
@@ -131,14 +130,14 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
         )
         epoch = evidence.newest_epoch(cluster, fingerprint)
         evidence.refuse_old_evidence(epoch, now, valid)
-        with _acting(cluster, run_id, epoch, tools) as (run, guard, lease):
+        with _acting(cluster, run_id, epoch, ports) as (run, guard, lease):
             caps = settings.offload
-            tools.store.sync("/")
+            ports.store.sync("/")
             now_in_force = policies_now(cluster, rows.column("topic").unique().to_pylist())
             agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
-            waiting = Waiting(run, tools.store, lambda: guard.check(tools.store))
+            waiting = Waiting(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
-                cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms(), (CHECK_FAILED, UNANSWERED)
+                cluster.journal_reader, run.cluster, fingerprint, ports.clock.now_ms(), (CHECK_FAILED, UNANSWERED)
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = cluster.lake.named_uuids(epoch.epoch_id)
@@ -146,40 +145,40 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             read_check = ReadCheck(
                 settings.offload.waive_read_check,
                 {name for name, (policy, _) in now_in_force.items() if policy.tiered_first},
-                passed_locations(cluster.lake.location, run.cluster, fingerprint, tools.clock.now_ms()),
+                passed_locations(cluster.journal_reader, run.cluster, fingerprint, ports.clock.now_ms()),
                 fingerprint,
             )
             competing = {name for name, (policy, _) in now_in_force.items() if policy.brokers_release}
-            work = _Work(cluster, run, tools, guard, lease, read_check, ownership, competing, unread)
+            work = _Work(cluster, run, ports, guard, lease, read_check, ownership, competing, unread)
             work.outcomes += against
             for action, name in ((OFFLOAD, OFFLOAD_ACTION), (RELEASE, RELEASE_ACTION)):
                 left = waiting.outcomes(action)
                 if action == RELEASE:
                     left += held_back(agreed, some, waiting.rows, unread)
-                record_topics(run, tools, left, name)
+                record_topics(run, ports, left, name)
                 work.outcomes += left
             yield work, some, rows
 
 
 def releases(settings: Settings) -> bool:
-    """Whether a run gives up copies in BookKeeper: they are ours to give up, and deletion is not switched off."""
+    """Whether a run releases copies in BookKeeper: they are ours to release, and deletion is not switched off."""
     return settings.offload.release == "ours" and settings.deletion.topicTwoPhaseDeletionEnabled
 
 
 @contextmanager
-def _acting(cluster: Cluster, run_id: str, epoch: Epoch, tools: Ports) -> Iterator[tuple[TopicRun, RunGuard, Lease]]:
+def _acting(cluster: Cluster, run_id: str, epoch: Epoch, ports: Ports) -> Iterator[tuple[TopicRun, RunGuard, Lease]]:
     """The offload lease, for as long as the work lasts. Raises Refused.
 
-    ``tools`` must be what all leases of the run were taken with: a session that expires takes its leases along, and
+    ``ports`` must be what all leases of the run were taken with: a session that expires takes its leases along, and
     only its own writes fail by that.
     """
     settings = cluster.settings
-    if settings.offload.waive_read_check and not control.is_sandbox(tools.store):
+    if settings.offload.waive_read_check and not control.is_sandbox(ports.store):
         raise Refused("offload.waive_read_check: only a cluster with the sandbox's marker may")
-    with control.held_lease(settings, tools.store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease:
-        now = min(lease.taken_at, tools.clock.now_ms())
+    with control.held_lease(settings, ports.store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease:
+        now = min(lease.taken_at, ports.clock.now_ms())
         operator_words.note_words(cluster, run_id)
-        run = topic_run(cluster, run_id, tools, owners_rules(cluster, epoch, now), now, settings.offload.loaded_topics)
+        run = topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, settings.offload.loaded_topics)
         yield run, RunGuard(lease.guard, unloads_of(settings)), lease
 
 
@@ -192,24 +191,24 @@ def revert_offloads(
     """
     settings = cluster.settings
     if dry_run:
-        with topic_tools(cluster, read_only=True) as tools:
-            now = tools.clock.now_ms()
+        with topic_tools(cluster, read_only=True) as ports:
+            now = ports.clock.now_ms()
             context = owners_rules(
-                cluster, evidence.newest_epoch(cluster, evidence.check_store(cluster, tools.store)), now
+                cluster, evidence.newest_epoch(cluster, evidence.check_store(cluster, ports.store)), now
             )
-            run = topic_run(cluster, run_id, tools, context, now, settings.offload.loaded_topics)
-            return revert.plan_revert(run, tools, topic, ledger_ids)
-    with topic_tools(cluster, buckets=settings.object_store is not None) as tools:
-        store = tools.store
+            run = topic_run(cluster, run_id, ports, context, now, settings.offload.loaded_topics)
+            return revert.plan_revert(run, ports, topic, ledger_ids)
+    with topic_tools(cluster, buckets=settings.object_store is not None) as ports:
+        store = ports.store
         control.check_not_paused(store)
         epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, store))
         with (
             control.held_lease(settings, store, f"reverting offloads in run {run_id}"),
-            _acting(cluster, run_id, epoch, tools) as (run, guard, _),
+            _acting(cluster, run_id, epoch, ports) as (run, guard, _),
         ):
-            finish_unloads(store, tools.admin, tools.clock, guard, wait=False)
-            outcomes = revert.revert_topic(run, tools, guard, topic, ledger_ids)
-            left = finish_unloads(store, tools.admin, tools.clock, guard, wait=True)
+            finish_unloads(store, ports.admin, ports.clock, guard, wait=False)
+            outcomes = revert.revert_topic(run, ports, guard, topic, ledger_ids)
+            left = finish_unloads(store, ports.admin, ports.clock, guard, wait=True)
     return outcomes + [
         OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in left.items()
     ]
@@ -218,7 +217,7 @@ def revert_offloads(
 class _Work:
     """The driver's side of a run; ``outcomes`` has what became of every ledger so far.
 
-    ``competing``: topics whose brokers may give copies up by themselves. ``unread``: locations that brokers could not
+    ``competing``: topics whose brokers may release copies by themselves. ``unread``: locations that brokers could not
     read before it began.
     """
 
@@ -226,7 +225,7 @@ class _Work:
         self,
         cluster: Cluster,
         run: TopicRun,
-        tools: Ports,
+        ports: Ports,
         guard: RunGuard,
         lease: Lease,
         read_check: ReadCheck,
@@ -236,7 +235,7 @@ class _Work:
     ) -> None:
         self.outcomes: list[OffloadOutcome] = []
         self.unread = unread
-        self._cluster, self._run, self._tools, self._guard = cluster, run, tools, guard
+        self._cluster, self._run, self._tools, self._guard = cluster, run, ports, guard
         self._lease, self._read_check, self._ownership, self._competing = lease, read_check, ownership, competing
         self._resumed: dict[int, Attempt] = {}
         self._failed_proofs: set[int] = set()
@@ -281,7 +280,7 @@ class _Work:
                 proven.setdefault(attempt.topic, []).append(one)
         for name, some in proven.items():
             self._commit(Topic.parse(name), some)
-        over = {one.ledger_id: one for one in self.outcomes if one.reason.startswith(READ_FIRST)}
+        over = {one.ledger_id: one for one in self.outcomes if one.waits_for_read_check}
         for name, some in proven.items():  # those that could not be the read check, once another one was
             topic = Topic.parse(name)
             late = [p for p in some if p.attempt.ledger_id in over and not self._read_check.due(topic, p.attempt)]
@@ -300,7 +299,9 @@ class _Work:
         begun: list[Attempt] = []
 
         def begin() -> list[OffloadOutcome]:
-            opened, outcomes = commit.begin_topic(self._run, self._tools, self._guard, topic, new, uuid4)
+            opened, outcomes = commit.begin_topic(
+                self._run, self._tools, self._guard, topic, new, self._cluster.ids.uuid
+            )
             begun.extend(opened)
             return outcomes
 
@@ -343,7 +344,7 @@ class _Work:
         return None if str(topic) in self._competing else int(self._cluster.settings.offload.deletion_lag * 1000)
 
     def release(self, wave: Sequence[Row], progress: Callable[[str], None]) -> None:
-        """Read the offloaded copies back whole once more; then give up those in BookKeeper, in any order.
+        """Read the offloaded copies back whole once more; then release those in BookKeeper, in any order.
 
         Else a few topics that cannot be read would be the ones asked for their place in every run.
         """
@@ -362,7 +363,7 @@ class _Work:
         declared = self._cluster.settings.object_store
         assert declared is not None
         where = declared.endpoint, declared.region
-        known = verified_copies(self._cluster.lake.location, self._run.cluster, [row["ledger_id"] for row in rows])
+        known = verified_copies(self._cluster.journal_reader, self._run.cluster, [row["ledger_id"] for row in rows])
         whole: dict[str, list[bookkeeper_copies.Due]] = {}
         wrong: dict[str, list[bookkeeper_copies.FailedProof]] = {}
         again = [as_attempt(row, self._cluster.settings) for row in rows]
@@ -401,22 +402,22 @@ class _Work:
     def _revert(self, topic: Topic, ledgers: Sequence[int]) -> list[OffloadOutcome]:
         """Let a topic read these from BookKeeper again, where it has them whole.
 
-        What the topic has given up there already, a deletion run may be deleting: for those its lease is taken.
+        What the topic has released there already, a deletion run may be deleting: for those its lease is taken.
         """
-        run, tools, guard = self._run, self._tools, self._guard
-        foreign, gone = bookkeeper_copies.before_revert(tools, topic, ledgers)
+        run, ports, guard = self._run, self._tools, self._guard
+        foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
         if foreign:
             left = [OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
-            record(run, tools, left)
+            record(run, ports, left)
             return left
-        policy = bookkeeper_copies.policy_for(tools, topic, self._read_check)
+        policy = bookkeeper_copies.policy_for(ports, topic, self._read_check)
         outcomes: list[OffloadOutcome] = []
         if there := [one for one in ledgers if one not in gone]:
-            outcomes += revert.revert_topic(run, tools, guard, topic, there, released=False, policy=policy)
+            outcomes += revert.revert_topic(run, ports, guard, topic, there, released=False, policy=policy)
         if gone:
             what = f"reverting offloads in run {run.run_id}"
-            with control.held_lease(self._cluster.settings, tools.store, what):
-                outcomes += revert.revert_topic(run, tools, guard, topic, gone, policy=policy)
+            with control.held_lease(self._cluster.settings, ports.store, what):
+                outcomes += revert.revert_topic(run, ports, guard, topic, gone, policy=policy)
         return outcomes
 
     @property

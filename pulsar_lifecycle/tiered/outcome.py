@@ -15,6 +15,7 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import OFFLOAD
 from pulsar_lifecycle.topics.write import TopicRun
 
@@ -35,16 +36,22 @@ class OffloadOutcome:
     bytes: int = 0
     uuid: str = ""
     ledgers: int = 1
+    code: Code | None = None
+
+    @property
+    def waits_for_read_check(self) -> bool:
+        """Whether it was left only because its broker must read the first ledger of its location."""
+        return self.code is Code.READ_CHECK_DUE
 
 
-def outcome_of(attempt: Attempt, outcome: str, reason: str) -> OffloadOutcome:
+def outcome_of(attempt: Attempt, outcome: str, reason: str, code: Code | None = None) -> OffloadOutcome:
     """What became of an attempt."""
-    return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid))
+    return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid), code=code)
 
 
 def record(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     outcomes: Sequence[OffloadOutcome],
     details: Mapping[int, Mapping[str, Any]] | None = None,
     *,
@@ -52,8 +59,8 @@ def record(
     phase: str = OFFLOAD,
 ) -> None:
     """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
-    known, now = details or {}, tools.clock.now_ms()
-    tools.journal.record(
+    known, now = details or {}, ports.clock.now_ms()
+    ports.journal.record(
         [
             journal_row(run.run_id, run.cluster, one, known.get(one.ledger_id, {}), now, action=action, phase=phase)
             for one in outcomes
@@ -61,14 +68,14 @@ def record(
     )
 
 
-def record_topics(run: TopicRun, tools: Ports, outcomes: Sequence[OffloadOutcome], action: str) -> None:
+def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], action: str) -> None:
     """One journal row per topic, of so many of its ledgers together."""
-    now, phase = tools.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
+    now, phase = ports.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
     rows = [
         journal_row(run.run_id, run.cluster, one, {"ledgers": one.ledgers}, now, action=action, phase=phase)
         for one in outcomes
     ]
-    tools.journal.record(rows)
+    ports.journal.record(rows)
 
 
 def journal_row(
@@ -97,4 +104,5 @@ def journal_row(
         checksum=str(detail.get("checksum", "")),
         detail=json.dumps({**detail, "uuid": one.uuid}, sort_keys=True),
         at=now,
+        code=one.code,
     )

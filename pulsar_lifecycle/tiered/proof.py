@@ -1,7 +1,7 @@
 """Whether an offloaded copy is the ledger: read back whole, compared entry by entry; whether it still is what was read.
 
 Belongs here: what must agree before a copy may stand for a ledger. Not here: writing it (``tiered/upload.py``), reading
-it (``offloaded_ledger``), saying so in the topic's z-node. DESIGN, I2: no BookKeeper copy goes without this.
+it (``offloaded_ledger``), saying so in the topic's z-node. No BookKeeper copy goes without this.
 
 Nothing is deleted or repaired here. Every difference is a CorruptFormat that names the object, so the ledger, the byte
 and the entry.

@@ -7,7 +7,7 @@ Not here: committing and reverting (``tiered/commit.py``), releasing BookKeeper'
 A broker shows nothing of the bucket while it may read the ledger in BookKeeper: where it reads BookKeeper first, where
 it has the topic as it was before it was written, or a handle of BookKeeper's copy still open, and where the topic's
 metadata does not name this very offload. Before a commit one read stands for a namespace and place. Before copies in
-BookKeeper are given up, one stands for a location and the broker that made it; one that fails speaks against the
+BookKeeper are released, one stands for a location and the broker that made it; one that fails speaks against the
 location whatever the namespace, in the rest of its run, and until a later one works there.
 
 A read loads its topic. The topic is unloaded right after it, whatever came out; a run that is killed leaves it pending.
@@ -120,7 +120,7 @@ class Unheld(Refused):
 
 
 def read_by_broker(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
 ) -> Outcome | None:
     """Why its broker does not read these entries of an offloaded ledger: it cannot, or gave no answer. None if it does.
 
@@ -129,34 +129,34 @@ def read_by_broker(
     that it names another offload, or none, or that there is no topic. Raises InconclusiveRead where the read was not
     made or shows nothing; Paused, LeaseLost, Overloaded.
     """
-    pending = PendingUnload(topic, True, tools.clock.now_ms(), guard.guard[0])
+    pending = PendingUnload(topic, True, ports.clock.now_ms(), guard.guard[0])
     try:
-        if why := _pending_unload(tools, topic):
+        if why := _pending_unload(ports, topic):
             raise InconclusiveRead(f"whether its broker can read it is not known: {why}")
-        control.note_unload(tools.store, pending)
+        control.note_unload(ports.store, pending)
     except (*STOPPING, InconclusiveRead):
         raise
     except LifecycleError as error:
         raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
     unread: Outcome | None = None
     try:
-        with _unloaded_after(tools, guard, pending):
+        with _unloaded_after(ports, guard, pending):
             for entry_id in entries:
                 try:
-                    tools.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
+                    ports.admin.read_entry(topic, Position(copy.ledger_id, entry_id))
                 except STOPPING:
                     raise
                 except LifecycleError as error:
                     unread = _unread(error, copy)
                     with contextlib.suppress(LifecycleError):  # record_unseen tries again, and tells where that fails
-                        unread = _held(run, tools, topic, copy, unread)
+                        unread = _held(run, ports, topic, copy, unread)
                     raise
     except LifecycleError as error:
         if unread is None and isinstance(error, STOPPING):
             raise
         unread = unread or _unread(error, copy)
     try:
-        why = _named_otherwise(tools, topic, copy)
+        why = _named_otherwise(ports, topic, copy)
     except LifecycleError as error:
         if unread:  # a failure is recorded whatever could not be looked at; what stops a run stops its next step
             return unread
@@ -166,7 +166,7 @@ def read_by_broker(
     if why:
         if isinstance(unread, HeldRead):
             with contextlib.suppress(LifecycleError):  # then the next read there that works lets it go
-                unread_locations.withdraw(tools.store, location_of(copy), unread.hold)
+                unread_locations.withdraw(ports.store, location_of(copy), unread.hold)
         raise InconclusiveRead(f"where its broker looked for it is not known: its topic's metadata {why}")
     return unread
 
@@ -178,42 +178,42 @@ class HeldRead(Outcome):
     hold: unread_locations.Hold = field(kw_only=True)
 
 
-def _held(run: TopicRun, tools: Ports, topic: Topic, copy: Copy, unread: Outcome) -> Outcome:
+def _held(run: TopicRun, ports: Ports, topic: Topic, copy: Copy, unread: Outcome) -> Outcome:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
     if unread.outcome != CHECK_FAILED or isinstance(unread, HeldRead):
         return unread
-    made = unread_locations.hold(tools.store, location_of(copy), run.run_id, f"{topic}: {unread.reason}")
+    made = unread_locations.hold(ports.store, location_of(copy), run.run_id, f"{topic}: {unread.reason}")
     return HeldRead(unread.outcome, unread.reason, unread.changes, hold=made)
 
 
 @contextlib.contextmanager
-def _unloaded_after(tools: Ports, guard: RunGuard, pending: PendingUnload) -> Iterator[None]:
+def _unloaded_after(ports: Ports, guard: RunGuard, pending: PendingUnload) -> Iterator[None]:
     """Whatever loads a topic within, and whatever comes of it: the topic is unloaded, or stays ``pending`` that.
 
-    A request that was given up may load it later: then it is looked at again at the end of the run.
+    A request without an answer may load it later: then it is looked at again at the end of the run.
     """
     try:
         yield
     except Exception:
-        later = replace(pending, loaded=False, since=tools.clock.now_ms())
-        if _unloaded(tools, guard, pending):
+        later = replace(pending, loaded=False, since=ports.clock.now_ms())
+        if _unloaded(ports, guard, pending):
             with contextlib.suppress(LifecycleError):  # then it stays pending an unload at once
-                control.note_unload(tools.store, later)
+                control.note_unload(ports.store, later)
         raise
-    if _unloaded(tools, guard, pending):
+    if _unloaded(ports, guard, pending):
         with contextlib.suppress(LifecycleError):  # one left behind is settled once more
-            control.finish_unload(tools.store, pending)
+            control.finish_unload(ports.store, pending)
 
 
-def _unloaded(tools: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
-    gone = partial(is_gone, tools.store, tools.admin, tools.clock, pending)
-    return not guard.unloads.unload(tools.admin, pending.topic, gone, written=False)
+def _unloaded(ports: Ports, guard: RunGuard, pending: PendingUnload) -> bool:
+    gone = partial(is_gone, ports.store, ports.admin, ports.clock, pending)
+    return not guard.unloads.unload(ports.admin, pending.topic, gone, written=False)
 
 
-def location_before(tools: Ports, copy: Copy) -> Node | None:
+def location_before(ports: Ports, copy: Copy) -> Node | None:
     """``unread_locations.look`` before an offload is read: what that read may let go. Raises InconclusiveRead."""
     try:
-        return unread_locations.look(tools.store, location_of(copy))
+        return unread_locations.look(ports.store, location_of(copy))
     except STOPPING:
         raise
     except LifecycleError as error:
@@ -222,7 +222,7 @@ def location_before(tools: Ports, copy: Copy) -> Node | None:
 
 def record_passed(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     topic: Topic,
     copy: Copy,
     read_check: ReadCheck,
@@ -236,12 +236,12 @@ def record_passed(
     stays held until a later one: another broker's read says nothing of that failure.
     """
     proves = proves and read_check.proves(topic)
-    broker = _broker_of(run, tools, topic, read_check)
+    broker = _broker_of(run, ports, topic, read_check)
     if proves:
         mark = {AFTER: before.stat.mzxid} if before else {}
         _tell(
             run,
-            tools,
+            ports,
             topic,
             copy,
             read_check,
@@ -250,17 +250,17 @@ def record_passed(
             mark,
         )
         if location_of(copy) not in read_check.blocked:
-            unread_locations.let_go(tools.store, location_of(copy), before)
+            unread_locations.let_go(ports.store, location_of(copy), before)
     read_check.passed(topic, copy, proves=proves, broker=broker)
 
 
 def record_failed(
-    run: TopicRun, tools: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: Outcome
+    run: TopicRun, ports: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: Outcome
 ) -> None:
     """Its broker did not read this ledger. Raises Unheld where deletion runs that are under way could not be told."""
     read_check.failed(topic, copy, unread)
     try:
-        unread = _held(run, tools, topic, copy, unread)
+        unread = _held(run, ports, topic, copy, unread)
     except LifecycleError as error:
         read_check.unheld = (
             f"{topic}: {unread.reason}; deletion runs that are under way could not be told ({error}), and may delete "
@@ -268,7 +268,7 @@ def record_failed(
         )
     try:
         mark = {HELD: unread.hold.mzxid} if isinstance(unread, HeldRead) else {}
-        _tell(run, tools, topic, copy, read_check, unread, _broker_of(run, tools, topic, read_check), mark)
+        _tell(run, ports, topic, copy, read_check, unread, _broker_of(run, ports, topic, read_check), mark)
     except LifecycleError as error:
         if not read_check.unheld:
             raise
@@ -277,16 +277,16 @@ def record_failed(
         raise Unheld(read_check.unheld)
 
 
-def _broker_of(run: TopicRun, tools: Ports, topic: Topic, read_check: ReadCheck) -> str:
+def _broker_of(run: TopicRun, ports: Ports, topic: Topic, read_check: ReadCheck) -> str:
     """The broker that was asked for a topic just now, if that is known."""
     with contextlib.suppress(LifecycleError):
-        tools.store.sync("/")
-        return read_check.owners.of(tools.store, run.brokers, topic)
+        ports.store.sync("/")
+        return read_check.owners.of(ports.store, run.brokers, topic)
     return ""
 
 
 def why_unread(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, copy: Copy, read_check: ReadCheck
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, read_check: ReadCheck
 ) -> Outcome | None:
     """Why no broker has shown in this run that it can read the location of an offload; None once its own has.
 
@@ -300,7 +300,7 @@ def why_unread(
         return None
     if said := read_check.blocked.get(where):
         return Outcome(FAILED, f"its location could not be read in this run, of {said}")
-    owner = read_check.owners.of(tools.store, run.brokers, topic)
+    owner = read_check.owners.of(ports.store, run.brokers, topic)
     if read_check.reads(where, owner):
         return None
     asked = read_check.not_asked.setdefault((where, owner), {})
@@ -311,28 +311,28 @@ def why_unread(
         return Outcome(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
     if not read_check.proves(topic):
         return Outcome(FAILED, BOOKKEEPER_FIRST)
-    guard.check(tools.store)
+    guard.check(ports.store)
     if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
         return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
-    entries = entries_to_ask(run, tools, copy)
+    entries = entries_to_ask(run, ports, copy)
     try:
-        if why := _not_fresh(run, tools, guard, topic, read_check):
+        if why := _not_fresh(run, ports, guard, topic, read_check):
             return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
-        before = location_before(tools, copy)
-        unread = read_by_broker(run, tools, guard, topic, copy, entries)
+        before = location_before(ports, copy)
+        unread = read_by_broker(run, ports, guard, topic, copy, entries)
         if unread:
             asked[topic] = Outcome(FAILED, unread.reason)
         else:
-            read_check.loaded[topic] = snapshot.topic_node(tools.store, topic)[0].stat.mzxid
+            read_check.loaded[topic] = snapshot.topic_node(ports.store, topic)[0].stat.mzxid
     except STOPPING:
         raise
     except LifecycleError as error:
         return Outcome(FAILED, f"no broker has read its location yet: {error}")
     try:
         if unread:
-            record_failed(run, tools, topic, copy, read_check, unread)
+            record_failed(run, ports, topic, copy, read_check, unread)
         else:
-            record_passed(run, tools, topic, copy, read_check, before)
+            record_passed(run, ports, topic, copy, read_check, before)
     except (*STOPPING, Unheld):
         raise
     except LifecycleError as error:
@@ -340,44 +340,44 @@ def why_unread(
     return asked.get(topic)
 
 
-def _not_fresh(run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> str:
+def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> str:
     """Why a broker may answer from what it opened before; empty once it must load the topic to read it.
 
     A handle of BookKeeper's copy, once opened, serves reads whatever is first by now (ManagedLedgerImpl.ledgerCache).
     A loaded topic is unloaded for that, where the policy lets it be written, or it was loaded to be read before.
     """
-    if why := _pending_unload(tools, topic):
+    if why := _pending_unload(ports, topic):
         return why
-    node, info = snapshot.topic_node(tools.store, topic)
-    loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+    node, info = snapshot.topic_node(ports.store, topic)
+    loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
     if not loaded:
         return ""
     if not run.writes_loaded(topic) and not read_check.has_loaded(topic, node):
         return f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
-    pending = PendingUnload(topic, True, tools.clock.now_ms(), guard.guard[0])
-    control.note_unload(tools.store, pending)
-    if failure := guard.unloads.unload(tools.admin, topic):
+    pending = PendingUnload(topic, True, ports.clock.now_ms(), guard.guard[0])
+    control.note_unload(ports.store, pending)
+    if failure := guard.unloads.unload(ports.admin, topic):
         return f"an unload of its topic is pending: {failure}"
-    control.finish_unload(tools.store, pending)
+    control.finish_unload(ports.store, pending)
     return ""
 
 
-def _pending_unload(tools: Ports, topic: Topic) -> str:
+def _pending_unload(ports: Ports, topic: Topic) -> str:
     """Why some broker may have a topic as it was before it was written; empty if none does."""
-    owing = [one for one in control.pending_unloads(tools.store) if one.topic == topic]
+    owing = [one for one in control.pending_unloads(ports.store) if one.topic == topic]
     watched = all(isinstance(one, PendingUnload) and not one.loaded for one in owing)
     return "" if watched else "an unload of its topic is pending"
 
 
-def _named_otherwise(tools: Ports, topic: Topic, copy: Copy) -> str:
+def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> str:
     """What a topic's metadata says, if not this very offload, once its broker was asked for the ledger; else empty.
 
     Raises what the store raises.
     """
-    tools.store.sync("/")
-    if tools.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0] is None:
+    ports.store.sync("/")
+    if ports.store.read([f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"])[0] is None:
         return "is not there any more"
-    _, info = snapshot.topic_node(tools.store, topic)
+    _, info = snapshot.topic_node(ports.store, topic)
     item = next((item for item in info.ledgers if item.ledger_id == copy.ledger_id), None)
     named = item and Copy.of_item(item, copy.entries)
     if named and (named.uuid, namespace_location(topic, named)) == (copy.uuid, namespace_location(topic, copy)):
@@ -404,7 +404,7 @@ def _unread(error: LifecycleError, copy: Copy) -> Outcome:
 
 def _tell(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     topic: Topic,
     copy: Copy,
     read_check: ReadCheck,
@@ -417,4 +417,4 @@ def _tell(
     place = {"namespace": namespace, "driver": driver, "metadata": metadata}
     detail = {"store": read_check.store, **place, "broker": broker, **mark}
     what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.reason, uuid=str(copy.uuid))
-    record(run, tools, [what], {copy.ledger_id: detail}, action=READ_CHECK, phase=READ_CHECK)
+    record(run, ports, [what], {copy.ledger_id: detail}, action=READ_CHECK, phase=READ_CHECK)

@@ -39,7 +39,7 @@ def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
 
 def revert_topic(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     guard: RunGuard,
     topic: Topic,
     ledger_ids: Collection[int],
@@ -53,21 +53,21 @@ def revert_topic(
     topic gave BookKeeper's copy up, which may be there still; then the caller holds the deletion lease, too. ``policy``
     and what is raised as ``edit_topic``.
     """
-    guard.check(tools.store)
-    planned = plan_revert(run, tools, topic, ledger_ids, guard)
+    guard.check(ports.store)
+    planned = plan_revert(run, ports, topic, ledger_ids, guard)
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
         about = "its topic is about to read it from BookKeeper again"
-        record(run, tools, [replace(one, outcome=REVERTING, reason=about) for one in planned if one.ledger_id in going])
-        change = reverted_info(run, tools, topic, going, released=released, alone_matters=False)
-        said = edit_topic(run, tools, guard, topic, change, policy)
+        record(run, ports, [replace(one, outcome=REVERTING, reason=about) for one in planned if one.ledger_id in going])
+        change = reverted_info(run, ports, topic, going, released=released, alone_matters=False)
+        said = edit_topic(run, ports, guard, topic, change, policy)
         done = [
             OffloadOutcome(str(topic), i, one.outcome, one.reason, uuid=str(going[i]))
             for i, one in sorted(said.items())
         ]
         try:
-            record(run, tools, done)
+            record(run, ports, done)
         except STOPPING:
             raise
         except LifecycleError as failure:
@@ -77,13 +77,13 @@ def revert_topic(
 
 
 def plan_revert(
-    run: TopicRun, tools: Ports, topic: Topic, ledger_ids: Collection[int], guard: RunGuard | None = None
+    run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection[int], guard: RunGuard | None = None
 ) -> list[OffloadOutcome]:
     """What :func:`revert_topic` would do; writes nothing. Reads whole in BookKeeper what may be reverted."""
-    tools.store.sync("/")
-    node, info = snapshot.topic_node(tools.store, topic)
+    ports.store.sync("/")
+    node, info = snapshot.topic_node(ports.store, topic)
     items = {item.ledger_id: item for item in info.ledgers}
-    opened = attempts.of_ledgers(tools.store, ledger_ids)
+    opened = attempts.of_ledgers(ports.store, ledger_ids)
     foreign = listed_ledgers.open_attempt(info)
     found: list[OffloadOutcome] = []
     for ledger_id in sorted(set(ledger_ids)):
@@ -96,7 +96,7 @@ def plan_revert(
         elif ledger_id in opened:
             why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
         else:
-            why = _released_of_late(run, node, item) or not_whole_in_bookkeeper(run, tools, topic, item, guard)
+            why = _released_of_late(run, node, item) or not_whole_in_bookkeeper(run, ports, topic, item, guard)
         outcome, reason = (REFUSED, why) if why else (FOREIGN_ATTEMPT, foreign) if foreign else (GOES, _IN_BOOKKEEPER)
         found.append(OffloadOutcome(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
     return found
@@ -110,29 +110,29 @@ LOOK_EVERY = 2_000
 
 
 def not_whole_in_bookkeeper(
-    run: TopicRun, tools: Ports, topic: Topic, item: LedgerInfo, guard: RunGuard | None = None
+    run: TopicRun, ports: Ports, topic: Topic, item: LedgerInfo, guard: RunGuard | None = None
 ) -> str:
     """Why BookKeeper's copy cannot stand for the offloaded one; empty once every entry was read and verified.
 
     With a ``guard`` raises Paused and LeaseLost meanwhile.
     """
-    if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
+    if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
         return problem
-    node = tools.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
+    node = ports.store.read([ledger_path.ledger_path(item.ledger_id, run.ledgers_root)])[0]
     if not isinstance(node, Node):
         return "its z-node in BookKeeper cannot be read"
-    looked = tools.clock.now_ms()
+    looked = ports.clock.now_ms()
     try:
         metadata = ledger_metadata.decode(node.data)
         last = metadata.last_entry_id
         if problem := unlike_bookkeeper(item, last + 1, metadata.length):
             return problem
-        stream = cast(Generator[EntryBatch, None, None], tools.reader.stream(item.ledger_id, metadata, 0, last))
+        stream = cast(Generator[EntryBatch, None, None], ports.reader.stream(item.ledger_id, metadata, 0, last))
         with contextlib.closing(stream):
             for _ in stream:
-                if guard and tools.clock.now_ms() - looked >= LOOK_EVERY:
-                    guard.check(tools.store)
-                    looked = tools.clock.now_ms()
+                if guard and ports.clock.now_ms() - looked >= LOOK_EVERY:
+                    guard.check(ports.store)
+                    looked = ports.clock.now_ms()
     except STOPPING:
         raise
     except LifecycleError as error:
@@ -146,7 +146,7 @@ the topic's metadata says by then (ManagedLedgerImpl.asyncDeleteLedger)."""
 
 
 def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
-    """Why a broker may still be deleting the copy in BookKeeper that its topic has given up; empty if none is.
+    """Why a broker may still be deleting the copy in BookKeeper that its topic has released; empty if none is.
 
     By the run's time, which is never ahead of the metadata store's.
     """
@@ -155,11 +155,11 @@ def _released_of_late(run: TopicRun, node: Node, item: LedgerInfo) -> str:
     left = node.stat.mtime + BROKER_DELETES_FOR - run.now
     if left <= 0:
         return ""
-    return f"it may have been given up just now, and its broker be deleting it: again in {left // 1000 + 1} s"
+    return f"it may have been released just now, and its broker be deleting it: again in {left // 1000 + 1} s"
 
 
 def reverted_info(
-    run: TopicRun, tools: Ports, topic: Topic, uuids: Mapping[int, UUID], *, released: bool, alone_matters: bool = True
+    run: TopicRun, ports: Ports, topic: Topic, uuids: Mapping[int, UUID], *, released: bool, alone_matters: bool = True
 ) -> Change:
     """Offloads by ledger id that its topic's metadata is to forget; ``released``: even where it gave BookKeeper up.
 
@@ -176,7 +176,7 @@ def reverted_info(
             return Outcome(FAILED, "its copy in BookKeeper is released: it stays offloaded")
         if why := _released_of_late(run, node, item):
             return Outcome(REFUSED, why)
-        if problem := without_bookkeeper(run, tools, topic, item.ledger_id):
+        if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
             return Outcome(FAILED, f"it stays offloaded: {problem}")
         return Outcome(REVERTED, _IN_BOOKKEEPER, changes=True)
 
@@ -192,7 +192,7 @@ def reverted_info(
     return change
 
 
-def without_bookkeeper(run: TopicRun, tools: Ports, topic: Topic, ledger_id: int) -> str:
+def without_bookkeeper(run: TopicRun, ports: Ports, topic: Topic, ledger_id: int) -> str:
     """Why the copy in BookKeeper cannot be relied on; empty if it can."""
-    row = snapshot.ledger_rows(tools.store, [ledger_id], run.ledgers_root)[ledger_id]
+    row = snapshot.ledger_rows(ports.store, [ledger_id], run.ledgers_root)[ledger_id]
     return listed_ledgers.copy_of(ledger_id, row, topic).problem

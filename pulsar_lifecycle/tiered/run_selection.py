@@ -25,6 +25,7 @@ from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
 from pulsar_lifecycle.records.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
+from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED
 from pulsar_lifecycle.topics.offload_policy import ACTING_DRIVERS, BOOKKEEPER_FIRST, OffloadPolicy, competing
@@ -43,7 +44,7 @@ T = TypeVar("T")
 class Waiting:
     """What a run sets aside before it reads or copies anything: rows of topics that it may not write now.
 
-    ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic gave up never waits: nothing is written.
+    ``rows`` are those met so far. A ledger whose copy in BookKeeper its topic released never waits: nothing is written.
     """
 
     def __init__(self, run: TopicRun, store: MetadataStore, check: Callable[[], None]) -> None:
@@ -95,10 +96,11 @@ class Waiting:
                 self._seen[name] = "", frozenset()
                 continue
             node, info = read
-            load, why = load_state.load_state(
+            load = load_state.load_state(
                 info, node.stat.mtime, state, run.brokers.loaded.get(name), run.brokers, run.now
             )
-            stays = f"its topic counts as loaded ({why}), and {POLICY} does not name it" if load == "loaded" else ""
+            loaded = load.state is LoadState.LOADED
+            stays = f"its topic counts as loaded ({load.text}), and {POLICY} does not name it" if loaded else ""
             gone = frozenset(i.ledger_id for i in info.ledgers if i.offload and i.offload.bookkeeper_deleted)
             self._seen[name] = stays, gone
 
@@ -116,7 +118,7 @@ def in_agreement(
     """The rows that nothing in force now speaks against, and one outcome for each topic and reason of the others.
 
     ``policies``: topic -> its policy as it is now, and why it is not to be touched by it. ``release``: whether copies
-    in BookKeeper are ours to give up.
+    in BookKeeper are ours to release.
     """
     parts = (rows.column(name).to_pylist() for name in ("topic", "action", "driver", "bucket", "region", "endpoint"))
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
@@ -146,7 +148,7 @@ def _against(
         return "its offload policy names another place than when the plan was made: plan again"
     if action == RELEASE and not release:
         return (
-            "copies in BookKeeper are the brokers' to give up (offload.release), or deletion is switched off "
+            "copies in BookKeeper are the brokers' to release (offload.release), or deletion is switched off "
             "(deletion.topicTwoPhaseDeletionEnabled)"
         )
     if action == RELEASE and (why := competing(policy)):
@@ -181,7 +183,7 @@ def _is_late(row: Row) -> bool:
 
 
 def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
-    """A ledger to be given up of each of a few topics of each location, others in each run: some may be in trouble."""
+    """A ledger to be released of each of a few topics of each location, others in each run: some may be in trouble."""
     by_location: dict[OffloadLocation, dict[str, list[Row]]] = {}
     for row in rows:
         if row["action"] == RELEASE:
@@ -257,7 +259,7 @@ def held_back(
             -1,
             LEFT,
             f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, so a "
-            "few ledgers are given up first; launch again once those are",
+            "few ledgers are released first; launch again once those are",
             sum(row["bytes"] or 0 for row in some),
             ledgers=len(some),
         )

@@ -30,7 +30,10 @@ NOT_COUNTED = "could not go when this launch's caps were checked, and count in n
 
 @dataclass(frozen=True, slots=True)
 class LedgerOutcome:
-    """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole."""
+    """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole.
+
+    ``code`` says why a ledger stays (``trim_rules.Stays``); empty where the outcome says it all.
+    """
 
     topic: str
     ledger_id: int
@@ -38,6 +41,7 @@ class LedgerOutcome:
     reason: str
     bytes: int = 0
     component: str = ""
+    code: str = ""
 
 
 Report = Callable[[Sequence[LedgerOutcome]], None]
@@ -46,7 +50,7 @@ Report = Callable[[Sequence[LedgerOutcome]], None]
 
 def send_messages(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     messages: Sequence[PendingDeleteLedgerInfo],
     lengths: Mapping[int, int],
     reason: str = "its topic is written next",
@@ -54,8 +58,8 @@ def send_messages(
     """Send messages about ledgers of these lengths (bytes), and journal each with phase ``send``, sent for a reason."""
     if not messages:
         return []
-    outcomes = tools.queue.send(messages, run.deliver_after_ms)
-    now = tools.clock.now_ms()
+    outcomes = ports.queue.send(messages, run.deliver_after_ms)
+    now = ports.clock.now_ms()
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
@@ -64,7 +68,7 @@ def send_messages(
         one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
         row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)
         rows.append(replace(row, phase="send"))
-    tools.journal.record(rows)
+    ports.journal.record(rows)
     return outcomes
 
 
@@ -82,7 +86,7 @@ def journal_row(run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Map
     return JournalRow(
         run_id=run.run_id,
         cluster=run.cluster,
-        plan_id="",
+        plan_id=run.plan_id,
         ledger_id=one.ledger_id,
         component=one.component,
         topic=one.topic,
@@ -90,6 +94,7 @@ def journal_row(run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Map
         phase="mark",
         outcome=one.outcome,
         reason=one.reason,
+        code=one.code or None,
         bytes=one.bytes,
         checksum="",
         detail=json.dumps(detail, sort_keys=True),

@@ -33,7 +33,7 @@ def copy_of(ledger_id: int, row: Mapping[str, Any] | None, topic: Topic) -> Copy
     problem = ""
     if row is None:
         problem = "BookKeeper does not have it: a dangling reference"
-    elif row["error"]:
+    elif row["problem"]:
         problem = f"its z-node in BookKeeper could not be read: {row['error']}"
     elif row["application"] != "pulsar" or row["component"] != "managed-ledger" or row["cursor"]:
         problem = "BookKeeper's z-node does not call it a topic's data: the deletion run would keep it"

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 
 ACTING_DRIVERS = {"aws-s3": "AWS_S3", "s3": "S3"}
 """Drivers (in lower case) whose objects we write -> ``managedLedgerOffloadDriver`` in their metadata."""
 KNOWN_DRIVERS = frozenset({*ACTING_DRIVERS, "google-cloud-storage", "filesystem", "azureblob", "aliyun-oss"})
 
-OFFLOAD_POLICIES, RETENTION_POLICIES = "offloadPolicies", "retentionPolicies"
-"""Fields of TopicPolicies."""
+OFFLOAD_POLICIES = "offloadPolicies"
+"""Field of TopicPolicies."""
 
 DRIVER = "managedLedgerOffloadDriver"
 THRESHOLD_BYTES = "managedLedgerOffloadThresholdInBytes"
@@ -70,14 +72,6 @@ _BROUGHT: Mapping[str, Any] = {"s3ManagedLedgerOffloadMaxBlockSizeInBytes": 64 <
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
-    """Retention in force; -1 is unlimited, 0 is none."""
-
-    minutes: int
-    megabytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class OffloadPolicy:
     """An offload policy in force. Thresholds below 0 are off; a deletion lag of None or below 0 keeps both copies.
 
@@ -114,11 +108,16 @@ class OffloadPolicy:
 
     @property
     def brokers_release(self) -> bool:
-        """Whether brokers may give up copies of loaded topics by themselves; they prove nothing first.
+        """Whether brokers may release copies of loaded topics by themselves; they prove nothing first.
 
         Where nobody says their lag, they may.
         """
         return self.deletion_lag_ms is None or self.deletion_lag_ms >= 0
+
+
+def of_layers(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]) -> OffloadPolicy:
+    """:func:`in_force` of all that a topic has of its own; a rule for ``topics.policies.Layers``."""
+    return in_force(topic.first(OFFLOAD_POLICIES), namespace, broker)
 
 
 def in_force(
@@ -186,22 +185,7 @@ def _of_namespace(policies: Mapping[str, Any]) -> Mapping[str, Any]:
     return said | {name: value for name, value in {**brought, **own}.items() if value is not None}
 
 
-def retention_in_force(
-    topic: Mapping[str, Any] | None, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]
-) -> Retention:
-    """The first retention policy that is set: of the topic, of the namespace, of the brokers (default 0 and 0)."""
-    own = topic or (namespace or {}).get("retention_policies")
-    try:
-        if own:
-            return Retention(int(own["retentionTimeInMinutes"]), int(own["retentionSizeInMB"]))
-        return Retention(
-            int(broker.get("defaultRetentionTimeInMinutes") or 0), int(broker.get("defaultRetentionSizeInMB") or 0)
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptFormat("retention policy", 0, "retentionTimeInMinutes and retentionSizeInMB as numbers") from error
-
-
-def refusal(policy: OffloadPolicy, retention: Retention) -> str:
+def refusal(policy: OffloadPolicy, retention: RetentionPolicy) -> str:
     """Why offloading by this policy makes no sense: retention would delete first. Empty if it does make sense."""
     if policy.threshold_seconds >= 0 and retention.minutes > 0 and policy.threshold_seconds >= retention.minutes * 60:
         return (
@@ -222,13 +206,13 @@ def competing(policy: OffloadPolicy) -> str:
         return ""
     said = "nobody says" if policy.deletion_lag_ms is None else f"is {policy.deletion_lag_ms}"
     return (
-        f"brokers give up copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with offload.release "
+        f"brokers release copies in BookKeeper by themselves, unproven ({DELETION_LAG} {said}): with offload.release "
         '= "ours" it must be -1, and offload.deletion_lag counts'
     )
 
 
-def warning(policy: OffloadPolicy, retention: Retention) -> str:
+def warning(policy: OffloadPolicy, retention: RetentionPolicy) -> str:
     """What an operator should know of a policy that is not refused; empty if nothing."""
-    if policy.automatic and 0 in (retention.minutes, retention.megabytes):
+    if policy.automatic and retention.nothing:
         return "retention is 0: only unacknowledged backlog is left to offload"
     return ""

@@ -70,8 +70,8 @@ class InForce(Generic[T]):
 
     def of(self, topic: Topic) -> T:
         """Raises KeyError for a topic of a namespace that was not asked for."""
-        own = self.by_topic.get(str(topic.partitioned_parent))
-        return self.by_namespace[str(topic.namespace)] if own is None else own
+        own = str(topic.partitioned_parent)
+        return self.by_topic[own] if own in self.by_topic else self.by_namespace[str(topic.namespace)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ class Layers:
     namespaces: Mapping[str, Mapping[str, Any]]
     topics: Mapping[str, NamespacePolicies] = field(default_factory=dict[str, NamespacePolicies])
 
-    def in_force(self, name: str, rule: Callable[[Any, Mapping[str, Any] | None, Mapping[str, str]], T]) -> InForce[T]:
-        """What ``rule`` makes of the layers; it gets field ``name`` of the topic (None: not set), namespace, brokers.
-
-        A topic's local word counts before its global one.
-        """
+    def in_force(
+        self, name: str, rule: Callable[[TopicPolicies, Mapping[str, Any] | None, Mapping[str, str]], T]
+    ) -> InForce[T]:
+        """What ``rule`` makes of what topic, namespace and brokers say, for topics that set policy ``name``, too."""
         by_topic: dict[str, T] = {}
         for namespace, policies in self.topics.items():
             for topic, said in policies.topics.items():
-                if (own := said.first(name)) is not None:
-                    by_topic[str(topic)] = rule(own, self.namespaces[namespace], self.brokers)
-        return InForce({one: rule(None, said, self.brokers) for one, said in self.namespaces.items()}, by_topic)
+                if said.first(name) is not None:
+                    by_topic[str(topic)] = rule(said, self.namespaces[namespace], self.brokers)
+        nothing = TopicPolicies()
+        return InForce({one: rule(nothing, said, self.brokers) for one, said in self.namespaces.items()}, by_topic)
 
 
 def common_configuration(

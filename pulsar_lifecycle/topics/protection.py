@@ -1,6 +1,12 @@
-"""What protects a topic's data: legal holds, settings, system topics, shadow topics, unknown namespaces."""
+"""What protects a topic's data: legal holds, settings, system topics, shadow topics, unknown namespaces.
+
+Belongs here: the rules, as codes, and the sentence of each. Not here: reading what they judge by, what protects one
+ledger (``trimming/trim_rules.py``, ``deletion/orphans.py``).
+"""
 
 from __future__ import annotations
+
+from enum import StrEnum
 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import findings
@@ -15,45 +21,112 @@ NEVER = (
 )
 """Parts of topic names whose ledgers are never deleted by us: our own queue, and transactions."""
 
+NEVER_TRIMMED = "__transaction_"
+"""Local names of transaction topics begin so; :data:`NEVER` has those that bear it elsewhere."""
 
-def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] | None:
-    """Why an owner's ledgers are kept: (finding, reason), or None where the owner is no reason.
+
+class Protection(StrEnum):
+    """What keeps every ledger of a topic."""
+
+    RESERVED = "reserved"
+    """Its topic is the deletion queue, or of transactions."""
+    UNKNOWN_NAMESPACE = "unknown_namespace"
+    """No declared root has its namespace: it is foreign or gone."""
+    SHARED_NAMESPACE = "shared_namespace"
+    """Another cluster has its namespace, too."""
+    UNREAD_NAMESPACE = "unread_namespace"
+    """Its namespace could not be read whole."""
+    LOST_REFERENCES = "lost_references"
+    """An entry that names ledgers of its topic is gone or damaged, or its broker does not tell what it has in memory.
+    """
+    LEGAL_HOLD = "legal_hold"
+    """Its topic, namespace or tenant is on legal hold."""
+    LEGAL_HOLD_ON_PARTITION = "legal_hold_on_partition"
+    """A partition of its topic is on legal hold."""
+    SHADOW_SOURCE = "shadow_source"
+    """Its topic is the source of a shadow topic."""
+    SYSTEM_TOPIC = "system_topic"
+    """Its topic is a system topic."""
+
+    SHADOW_TOPIC = "shadow_topic"
+    """Its topic is a shadow topic: the ledgers are its source's."""
+    NOT_PERSISTENT = "not_persistent"
+    """Its topic is not a persistent one."""
+
+    LOADED = "loaded"
+    """A broker has its topic loaded, or may have: it trims the topic itself."""
+    TERMINATED = "terminated"
+    """Its topic is terminated: a broker that loads it does not write its z-node, and would not see our write."""
+    OPEN_ATTEMPT = "open_attempt"
+    """An offload of a ledger of its topic is not complete."""
+    OPEN_ORPHAN = "open_orphan"
+    """The newest scan found an unreferenced ledger of its topic that was never closed."""
+
+
+_TEXTS = {
+    Protection.RESERVED: "deletion queue or transaction: never deleted",
+    Protection.LOST_REFERENCES: "references of its topic, or of its schemas, are in an entry that is gone or damaged, "
+    "or in the memory of a broker that fails at saying so",
+    Protection.LEGAL_HOLD: "legal hold",
+    Protection.LEGAL_HOLD_ON_PARTITION: "legal hold on one of its partitions",
+    Protection.SHADOW_SOURCE: "source of a shadow topic",
+    Protection.SYSTEM_TOPIC: "system topic (orphans.system_topics opts in; to trim or delete it "
+    "trimming.system_topics, too)",
+    Protection.NOT_PERSISTENT: "not a persistent topic",
+    Protection.OPEN_ORPHAN: "the newest scan found an unreferenced ledger of it that was never closed: the deletion "
+    "run would wait",
+}
+
+
+def owner_protection(namespace: str, topic: str, context: Context) -> Protection | None:
+    """What protects an owner's ledgers; None where the owner is no reason.
 
     ``namespace`` is ``T/NS``, ``topic`` the full name.
     """
     local = topic.rpartition("/")[2]
     if any(part in topic for part in NEVER):
-        return Finding.KEPT, "deletion queue or transaction: never deleted"
+        return Protection.RESERVED
     if namespace not in context.namespaces and namespace not in context.gone_namespaces:
+        return Protection.UNKNOWN_NAMESPACE
+    if namespace in context.shared_namespaces:
+        return Protection.SHARED_NAMESPACE
+    if namespace in context.kept_namespaces:
+        return Protection.UNREAD_NAMESPACE
+    if context.kept_topics and not context.kept_topics.isdisjoint((topic, schema_owner(topic))):
+        return Protection.LOST_REFERENCES
+    if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
+        return Protection.LEGAL_HOLD
+    if context.holds and topic in context.held_parents:
+        return Protection.LEGAL_HOLD_ON_PARTITION
+    if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
+        return Protection.SHADOW_SOURCE
+    if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
+        return Protection.SYSTEM_TOPIC
+    return None
+
+
+def owner_rule(namespace: str, topic: str, context: Context) -> tuple[str, str] | None:
+    """:func:`owner_protection` as (finding, reason)."""
+    code = owner_protection(namespace, topic, context)
+    if code is None:
+        return None
+    if code is Protection.UNKNOWN_NAMESPACE:
         return (
             Finding.FOREIGN,
             f"namespace {namespace} exists under no declared root: foreign or gone (bookkeeper.gone_namespaces)",
         )
-    if namespace in context.shared_namespaces:
-        return Finding.KEPT, f"namespace {namespace} is another cluster's too: only its own brokers know what they hold"
-    if namespace in context.kept_namespaces:
-        return Finding.KEPT, f"namespace {namespace} could not be read whole"
-    if context.kept_topics and not context.kept_topics.isdisjoint((topic, schema_owner(topic))):
-        return Finding.KEPT, (
-            "references of its topic, or of its schemas, are in an entry that is gone or damaged, or in the memory of "
-            "a broker that fails at saying so"
-        )
-    if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
-        return Finding.KEPT, "legal hold"
-    if context.holds and topic in context.held_parents:
-        return Finding.KEPT, "legal hold on one of its partitions"
-    if not context.shadow_sources.isdisjoint((topic, holders(namespace, topic)[-1])):
-        return Finding.KEPT, "source of a shadow topic"
-    if not context.system_topics and (local.startswith("__") or namespace == "pulsar/system"):
-        return (
-            Finding.KEPT,
-            "system topic (orphans.system_topics opts in; to trim or delete it trimming.system_topics, too)",
-        )
-    return None
+    return Finding.KEPT, _text(code, namespace)
 
 
-NEVER_TRIMMED = "__transaction_"
-"""Local names of transaction topics begin so; ``orphans.NEVER`` has those that bear it elsewhere."""
+def _text(code: Protection, namespace: str) -> str:
+    if code is Protection.SHARED_NAMESPACE:
+        return f"namespace {namespace} is another cluster's too: only its own brokers know what they hold"
+    if code is Protection.UNREAD_NAMESPACE:
+        return f"namespace {namespace} could not be read whole"
+    if code is Protection.UNKNOWN_NAMESPACE:  # of a topic that is there now, and perhaps newer than the scan
+        return UNKNOWN_NAMESPACE.format(namespace)
+    return _TEXTS[code]
+
 
 UNKNOWN_NAMESPACE = (
     "namespace {} is not known to the newest scan: run the job `scan`; if that does not know it either, "
@@ -61,18 +134,34 @@ UNKNOWN_NAMESPACE = (
 )
 
 
-def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> str:
-    """Why nothing of a topic may leave its metadata; empty if the topic is no reason.
+def topic_protection(topic: Topic, shadow_source: str, context: findings.Context) -> Protection | None:
+    """What keeps everything of a topic in its metadata; None if the topic is no reason.
 
     ``shadow_source`` is what its own or its partitioned topic's properties name as the source of a shadow topic.
     """
     if shadow_source:
-        return f"shadow topic of {shadow_source}: its ledgers are its source's"
+        return Protection.SHADOW_TOPIC
     if topic.domain != "persistent":
-        return "not a persistent topic"
+        return Protection.NOT_PERSISTENT
     if topic.local.startswith(NEVER_TRIMMED):
-        return "deletion queue or transaction: never deleted"
-    found = owner_rule(str(topic.namespace), str(topic), context)
-    if found and found[0] is findings.Finding.FOREIGN:  # of a topic that is there now, and perhaps newer than the scan
-        return UNKNOWN_NAMESPACE.format(topic.namespace)
-    return found[1] if found else ""
+        return Protection.RESERVED
+    return owner_protection(str(topic.namespace), str(topic), context)
+
+
+def topic_rule(topic: Topic, shadow_source: str, context: findings.Context) -> str:
+    """:func:`topic_protection` as a sentence; empty if the topic is no reason."""
+    code = topic_protection(topic, shadow_source, context)
+    if code is Protection.SHADOW_TOPIC:
+        return f"shadow topic of {shadow_source}: its ledgers are its source's"
+    return _text(code, str(topic.namespace)) if code else ""
+
+
+def deletion_protection(topic: Topic, context: findings.Context) -> Protection | None:
+    """What would keep a deletion run from deleting any ledger that leaves the metadata of a topic."""
+    return Protection.OPEN_ORPHAN if str(topic) in context.open_topics else None
+
+
+def deletion_rule(topic: Topic, context: findings.Context) -> str:
+    """:func:`deletion_protection` as a sentence; empty if there is no reason."""
+    code = deletion_protection(topic, context)
+    return _TEXTS[code] if code else ""

@@ -16,6 +16,7 @@ from typing import Any
 
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers
 
 BYTES_PER_MB = 1 << 20
 """``ManagedLedgerImpl.MegaByte``."""
@@ -27,9 +28,12 @@ _MAX_MB = ((1 << 63) - 1) // BYTES_PER_MB
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 
 _TIME, _SIZE = "retentionTimeInMinutes", "retentionSizeInMB"
-_OF_TOPIC = "retentionPolicies"
+RETENTION_POLICIES = "retentionPolicies"
+"""Field of TopicPolicies."""
 _OF_NAMESPACE = "retention_policies"
 _BROKER_TIME, _BROKER_SIZE = "defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB"
+BROKER_NAMES = frozenset({_BROKER_TIME, _BROKER_SIZE})
+"""What it is called in broker.conf."""
 
 
 class Level(StrEnum):
@@ -82,11 +86,11 @@ class RetentionPolicy:
 def in_force(
     topic: TopicPolicies,
     namespace: Mapping[str, Any] | None,
-    broker: Mapping[str, Any] | None,
+    broker: Mapping[str, Any],
     *,
     system_topic: bool = False,
-) -> RetentionPolicy | None:
-    """The retention policy of a topic; None where it is the brokers' word and ``broker`` is None: not known.
+) -> RetentionPolicy:
+    """The retention policy of a topic; a rule for ``topics.policies.Layers``.
 
     ``topic``: what the topic has of its own; ``namespace``: the whole namespace policies, None if it has none;
     ``broker``: a broker's configuration. ``system_topic``: ``SystemTopicNames.isSystemTopic``. A number that a policy
@@ -94,8 +98,8 @@ def in_force(
     the level of a number that brokers would not take, or that overflows in them.
     """
     own = (
-        ((topic.local or {}).get(_OF_TOPIC), Level.TOPIC),
-        ((topic.everywhere or {}).get(_OF_TOPIC), Level.TOPIC_GLOBAL),
+        ((topic.local or {}).get(RETENTION_POLICIES), Level.TOPIC),
+        ((topic.everywhere or {}).get(RETENTION_POLICIES), Level.TOPIC_GLOBAL),
     )
     inherited = ((namespace or {}).get(_OF_NAMESPACE), Level.NAMESPACE)
     for said, level in own if system_topic else (*own, inherited):
@@ -103,7 +107,7 @@ def in_force(
             return _policy(said, _TIME, _SIZE, level)
     if system_topic:
         return RetentionPolicy(0, 0, Level.SYSTEM_TOPIC)
-    return None if broker is None else _policy(broker, _BROKER_TIME, _BROKER_SIZE, Level.BROKER)
+    return _policy(broker, _BROKER_TIME, _BROKER_SIZE, Level.BROKER)
 
 
 def _policy(said: object, time: str, size: str, level: Level) -> RetentionPolicy:
@@ -114,9 +118,33 @@ def _policy(said: object, time: str, size: str, level: Level) -> RetentionPolicy
 
 def _number(said: Mapping[Any, Any], name: str, level: Level, highest: int) -> int:
     value = said.get(name)
-    if value is None:
+    if value is None or value == "":
         return 0
     whole = type(value) is int or (type(value) is str and _WHOLE.fullmatch(value.strip()) is not None)
     if not whole or not -highest <= int(value) <= highest:
         raise CorruptFormat(f"retention policy ({level})", 0, f"a number up to {highest} as {name}")
     return int(value)
+
+
+def policies_in_force(layers: Layers) -> InForce[RetentionPolicy | None]:
+    """Retention by namespace and by topic; None: unknown.
+
+    That is a policy that brokers would not take, and the brokers' own where ``layers`` lacks it. Of a namespace whose
+    topics' policies could not be read all is unknown: a topic of it may have any.
+    """
+    found = layers.in_force(RETENTION_POLICIES, _known)
+    if layers.brokers.get(TOPIC_POLICIES_ENABLED) == "false":
+        return found
+    read = {name for name, own in layers.topics.items() if own.unknown is None}
+    by_namespace = {name: policy if name in read else None for name, policy in found.by_namespace.items()}
+    return InForce(by_namespace, found.by_topic)
+
+
+def _known(
+    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, Any]
+) -> RetentionPolicy | None:
+    try:
+        found = in_force(topic, namespace, broker)
+    except CorruptFormat:
+        return None
+    return None if found.level is Level.BROKER and not broker.keys() >= BROKER_NAMES else found

@@ -26,6 +26,7 @@ from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.owner_names import full_names
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import stored_references
 
 
@@ -93,7 +94,7 @@ def shadow_sources(store: MetadataStore, configuration: MetadataStore) -> Shadow
     """
     store.sync("/")
     units = topics.topic_units(store)
-    unread = [f"{unit.parent}: {unit.error}" for unit in units if unit.error]
+    unread = [f"{unit.parent}: {unit.why}" for unit in units if unit.trouble]
     found: set[str] = set()
     for batch in store.scan(f"{unit.parent}/{name}" for unit in units for name in unit.names or ()):
         unread += [f"{node.path}: {node.reason}" for node in batch.unread]
@@ -149,7 +150,7 @@ def cursors(store: MetadataStore, path: str) -> dict[str, ManagedCursorInfo]:
     return found
 
 
-def positions(tools: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
+def positions(ports: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo]) -> dict[str, Position]:
     """The persisted mark-delete position of each cursor, by its shown name: its cursor ledger's last entry, if any.
 
     A cursor ledger without any entry was just opened: the z-node's copy is then the truth, as the broker has it.
@@ -157,7 +158,7 @@ def positions(tools: Ports, root: str, cursors: Mapping[str, ManagedCursorInfo])
     """
     own = [name for name, cursor in cursors.items() if cursor.cursors_ledger_id >= 0]
     entries = stored_references.last_entries_of(
-        tools.store, tools.reader, [cursors[name].cursors_ledger_id for name in own], root
+        ports.store, ports.reader, [cursors[name].cursors_ledger_id for name in own], root
     )
     found: dict[str, Position | None] = {name: cursor.mark_delete for name, cursor in cursors.items()}
     for name, (metadata, entry) in zip(own, entries, strict=True):
@@ -186,14 +187,14 @@ def ledger_rows(store: MetadataStore, ids: Sequence[int], root: str) -> dict[int
         if isinstance(node, Node):
             nodes.append(node)
         elif node is not None:
-            unread = {"ledger_id": ledger_id, "error": node.reason, "length": 0}
+            unread = {"ledger_id": ledger_id, "problem": Problem.UNREAD.value, "error": node.reason, "length": 0}
             found[ledger_id] = dict.fromkeys(tables.BOOKKEEPER_LEDGERS.names) | unread
     if nodes:
         found |= {row["ledger_id"]: row for row in bookkeeper_ledgers.ledger_rows(nodes, root).to_pylist()}
     return found
 
 
-def named_by_cursors(tools: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> set[int]:
+def named_by_cursors(ports: Ports, root: str, path: str, cursors: Mapping[str, ManagedCursorInfo]) -> set[int]:
     """Cursor ledgers, delayed-index snapshots and compacted ledgers that the cursors of the topic at ``path`` name.
 
     Raises Refused or CorruptFormat for what cannot be read.
@@ -209,9 +210,9 @@ def named_by_cursors(tools: Ports, root: str, path: str, cursors: Mapping[str, M
         named.add(cursor_format.compacted_ledger(cursor.properties))
         if cursor.cursors_ledger_id >= 0:
             owned = [(path[len(MANAGED_LEDGERS_ROOT) + 1 :], path, cursor.cursors_ledger_id)]
-            words = stored_references.compaction_words(tools.store, tools.reader, owned, root)
+            words = stored_references.compaction_words(ports.store, ports.reader, owned, root)
             for word in words:
-                if word.error:
+                if word.problem:
                     raise Refused(f"its compacted ledger cannot be known: {word.error}")
             named |= {word.ledger_id for word in words}
     return {i for i in named if i is not None and i >= 0}

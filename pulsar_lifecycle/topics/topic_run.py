@@ -63,7 +63,7 @@ def owners_rules(cluster: Cluster, epoch: Epoch, now: int) -> Context:
 
 
 def topic_run(
-    cluster: Cluster, run_id: str, tools: Ports, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
+    cluster: Cluster, run_id: str, ports: Ports, context: Context, now: int, loaded_topics: bool | tuple[str, ...]
 ) -> TopicRun:
     """``now`` (ms) must be from before the brokers are asked, which is done here."""
     settings = cluster.settings
@@ -72,11 +72,11 @@ def topic_run(
         cluster=settings.cluster,
         ledgers_root=settings.bookkeeper.ledgers_root,
         now=now,
-        brokers=load_state.fetch_brokers(tools.store, tools.admin),
+        brokers=load_state.fetch_brokers(ports.store, ports.admin),
         context=context,
-        deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(tools.store)),
+        deliver_after_ms=deliver_after_ms_of(settings, control.is_sandbox(ports.store)),
         loaded_topics=loaded_topics if isinstance(loaded_topics, bool) else frozenset(loaded_topics),
-        shadows=snapshot.Shadows(lambda: shadow_sources(cluster, tools.store), tools.clock),
+        shadows=snapshot.Shadows(lambda: shadow_sources(cluster, ports.store), ports.clock),
     )
 
 

@@ -1,7 +1,7 @@
 """Unloads that follow our own writes of topics' z-nodes: their budget, and making those that are pending.
 
 Belongs here: when a topic must be unloaded, and how often that is tried. Not here: the z-nodes that remember it
-(``control.py``) and the writes that ask for it (``trimming/trim.py``). Source: DESIGN section 4.
+(``control.py``) and the writes that ask for it (``trimming/trim.py``).
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class Unloads:
 
 
 def _weighed(failure: LifecycleError) -> list[str]:
-    """A failed unload; one that is denied counts for as many as it takes to give up."""
+    """A failed unload; one that is denied counts for as many as end the trying."""
     return [str(failure)] * (MAX_FAILURES if isinstance(failure, AccessDenied) else 1)
 
 
@@ -204,7 +204,7 @@ def finish_unloads(
         try:
             brokers = load_state.fetch_brokers(store, admin)
         except LifecycleError as error:
-            return still_pending | {str(pending.topic): f"the brokers were not heard: {error}" for pending in watched}
+            return still_pending | {str(pending.topic): f"the brokers did not answer: {error}" for pending in watched}
         for pending in [pending for pending in watched if str(pending.topic) in brokers.loaded]:
             watched.remove(pending)
             _unload(store, admin, clock, guard, pending, still_pending, failed)

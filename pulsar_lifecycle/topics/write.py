@@ -1,7 +1,7 @@
 """A topic's z-node written by compare-and-set, with the unload that this asks for: one step that survives a crash.
 
 Belongs here: noting the unload before the write, what an unknown outcome leaves, settling. Not here: what is written,
-and why it may be (``trimming/trim.py``). Source: DESIGN section 4. A broker that has the topic is fenced by its next
+and why it may be (``trimming/trim.py``). A broker that has the topic is fenced by its next
 metadata write, unless the topic is unloaded at once; a topic that was written as unloaded is looked at again by whoever
 settles the pending unloads (``unloads.py``).
 """
@@ -33,6 +33,7 @@ from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
@@ -72,6 +73,8 @@ class TopicRun:
     deliver_after_ms: int
     loaded_topics: bool | frozenset[str]
     shadows: Shadows
+    plan_id: str = ""
+    """The plan that it applies, if it does."""
 
     def writes_loaded(self, topic: Topic) -> bool:
         """Whether the policy lets this topic's z-node be written while a broker has it."""
@@ -94,8 +97,8 @@ def writes_loaded(loaded_topics: bool | Collection[str], topic: Topic) -> bool:
 class TopicWrite:
     """Writes of one topic's z-node by one run; at most one of them may have reached it when it is finished."""
 
-    def __init__(self, tools: Ports, guard: RunGuard, topic: Topic) -> None:
-        self._store, self._admin, self._clock = tools.store, tools.admin, tools.clock
+    def __init__(self, ports: Ports, guard: RunGuard, topic: Topic) -> None:
+        self._store, self._admin, self._clock = ports.store, ports.admin, ports.clock
         self._guard, self._topic = guard, topic
         self._pending: PendingUnload | None = None
         self._newly_noted = False
@@ -176,7 +179,7 @@ def checked_path(store: MetadataStore, root: str, topic: Topic, node: Node, info
     """The z-node of a ledger that goes when the topic is deleted; a write of the topic demands that it is still there.
 
     A topic that was deleted and created again meanwhile may have come to the same version, but its deletion took this
-    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, has not given up
+    ledger with it. It is the last of those that BookKeeper has and that the topic, read as ``node``, has not released
     there: a broker leaves those behind. Raises Refused where there is none, or another topic of the name by now.
     """
     ids = sorted((i.ledger_id for i in info.ledgers if not (i.offload and i.offload.bookkeeper_deleted)), reverse=True)
@@ -200,16 +203,16 @@ def why_loaded(
     """Why a topic counts as loaded; empty if it is unloaded. ``now`` (ms) is from before ``brokers`` were asked."""
     last = max((item.ledger_id for item in info.ledgers), default=None)
     state = load_state.ledger_states(store, [last], root)[0]
-    found, why = load_state.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
-    return why if found == "loaded" else ""
+    load = load_state.load_state(info, node.stat.mtime, state, brokers.loaded.get(str(topic)), brokers, now)
+    return load.text if load.state is LoadState.LOADED else ""
 
 
-def why_not_unloaded(tools: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
+def why_not_unloaded(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
     """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
 
     ``anyway``: not writing it would be worse than a pending unload that fails.
     """
-    why = guard.unloads.lacks() or (None if anyway else guard.unloads.try_before(tools.admin, topic))
+    why = guard.unloads.lacks() or (None if anyway else guard.unloads.try_before(ports.admin, topic))
     return f"its topic is loaded, and {why}" if why else why
 
 
@@ -234,7 +237,7 @@ It is called anew for every try, so it must see an earlier write of its own as d
 
 
 def edit_topic(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str
 ) -> dict[int, Outcome]:
     """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
 
@@ -242,9 +245,9 @@ def edit_topic(
     ledgers that would change are ``left-to-broker``. Raises Paused, LeaseLost, Refused where the topic cannot be read,
     and what the stores raise; a loaded topic that may have been written is then unloaded all the same.
     """
-    write = TopicWrite(tools, guard, topic)
+    write = TopicWrite(ports, guard, topic)
     try:
-        said = _edit(run, tools, guard, topic, change, policy, write)
+        said = _edit(run, ports, guard, topic, change, policy, write)
     except LifecycleError as error:
         write.finish_after(error)
         raise
@@ -254,30 +257,30 @@ def edit_topic(
 
 
 def _edit(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
 ) -> dict[int, Outcome]:
     for _ in range(ATTEMPTS):
-        guard.check(tools.store)
-        tools.store.sync("/")
-        node, info = snapshot.topic_node(tools.store, topic)
+        guard.check(ports.store)
+        ports.store.sync("/")
+        node, info = snapshot.topic_node(ports.store, topic)
         write.seen(node.stat.version)
         wanted, said = change(node, info)
         if wanted == info:
             return said
-        loaded = why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
+        loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
         stays = ""
         if loaded and policy and not run.writes_loaded(topic):
             stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := why_not_unloaded(tools, guard, topic, anyway=not policy)) is not None:
+        elif loaded and (refusal := why_not_unloaded(ports, guard, topic, anyway=not policy)) is not None:
             if not refusal:
                 continue
             stays = refusal
         if stays:
             return {i: Outcome(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
-        checked = checked_path(tools.store, run.ledgers_root, topic, node, info)
+        checked = checked_path(ports.store, run.ledgers_root, topic, node, info)
         if loaded:
             guard.unloads.wait()
-        guard.check(tools.store)
+        guard.check(ports.store)
         write.note_unload(bool(loaded))
         if write.write(node, managed_ledger.encode(wanted), checked):
             return said

@@ -20,8 +20,9 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED
-from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     GOES,
     NOT_COUNTED,
@@ -49,11 +50,11 @@ _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
 
 
-def plan_topic_deletion(run: TopicRun, tools: Ports, topic: Topic) -> list[LedgerOutcome]:
+def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[LedgerOutcome]:
     """Every ledger that would go with :func:`delete_topic`, by a message or by the broker alone; writes nothing."""
 
     def look() -> list[LedgerOutcome]:
-        node, named = _named(run, tools, topic)
+        node, named = _named(run, ports, topic)
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
         return [
@@ -66,83 +67,83 @@ def plan_topic_deletion(run: TopicRun, tools: Ports, topic: Topic) -> list[Ledge
 
 
 def delete_topic(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None = None
 ) -> list[LedgerOutcome]:
     """Send a message for every ledger that a topic names, then let its broker delete it.
 
     ``counted``: the ledgers that were counted against the caps; a topic that has others by now is refused. The row of
     ledger -1 says what became of the topic. Raises Paused, LeaseLost, Overloaded.
     """
-    return guarded(topic, lambda: _delete(run, tools, guard, topic, force, counted))
+    return guarded(topic, lambda: _delete(run, ports, guard, topic, force, counted))
 
 
 def _delete(
-    run: TopicRun, tools: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
+    run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, force: bool, counted: Collection[int] | None
 ) -> list[LedgerOutcome]:
-    guard.check(tools.store)
-    node, named = _named(run, tools, topic)
+    guard.check(ports.store)
+    node, named = _named(run, ports, topic)
     if counted is not None and not named.keys() | _ids(managed_ledger.decode(node.data)) <= set(counted):
         raise Refused(f"{topic} has ledgers that {NOT_COUNTED}")
     todo = [message for _, messages, _ in named.values() for message in messages]
     lengths = {i: length for i, (_, _, length) in named.items()}
-    sent = send_messages(run, tools, todo, lengths, "its broker is asked to delete its topic next")
+    sent = send_messages(run, ports, todo, lengths, "its broker is asked to delete its topic next")
     unsent = next((one for one in sent if one.error), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
-        return _journalled(run, tools, topic, named, LEFT, f"{reason}: {unsent.error}")
-    _journalled(run, tools, topic, named, MARKED, "its topic is about to be deleted")
+        return _journalled(run, ports, topic, named, LEFT, f"{reason}: {unsent.error}")
+    _journalled(run, ports, topic, named, MARKED, "its topic is about to be deleted")
     try:
-        again, now = _refuse(run, tools, topic)
+        again, now = _refuse(run, ports, topic)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
-        return _journalled(run, tools, topic, named, LEFT, f"nothing was deleted: {refusal}")
-    guard.check(tools.store)
+        return _journalled(run, ports, topic, named, LEFT, f"nothing was deleted: {refusal}")
+    guard.check(ports.store)
     failure = "its z-node is still there"
     try:
-        tools.admin.delete_topic(topic, force)
+        ports.admin.delete_topic(topic, force)
     except LifecycleError as error:
         failure = str(error)
-    tools.store.sync("/")
-    after = tools.store.read([node.path])[0]
+    ports.store.sync("/")
+    after = ports.store.read([node.path])[0]
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
-        return _journalled(run, tools, topic, named, REMOVED, TOPIC_DELETED)
+        return _journalled(run, ports, topic, named, REMOVED, TOPIC_DELETED, code=Code.TOPIC_DELETED)
     reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
     had = [i for i, (row, _, _) in named.items() if row]
-    nodes = tools.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
+    nodes = ports.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
     said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
     if said:
         said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
-    return _journalled(run, tools, topic, named, LEFT, reason, said)
+    return _journalled(run, ports, topic, named, LEFT, reason, said)
 
 
 def _ids(info: ManagedLedgerInfo) -> list[int]:
     return [item.ledger_id for item in info.ledgers]
 
 
-def _refuse(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
+def _refuse(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, ManagedLedgerInfo]:
     """The topic's z-node, read now. Raises Refused if the topic must not go, shadow topics made this minute included.
 
     The broker's DELETE takes the source's ledgers from a shadow topic that reads them.
     """
-    tools.store.sync("/")
-    node, info = snapshot.topic_node(tools.store, topic)
-    reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info))
-    reason = reason or trim_rules.intent_rule(topic, run.context)
+    ports.store.sync("/")
+    node, info = snapshot.topic_node(ports.store, topic)
+    reason = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info))
+    reason = reason or protection.deletion_rule(topic, run.context)
     if reason:
         raise Refused(reason)
     return node, info
 
 
-def _named(run: TopicRun, tools: Ports, topic: Topic) -> tuple[Node, dict[int, _Named]]:
+def _named(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, dict[int, _Named]]:
     """The topic's z-node, and every ledger that it and its cursors name and that is the topic's. Raises Refused."""
-    node, info = _refuse(run, tools, topic)
-    cursors = snapshot.cursors(tools.store, node.path)
+    node, info = _refuse(run, ports, topic)
+    cursors = snapshot.cursors(ports.store, node.path)
     listed = {item.ledger_id: item for item in info.ledgers}
-    ids = sorted(listed.keys() | snapshot.named_by_cursors(tools, run.ledgers_root, node.path, cursors))
-    now = tools.clock.now_ms()
+    ids = sorted(listed.keys() | snapshot.named_by_cursors(ports, run.ledgers_root, node.path, cursors))
+    now = ports.clock.now_ms()
     named: dict[int, _Named] = {}
-    for ledger_id, row in snapshot.ledger_rows(tools.store, ids, run.ledgers_root).items():
+    for ledger_id, row in snapshot.ledger_rows(ports.store, ids, run.ledgers_root).items():
         own = trim_rules.tagged_message(topic, row, now) if row else None
         messages = [own] if own else []
         offload = listed[ledger_id].offload if ledger_id in listed else None
@@ -164,19 +165,25 @@ def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str
 
 def _journalled(
     run: TopicRun,
-    tools: Ports,
+    ports: Ports,
     topic: Topic,
     named: Mapping[int, _Named],
     outcome: str,
     reason: str,
     reasons: Mapping[int, str] = {},
+    code: str = "",
 ) -> list[LedgerOutcome]:
-    """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that have another one."""
-    now = tools.clock.now_ms()
-    marked = [replace(m, reason=reasons.get(m.ledger_id, reason)) for m in _marked(topic, named, outcome, reason)]
+    """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that the broker deleted."""
+    now = ports.clock.now_ms()
+    marked = [
+        replace(m, reason=reasons[m.ledger_id], code=Code.BROKER_DELETED)
+        if m.ledger_id in reasons
+        else replace(m, code=code)
+        for m in _marked(topic, named, outcome, reason)
+    ]
     rows: list[JournalRow] = []
     for one, (_, messages, _) in zip(marked, named.values(), strict=True):
         detail = outcome_of_message(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
-    tools.journal.record(rows)
+    ports.journal.record(rows)
     return [*marked, LedgerOutcome(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]

@@ -30,7 +30,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
-from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
     GOES,
     NOT_COUNTED,
@@ -58,20 +58,22 @@ from pulsar_lifecycle.topics.write import (
     why_not_unloaded,
 )
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim_rules import Verdict
+from pulsar_lifecycle.trimming.trim_rules import Stays, Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class TrimOrder:
     """Ledgers to be taken off one topic's list: those named, and every listed one up to ``up_to`` (inclusive).
 
-    ``counted``: those of them that were counted against the caps, where they were: no other may go.
+    ``counted``: those of them that were counted against the caps, where they were: no other may go. ``rules``: asked
+    whenever the topic is judged, each says why none of the ledgers may go by the policies of now, or nothing.
     """
 
     topic: Topic
     ledgers: frozenset[int] = frozenset()
     up_to: int = -1
     counted: frozenset[int] | None = None
+    rules: tuple[Callable[[], str], ...] = ()
 
     def asked(self, info: ManagedLedgerInfo) -> frozenset[int]:
         """Ledger ids; those that the topic does not list are among them if they were named."""
@@ -83,16 +85,16 @@ def no_report(marked: Sequence[LedgerOutcome]) -> None:
 
 
 def trim_topics(
-    run: TopicRun, tools: Ports, guard: RunGuard, orders: Sequence[TrimOrder], report: Report = no_report
+    run: TopicRun, ports: Ports, guard: RunGuard, orders: Sequence[TrimOrder], report: Report = no_report
 ) -> list[LedgerOutcome]:
     """Finish what earlier runs left pending, trim each topic, and look after those that were written as unloaded.
 
     An error that concerns one topic is that topic's outcome. Raises Paused, LeaseLost, Overloaded.
     """
-    still_pending = finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
+    still_pending = finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
     outcomes: list[LedgerOutcome] = []
     by_topic = merged(orders)
-    for topic in trim_rules.spread((bundle, topic) for topic, bundle in bundles(tools.store, by_topic).items()):
+    for topic in trim_rules.spread((bundle, topic) for topic, bundle in bundles(ports.store, by_topic).items()):
         if why := still_pending.get(str(topic)):
             found = [
                 LedgerOutcome(
@@ -100,30 +102,30 @@ def trim_topics(
                 )
             ]
         else:
-            found = guarded(topic, _Trim(run, tools, guard, by_topic[topic]).run)
+            found = guarded(topic, _Trim(run, ports, guard, by_topic[topic]).run)
         report(found)
         outcomes += found
-    still = finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
+    still = finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
     return outcomes + [
         LedgerOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in still.items()
     ]
 
 
-def plan_trim(run: TopicRun, tools: Ports, order: TrimOrder) -> list[LedgerOutcome]:
+def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutcome]:
     """What :func:`trim_topics` would do with one topic; writes nothing."""
 
     def look() -> list[LedgerOutcome]:
-        pending = [one for one in control.pending_unloads(tools.store) if one.topic == order.topic]
+        pending = [one for one in control.pending_unloads(ports.store) if one.topic == order.topic]
         if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
             return [
                 LedgerOutcome(
                     str(order.topic), -1, FAILED, f"nothing would be trimmed, an unload of it is pending: {broken}"
                 )
             ]
-        view = _look(run, tools, order)
+        view = _look(run, ports, order)
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
-        loaded = _loaded(run, tools, view)
+        loaded = _loaded(run, ports, view)
         first = (
             "only if the pending unload of its topic succeeds first"
             if any(isinstance(one, PendingUnload) and one.loaded for one in pending)
@@ -158,7 +160,8 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
         known = found.get(order.topic, order)
         counted = None if known.counted is None or order.counted is None else known.counted | order.counted
         up_to = max(known.up_to, order.up_to)
-        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted)
+        rules = tuple(dict.fromkeys((*known.rules, *order.rules)))
+        found[order.topic] = TrimOrder(order.topic, known.ledgers | order.ledgers, up_to, counted, rules)
     return found
 
 
@@ -183,11 +186,12 @@ class _View:
     def goes(self) -> list[int]:
         return [v.ledger_id for v in self.verdicts if v.goes]
 
-    def marked(self, ledger_id: int, outcome: str, reason: str) -> LedgerOutcome:
+    def marked(self, ledger_id: int, outcome: str, reason: str, code: str = "") -> LedgerOutcome:
         size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
         copy = self.copies.get(ledger_id)
         length = (copy.length if copy else 0) if size is None else size
-        return LedgerOutcome(str(self.topic), ledger_id, outcome, reason, length, LedgerComponent.MANAGED_LEDGER.value)
+        component = LedgerComponent.MANAGED_LEDGER.value
+        return LedgerOutcome(str(self.topic), ledger_id, outcome, reason, length, component, code)
 
     def stays(self, verdict: Verdict) -> LedgerOutcome:
         """What becomes of a ledger that may not leave; one before all that are listed has left already.
@@ -196,33 +200,35 @@ class _View:
         """
         first = min((item.ledger_id for item in self.info.ledgers), default=-1)
         if verdict.ledger_id >= first:
-            return self.marked(verdict.ledger_id, REFUSED, verdict.reason)
+            return self.marked(verdict.ledger_id, REFUSED, verdict.reason, verdict.code or "")
         copy = self.copies[verdict.ledger_id]
         if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
             return self.marked(verdict.ledger_id, REFUSED, f"{verdict.reason}: {copy.problem}")
         return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
 
 
-def _look(run: TopicRun, tools: Ports, order: TrimOrder) -> _View:
+def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
     """Read a topic afresh and judge it. Raises Refused naming what cannot be known of it."""
     topic = order.topic
-    tools.store.sync("/")
-    node, info = snapshot.topic_node(tools.store, topic)
-    positions = snapshot.positions(tools, run.ledgers_root, snapshot.cursors(tools.store, node.path))
+    ports.store.sync("/")
+    node, info = snapshot.topic_node(ports.store, topic)
+    positions = snapshot.positions(ports, run.ledgers_root, snapshot.cursors(ports.store, node.path))
     asked = order.asked(info)
-    rows = snapshot.ledger_rows(tools.store, sorted(asked), run.ledgers_root)
+    rows = snapshot.ledger_rows(ports.store, sorted(asked), run.ledgers_root)
     copies = trim_rules.copies_of(rows, topic, run.context)
-    reason = run.topic_rule(topic, snapshot.shadow_source(tools.store, topic, info), SHADOWS_SEEN_FOR)
-    reason = reason or trim_rules.intent_rule(topic, run.context)
-    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, reason)
+    reason = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
+    reason = reason or protection.deletion_rule(topic, run.context)
+    code = Stays.TOPIC if reason else Stays.POLICY
+    reason = reason or next(filter(None, (rule() for rule in order.rules)), "")
+    verdicts = trim_rules.judge(info, positions, copies, asked, run.context, reason, code)
     goes = any(v.goes for v in verdicts)
-    checked = checked_path(tools.store, run.ledgers_root, topic, node, info) if goes else ""
+    checked = checked_path(ports.store, run.ledgers_root, topic, node, info) if goes else ""
     return _View(topic, node, info, copies, verdicts, checked)
 
 
-def _loaded(run: TopicRun, tools: Ports, view: _View) -> str:
+def _loaded(run: TopicRun, ports: Ports, view: _View) -> str:
     """Why the topic counts as loaded; empty if it is unloaded."""
-    return why_loaded(tools.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
+    return why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
 
 def _left_to_broker(why: str) -> str:
@@ -232,14 +238,14 @@ def _left_to_broker(why: str) -> str:
 class _Trim:
     """One topic: what was sent, what was marked, and whether our write may have reached its z-node."""
 
-    def __init__(self, run: TopicRun, tools: Ports, guard: RunGuard, order: TrimOrder) -> None:
-        self._run, self._tools, self._guard, self._order = run, tools, guard, order
+    def __init__(self, run: TopicRun, ports: Ports, guard: RunGuard, order: TrimOrder) -> None:
+        self._run, self._tools, self._guard, self._order = run, ports, guard, order
         self._sent: dict[tuple[int, LedgerType], Sent] = {}
         self._marked: dict[int, LedgerOutcome] = {}
         self._marks: dict[int, Mapping[str, Any]] = {}
         """Ledger id -> what its journalled mark names."""
         self._outcomes: dict[int, LedgerOutcome] = {}
-        self._write = TopicWrite(tools, guard, order.topic)
+        self._write = TopicWrite(ports, guard, order.topic)
 
     def run(self) -> list[LedgerOutcome]:
         try:
@@ -263,9 +269,9 @@ class _Trim:
 
     def _attempt(self) -> bool:
         """Judge from the start and act; False when the z-node changed under us."""
-        tools = self._tools
-        self._guard.check(tools.store)
-        view = _look(self._run, tools, self._order)
+        ports = self._tools
+        self._guard.check(ports.store)
+        view = _look(self._run, ports, self._order)
         if self._account_for_lost_write(view):
             return True
         if not view.verdicts:
@@ -273,14 +279,16 @@ class _Trim:
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
                 left = v.ledger_id in self._marked
-                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, LEFT, v.reason) if left else view.stays(v)
+                self._outcomes[v.ledger_id] = (
+                    view.marked(v.ledger_id, LEFT, v.reason, v.code or "") if left else view.stays(v)
+                )
         if not view.goes:
             return True
-        loaded = _loaded(self._run, tools, view)
+        loaded = _loaded(self._run, ports, view)
         stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
         if not stays and not (view := self._counted_only(view)).goes:
             return True
-        if loaded and not stays and (refusal := why_not_unloaded(tools, self._guard, view.topic)) is not None:
+        if loaded and not stays and (refusal := why_not_unloaded(ports, self._guard, view.topic)) is not None:
             if not refusal:
                 return False
             stays = refusal
@@ -299,7 +307,7 @@ class _Trim:
             return view
         for ledger_id in view.goes:
             if ledger_id not in counted:
-                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, f"it {NOT_COUNTED}")
+                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, f"it {NOT_COUNTED}", Stays.NOT_COUNTED)
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
     def _account_for_lost_write(self, view: _View) -> bool:
@@ -355,7 +363,7 @@ class _Trim:
         self._marked |= removed
         self._guard.check(store)
         self._write.note_unload(loaded)
-        if not self._behind_all_cursors(view, leaving):
+        if not self._acknowledged_by_all(view, leaving):
             return False
         kept = tuple(item for item in view.info.ledgers if item.ledger_id not in removed)
         data = managed_ledger.encode(replace(view.info, ledgers=kept))
@@ -364,16 +372,19 @@ class _Trim:
         self._outcomes |= removed
         return True
 
-    def _behind_all_cursors(self, view: _View, leaving: Sequence[int]) -> bool:
-        """Whether no cursor stands in what leaves, or before it: a subscription may have been made or reset since.
+    def _acknowledged_by_all(self, view: _View, leaving: Sequence[int]) -> bool:
+        """Whether no cursor needs what leaves: a subscription may have been made or reset since.
 
         The last look before the write, so that as little time as possible is left for another one.
         """
-        tools = self._tools
-        tools.store.sync("/")
-        cursors = snapshot.cursors(tools.store, view.node.path)
-        positions = snapshot.positions(tools, self._run.ledgers_root, cursors)
-        return all(max(leaving) < position.ledger_id for position in positions.values())
+        ports = self._tools
+        ports.store.sync("/")
+        cursors = snapshot.cursors(ports.store, view.node.path)
+        positions = snapshot.positions(ports, self._run.ledgers_root, cursors)
+        items = [(item, view.copies.get(item.ledger_id)) for item in view.info.ledgers if item.ledger_id in leaving]
+        return all(
+            trim_rules.acknowledged(item, copy, position) for position in positions.values() for item, copy in items
+        )
 
     def _leave_rest(self, reason: str) -> None:
         """Whatever was marked and is not known to have left."""

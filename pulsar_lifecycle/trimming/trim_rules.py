@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 from pulsar_lifecycle.formats.deletion_message import (
@@ -26,13 +27,39 @@ from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.topics.listed_ledgers import Copy, copy_of, open_attempt
 
 
+class Stays(StrEnum):
+    """Why a ledger stays on its topic's list."""
+
+    NOT_LISTED = "not_listed"
+    """Its topic does not list it."""
+    TOPIC = "topic_protected"
+    """Something protects its topic, or its topic is not to be written."""
+    POLICY = "policy_changed"
+    """The retention in force is not the one of the plan any more, or is not known."""
+    COPY = "copy_not_deletable"
+    """A deletion run would keep a copy of it: then its topic must go on listing it."""
+    LAST_LEDGER = "last_ledger"
+    """It is the last ledger of its topic."""
+    CURSOR = "cursor"
+    """A durable cursor stands in it, or before it."""
+    NOT_PREFIX = "not_prefix"
+    """A ledger before it stays: ledgers go from the oldest on."""
+    NOT_COUNTED = "not_counted"
+    """It could not go when the caps were checked, and counts in none of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of one ledger: it ``goes``, or stays for ``reason``."""
+    """What becomes of one ledger: it ``goes`` if there is no ``code``, or stays for ``reason``."""
 
     ledger_id: int
-    goes: bool
+    code: Stays | None
     reason: str
+
+    @property
+    def goes(self) -> bool:
+        """Whether it may leave its topic."""
+        return self.code is None
 
 
 def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context) -> dict[int, Copy]:
@@ -42,13 +69,6 @@ def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, contex
         i: replace(copy, problem=copy.problem or "under-replicated") if i in context.under_replicated else copy
         for i, copy in copies.items()
     }
-
-
-def intent_rule(topic: Topic, context: findings.Context) -> str:
-    """Why a deletion run would delete no ledger that leaves the metadata of a topic; empty if there is no reason."""
-    if str(topic) in context.open_topics:
-        return "the newest scan found an unreferenced ledger of it that was never closed: the deletion run would wait"
-    return ""
 
 
 def copy_rule(offload: OffloadOutcome, context: findings.Context) -> str:
@@ -61,6 +81,23 @@ def copy_rule(offload: OffloadOutcome, context: findings.Context) -> str:
     return ""
 
 
+def acknowledged(item: LedgerInfo, copy: Copy | None, position: Position) -> bool:
+    """Whether a durable cursor at a persisted mark-delete position needs nothing of a listed ledger any more.
+
+    As for brokers, the ledger whose last entry it stands at is one of these, and so is one without entries. How many
+    there are is known where topic and BookKeeper agree, or one of them says nothing; that there are none, BookKeeper
+    must say.
+    """
+    here = copy.row if copy else None
+    stored = here["entries"] if here else None
+    if stored == 0 and not item.entries:
+        return True
+    if item.ledger_id != position.ledger_id:
+        return item.ledger_id < position.ledger_id
+    entries = item.entries or stored
+    return entries == position.entry_id + 1 and (here is None or stored == entries)
+
+
 def judge(
     info: ManagedLedgerInfo,
     cursors: Mapping[str, Position],
@@ -68,29 +105,36 @@ def judge(
     asked: Collection[int],
     context: findings.Context,
     topic_reason: str = "",
+    topic_code: Stays = Stays.TOPIC,
 ) -> list[Verdict]:
-    """One verdict per ledger asked for, by id.
+    """One verdict per ledger asked for, by id. ``topic_reason``: why none of them may go.
 
     ``cursors`` are the persisted mark-delete positions of every durable cursor, ``copies`` has every ledger asked for
-    that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and everything below
-    the ledger of every mark-delete position.
+    that the topic lists. What goes is always a prefix of the topic's ledgers, never the last one, and of no use to any
+    cursor (:func:`acknowledged`).
     """
+    topic_code = topic_code if topic_reason else Stays.TOPIC
     topic_reason = topic_reason or open_attempt(info)
     listed = {item.ledger_id: item for item in info.ledgers}
-    verdicts = {i: Verdict(i, False, "its topic does not list it") for i in asked}
+    verdicts = {i: Verdict(i, Stays.NOT_LISTED, "its topic does not list it") for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
     in_the_way = -1
     for ledger_id in sorted(listed):
         if ledger_id in verdicts:
-            reason = topic_reason or _own_reason(listed[ledger_id], copies.get(ledger_id), context)
-            if not reason and ledger_id == max(listed):
-                reason = "the last ledger of its topic"
-            if not reason and slowest and ledger_id >= cursors[slowest].ledger_id:
-                reason = f"cursor {slowest} stands at {cursors[slowest]}"
-            if not reason and in_the_way >= 0:
-                reason = f"ledger {in_the_way} before it stays: it would leave a hole"
-            verdicts[ledger_id] = Verdict(ledger_id, not reason, reason)
-            if not reason:
+            item, copy = listed[ledger_id], copies.get(ledger_id)
+            code, reason = None, ""
+            if topic_reason:
+                code, reason = topic_code, topic_reason
+            elif own := _own_reason(item, copy, context):
+                code, reason = Stays.COPY, own
+            elif ledger_id == max(listed):
+                code, reason = Stays.LAST_LEDGER, "the last ledger of its topic"
+            elif slowest and not acknowledged(item, copy, cursors[slowest]):
+                code, reason = Stays.CURSOR, f"cursor {slowest} stands at {cursors[slowest]}"
+            elif in_the_way >= 0:
+                code, reason = Stays.NOT_PREFIX, f"ledger {in_the_way} before it stays: it would leave a hole"
+            verdicts[ledger_id] = Verdict(ledger_id, code, reason)
+            if code is None:
                 continue
         in_the_way = ledger_id if in_the_way < 0 else in_the_way
     return [verdicts[i] for i in sorted(verdicts)]
@@ -116,7 +160,7 @@ def _own_reason(item: LedgerInfo, copy: Copy | None, context: findings.Context) 
 def data_messages(topic: Topic, item: LedgerInfo, copy: Copy | None, sent_at: int) -> list[PendingDeleteLedgerInfo]:
     """The messages for a data ledger: one per copy there is, in BookKeeper and in tiered storage.
 
-    Where its topic gave up the one in BookKeeper, that one may be there still. No message says so if a deletion run
+    Where its topic released the one in BookKeeper, that one may be there still. No message says so if a deletion run
     would keep it: then it is the orphan scan's.
     """
     offload = item.offload
@@ -158,7 +202,7 @@ def tagged_message(topic: Topic, row: Mapping[str, Any], sent_at: int) -> Pendin
 
     None where they do not say that it is the topic's: then the orphan scan judges it, once nothing names it any more.
     """
-    if row["error"] or row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
+    if row["problem"] or row["application"] != "pulsar" or row["component"] not in findings.COMPONENTS:
         return None
     if owner_names.owner_in(row)[1] != str(topic):
         return None

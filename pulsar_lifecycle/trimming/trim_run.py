@@ -18,7 +18,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.runs.caps import effective_caps
+from pulsar_lifecycle.runs.caps import Caps, effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
@@ -31,24 +31,37 @@ from pulsar_lifecycle.trimming.trim import TrimOrder, merged, no_report, plan_tr
 
 
 def trim(
-    cluster: Cluster, run_id: str, orders: Sequence[TrimOrder], *, dry_run: bool, report: Report = no_report
+    cluster: Cluster,
+    run_id: str,
+    orders: Sequence[TrimOrder],
+    *,
+    dry_run: bool,
+    report: Report = no_report,
+    caps: Caps | None = None,
+    of_plan: str = "",
 ) -> list[LedgerOutcome]:
     """Take ledgers off the lists of topics that live on; a dry run says what would become of each and writes nothing.
+
+    ``of_plan``: the plan that asks for it; then loaded topics are left to their brokers, whatever the settings say.
 
     Raises Refused when another run acts, the newest scan is not covered, or more would go than the settings' caps
     allow; Paused, LeaseLost, Overloaded.
     """
 
-    def planned(run: TopicRun, tools: Ports) -> list[LedgerOutcome]:
-        return [one for order in merged(orders).values() for one in plan_trim(run, tools, order)]
+    def planned(run: TopicRun, ports: Ports) -> list[LedgerOutcome]:
+        return [one for order in merged(orders).values() for one in plan_trim(run, ports, order)]
+
+    def of(run: TopicRun) -> TopicRun:
+        return replace(run, plan_id=of_plan, loaded_topics=False) if of_plan else run
 
     if dry_run:
-        with _looking(cluster, run_id) as (run, tools):
-            return planned(run, tools)
-    with _acting(cluster, run_id) as (run, tools, guard):
-        counted = _check_caps(cluster, planned(run, tools))
+        with _looking(cluster, run_id) as (run, ports):
+            return planned(of(run), ports)
+    with _acting(cluster, run_id) as (run, ports, guard):
+        run = of(run)
+        counted = _check_caps(cluster, planned(run, ports), caps)
         orders = [replace(order, counted=counted.get(str(order.topic), frozenset())) for order in orders]
-        return trim_topics(run, tools, guard, orders, report)
+        return trim_topics(run, ports, guard, orders, report)
 
 
 def delete_topics(
@@ -56,23 +69,25 @@ def delete_topics(
 ) -> list[LedgerOutcome]:
     """Delete topics whole, each with a message per ledger first; errors and dry run as in :func:`trim`."""
 
-    def planned(run: TopicRun, tools: Ports, report: Report) -> list[LedgerOutcome]:
-        return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, tools, topic), report)
+    def planned(run: TopicRun, ports: Ports, report: Report) -> list[LedgerOutcome]:
+        return _each(topics, lambda topic: delete_topic.plan_topic_deletion(run, ports, topic), report)
 
     if dry_run:
-        with _looking(cluster, run_id) as (run, tools):
-            return planned(run, tools, report)
-    with _acting(cluster, run_id) as (run, tools, guard):
-        counted = _check_caps(cluster, planned(run, tools, no_report))
-        finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
+        with _looking(cluster, run_id) as (run, ports):
+            return planned(run, ports, report)
+    with _acting(cluster, run_id) as (run, ports, guard):
+        counted = _check_caps(cluster, planned(run, ports, no_report))
+        finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
 
         def delete(topic: Topic) -> list[LedgerOutcome]:
-            return delete_topic.delete_topic(run, tools, guard, topic, force, counted.get(str(topic), frozenset()))
+            return delete_topic.delete_topic(run, ports, guard, topic, force, counted.get(str(topic), frozenset()))
 
         return _each(topics, delete, report)
 
 
-def _check_caps(cluster: Cluster, planned: Sequence[LedgerOutcome]) -> dict[str, frozenset[int]]:
+def _check_caps(
+    cluster: Cluster, planned: Sequence[LedgerOutcome], caps: Caps | None = None
+) -> dict[str, frozenset[int]]:
     """By topic, the ledgers that were counted: only they may go, as each is judged anew when its turn comes.
 
     Raises Refused if they exceed the caps of one launch, before anything goes.
@@ -86,7 +101,7 @@ def _check_caps(cluster: Cluster, planned: Sequence[LedgerOutcome]) -> dict[str,
     )
     newest = cluster.lake.epochs(cluster=cluster.settings.cluster)[-1]
     listed = next(c for c in newest.census if c.table == "bookkeeper_ledgers").listed
-    check_blast(rows, listed, effective_caps(cluster.settings.apply))
+    check_blast(rows, listed, caps or effective_caps(cluster.settings.apply))
     counted: dict[str, set[int]] = {}
     for one in going:
         counted.setdefault(one.topic, set()).add(one.ledger_id)
@@ -105,11 +120,11 @@ def _each(topics: Sequence[Topic], work: Callable[[Topic], list[LedgerOutcome]],
 @contextmanager
 def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
     """Everything a dry run needs, paused or not; the session with the metadata store cannot write."""
-    with topic_tools(cluster, read_only=True) as tools:
-        context = _context(cluster, evidence.check_store(cluster, tools.store))
+    with topic_tools(cluster, read_only=True) as ports:
+        context = _context(cluster, evidence.check_store(cluster, ports.store))
         yield (
-            topic_run(cluster, run_id, tools, context, tools.clock.now_ms(), cluster.settings.trimming.loaded_topics),
-            tools,
+            topic_run(cluster, run_id, ports, context, ports.clock.now_ms(), cluster.settings.trimming.loaded_topics),
+            ports,
         )
 
 
@@ -117,14 +132,14 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
 def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
-    with published(settings), topic_tools(cluster) as tools:
-        context = _context(cluster, evidence.check_may_act(cluster, tools.store))
-        with control.held_lease(settings, tools.store, f"run {run_id}") as lease:
-            now = min(lease.taken_at, tools.clock.now_ms())
+    with published(settings), topic_tools(cluster) as ports:
+        context = _context(cluster, evidence.check_may_act(cluster, ports.store))
+        with control.held_lease(settings, ports.store, f"run {run_id}") as lease:
+            now = min(lease.taken_at, ports.clock.now_ms())
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))  # by the store's clock where ours is ahead
-            run = topic_run(cluster, run_id, tools, context, now, settings.trimming.loaded_topics)
-            yield run, tools, RunGuard(lease.guard, unloads_of(settings))
+            run = topic_run(cluster, run_id, ports, context, now, settings.trimming.loaded_topics)
+            yield run, ports, RunGuard(lease.guard, unloads_of(settings))
 
 
 def _context(cluster: Cluster, fingerprint: str) -> Context:

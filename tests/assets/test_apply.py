@@ -11,6 +11,7 @@ import pytest
 
 from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
+from orchestration.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.deletion.workers import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, NOT_DELETED
@@ -65,8 +66,8 @@ def unreachable(tmp_path: Path) -> LifecycleResource:
 
 
 def test_a_launch_has_no_caps_of_its_own() -> None:
-    for config in (ApplyConfig(plan_id="p", digest="d"), SweepConfig(plan_id="p", digest="d")):
-        assert config.order().caps == AS_SET
+    for config in (ApplyConfig, SweepConfig, RetentionConfig):
+        assert config(plan_id="p", digest="d").order().caps == AS_SET
     assert RedriveConfig().max_messages is None
 
 
@@ -79,6 +80,8 @@ def test_a_launch_has_no_caps_of_its_own() -> None:
         (apply_plan_job, "send_intents", {"max_ledgers_per_topic": 100_001}),
         (sweep_objects_job, "sweep", {"max_ledgers": 11}),
         (sweep_objects_job, "sweep", {"max_ledgers": 11, "dry_run": False}),
+        (apply_retention_job, "trim_expired", {"max_ledgers": 11}),
+        (apply_retention_job, "trim_expired", {"max_ledgers": 11, "dry_run": False}),
         (redrive_job, "redrive", {"max_messages": 11}),
         (redrive_job, "redrive", {"max_messages": 11, "dry_run": False}),
     ],

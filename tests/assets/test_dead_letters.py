@@ -22,9 +22,9 @@ from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TO
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from resources.lifecycle import LifecycleResource
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.kit.builders import BILLS, intent
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.kit.settings import SETTINGS
 
 NOW = 1_700_000_000_000

@@ -24,13 +24,15 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from resources.lifecycle import LifecycleResource
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
-from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.builders import A_GAP
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.settings import SETTINGS
 
 NOW = 10_000_000_000
@@ -69,7 +71,7 @@ class Bell:
     def pass_time(self, milliseconds: int) -> None:
         self.topics.now_ms += milliseconds
 
-    def scan(self, cluster: str = "east", gaps: tuple[str, ...] = ()) -> None:
+    def scan(self, cluster: str = "east", gaps: tuple[Gap, ...] = ()) -> None:
         """A scan that ended now."""
         now = self.topics.now_ms
         epoch = Epoch(f"{cluster}-{now}", cluster, "f", now, now, (), 1, 1, (), gaps=gaps)
@@ -388,6 +390,6 @@ def test_nothing_rings_before_a_scan_is_old_enough_to_confirm_another(bell: Bell
 
 def test_without_a_scan_that_counts_a_run_is_to_make_it(bell: Bell) -> None:
     bell.scan("west")
-    bell.scan("east", ("a gap",))
+    bell.scan("east", (A_GAP,))
     bell.wait(0)
     assert bell.name in bell.run_key()

@@ -63,7 +63,7 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
 
 
 def test_ledgers_that_their_topics_gave_up_have_words_of_their_own() -> None:
-    unlisted, released = "what a restored ledger needs", "what a ledger given up by its topic needs"
+    unlisted, released = "what a restored ledger needs", "what a ledger released by its topic needs"
     found = result(RESTORED, RESTORED)
     found.ledgers[1].topic = "persistent://acme/orders/placed"
     assert released not in undone_shown(found)

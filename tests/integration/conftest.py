@@ -1,4 +1,4 @@
-"""One sandbox and one Spark session for the whole test session; sessions on its queue and its bucket.
+"""One sandbox for the whole test session, one Spark session where a test asks for it; sessions on queue and bucket.
 
 The sandbox is unseeded, in a folder of its own, ended afterwards. ``PULSAR_LIFECYCLE_TEST_SANDBOX`` names the data
 folder of a sandbox to use instead; it is left running. A test that kills servers or needs a cluster with exactly known
@@ -31,10 +31,12 @@ from tests.integration.pipeline import Pipeline
 from tests.kit.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
-    *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_coverage", "test_offload_run"),
-    *("test_broker_offloader_schedules", "test_rollback", "test_trimming", "test_bookkeeper_entries", "test_pipeline"),
-    *("test_sandbox", "test_undo", "test_waiting", "test_wheel", "test_object_sweep", "test_delayed_snapshots"),
-    *("test_topic_policies", "test_retry_topics", "test_queue_contract", "test_objects_faults"),
+    *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_executors"),
+    *("test_broker_offloader_schedules", "test_offload_run", "test_bookkeeper_entries", "test_undo"),
+    *("test_retry_topics", "test_sandbox", "test_object_sweep"),
+    *("test_rollback", "test_topic_policies", "test_delayed_snapshots", "test_pipeline"),
+    *("test_pipeline_coverage", "test_waiting", "test_trimming", "test_wheel", "test_pipeline_crash"),
+    *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""
 
@@ -73,7 +75,7 @@ def offloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[None]:
-    """Whoever uses a pipeline needs it: its executors run this Python, and its JVM ends with the tests."""
+    """Whoever starts Spark needs it: its executors run this Python, and its JVM ends with the tests."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     yield
     session = SparkSession.getActiveSession()
@@ -86,12 +88,12 @@ def pipelines(sandbox: Cluster, spark: None, tmp_path_factory: pytest.TempPathFa
     """Makes pipelines, each with a lake of its own; the deletion queue is empty when a module begins."""
     driving.drain(sandbox)
 
-    def make(overrides: dict[str, dict[str, Any]] | None = None, lake: str = "") -> Pipeline:
+    def make(overrides: dict[str, dict[str, Any]] | None = None, lake: str = "", *, on_spark: bool = False) -> Pipeline:
         folder = tmp_path_factory.mktemp("pipeline")
         made = {section: dict(values) for section, values in (overrides or {}).items()}
         if lake:
             made.setdefault("lake", {})["path"] = lake
-        return Pipeline(driving.settings_file(sandbox, folder, made))
+        return Pipeline(driving.settings_file(sandbox, folder, made), on_spark=on_spark)
 
     return make
 

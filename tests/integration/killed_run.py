@@ -1,8 +1,8 @@
-"""One run of the product in a process of its own, struck by a fault at a chosen step:
-``python -m tests.integration.killed_run SETTINGS TASK ARGUMENTS FAULT``, the last two as JSON.
+"""A run of the product in a process of its own, in which a fault strikes at a chosen step: ``strike(...)``.
 
-The run is the one the jobs take, with Spark and real servers; only the port that takes the step strikes there. Not
-here: what must be true afterwards (``test_kills.py``).
+The run is the one the jobs take, on real servers. Its tasks are threads of that process; only where an executor is to
+die are they Spark's. Where it was struck is written down by the process itself just before the damage, and told by
+:meth:`Running.end`. Not here: what must be true afterwards.
 """
 
 from __future__ import annotations
@@ -10,79 +10,182 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
 from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.runs.caps import AS_SET, Order
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.tasks import Counter, SparkTasks, Tasks
+from pulsar_lifecycle.runs.tasks import Counter, LocalTasks, Tasks
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.trimming import trim_run
+from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim import TrimOrder
-from tests.integration.pipeline import NO_CAPS, Pipeline
+from sandbox.clients import wait_for
+from tests.kit.local_cluster import AT_ONCE, ClusterWithTasks, local_cluster
 
+ROOT = Path(__file__).parents[2]
 PORTS: dict[str, type] = {
     "store": KazooStore,
     "journal": FileJournal,
     "queue": PulsarDeletionQueue,
     "objects": S3ObjectStore,
 }
+RUN, EXECUTOR, NOBODY = "run", "executor", "nobody"
+"""Victims: the whole run, the executor that does the step, or nothing: the step waits while a test kills a server."""
+EXECUTORS = "local-cluster[2,1,1024]"
+"""The Spark master that a settings file needs whose run is to lose an executor."""
+PAUSE = 5.0
+"""Seconds that the step of a run without a victim waits."""
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Strikes at the first call of a port's method, before it or ``after``; once, for ``flag`` is then there.
-
-    Only calls whose arguments, written out, contain ``about`` count.
-    ``victim``: ``driver`` kills the run's whole process group, ``executor`` the JVM that this worker belongs to and
-    the worker, ``nobody`` only waits, so that a test can kill a server meanwhile.
-    """
+class Step:
+    """The first call of a port's method whose arguments, written out, contain ``about``: before it, or ``after``."""
 
     port: str
     method: str
     after: bool
-    victim: str
-    driver: int
-    flag: str
     about: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{'after' if self.after else 'before'} {self.port}.{self.method}"
+
+
+@dataclass(frozen=True)
+class Struck:
+    """Where a run was struck, as it wrote down itself."""
+
+    step: str
+    arguments: str
+
+
+# --------------------------------------------------------------------------------------------------------- for the test
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run that was begun."""
+
+    process: subprocess.Popen[str]
+    step: Step
+    victim: str
+    file: Path
+
+    def reached(self) -> bool:
+        """Whether its step was reached."""
+        return self.file.exists()
+
+    def wait_until_reached(self) -> None:
+        ended = self.process.poll
+        wait_for(f"the run to come to {self.step.name}", lambda: self.reached() or ended() is not None, 300)
+
+    def end(self) -> Struck | None:
+        """Wait for the end; None if it ended well and never came to its step. A victim must have been killed there.
+
+        A run that loses an executor must end well; one beside which a server dies may end as it likes.
+        """
+        said, errors = self.process.communicate(timeout=900)
+        code = self.process.returncode
+        log = f"it ended with {code}: {said[-1000:]}{errors[-3000:]}"
+        if not self.reached():
+            assert code == 0, log
+            return None
+        assert (code == -signal.SIGKILL) == (self.victim == RUN), log
+        assert self.victim != EXECUTOR or code == 0, log
+        struck = Struck(**json.loads(self.file.read_text()))
+        assert struck.step == self.step.name
+        assert self.step.about in struck.arguments
+        return struck
+
+    def struck(self) -> Struck:
+        """:meth:`end` of a run that must come to its step."""
+        found = self.end()
+        assert found is not None, f"it never came to {self.step.name}"
+        return found
+
+
+def strike(
+    settings: Path, task: str, arguments: Mapping[str, Any], step: Step, victim: str = RUN, tasks: int = AT_ONCE
+) -> Running:
+    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``) that is struck at ``step``.
+
+    ``tasks``: how many of them work at once.
+    """
+    folder = settings.parent / f"struck-{time.time_ns()}"
+    folder.mkdir()
+    file = folder / "step.json"
+    fault = {"step": asdict(step), "victim": victim, "file": str(file)}
+    given = [task, json.dumps(dict(arguments)), json.dumps(fault), str(tasks)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.killed_run", str(settings), *given],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return Running(process, step, victim, file)
+
+
+# ------------------------------------------------------------------------------------------------------ in its process
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Strikes once in all processes of a run: whoever makes ``file`` first does the damage."""
+
+    step: Step
+    victim: str
+    file: str
+    run: int
+    """The run's process group."""
 
     def arm(self) -> None:
         """Put the fault into this process."""
-        port = PORTS[self.port]
-        original = getattr(port, self.method)
+        step, port = self.step, PORTS[self.step.port]
+        original = getattr(port, step.method)
+        if hasattr(original, "armed"):  # by another task of this process
+            return
 
         def struck(*args: Any, **options: Any) -> Any:
-            if self.about and self.about not in repr(args):
+            written = repr(args[1:])
+            if step.about not in written:
                 return original(*args, **options)
-            if self.after:
+            if step.after:
                 result = original(*args, **options)  # one that fails is no step to strike after
-                self.strike()
+                self.strike(written)
                 return result
-            self.strike()
+            self.strike(written)
             return original(*args, **options)
 
-        setattr(port, self.method, struck)
+        struck.armed = True  # type: ignore[attr-defined]
+        setattr(port, step.method, struck)
 
-    def strike(self) -> None:
-        """Do the damage, unless it was done already."""
+    def strike(self, arguments: str) -> None:
+        """Write down where this is and do the damage, unless it was done already."""
+        partial = Path(f"{self.file}.{os.getpid()}.{time.time_ns()}")
+        partial.write_text(json.dumps({"step": self.step.name, "arguments": arguments}))
         try:
-            Path(self.flag).touch(exist_ok=False)
+            os.link(partial, self.file)
         except FileExistsError:
             return
-        if self.victim == "nobody":
-            time.sleep(5)
+        if self.victim == NOBODY:
+            time.sleep(PAUSE)
             return
-        if self.victim == "driver":
-            os.killpg(self.driver, signal.SIGKILL)
+        if self.victim == RUN:
+            os.killpg(self.run, signal.SIGKILL)
         else:
             daemon = os.getppid()
             os.kill(_parent(daemon), signal.SIGKILL)
@@ -113,31 +216,50 @@ class StruckTasks:
         return self.tasks.counter()
 
 
+def cluster_of(file: str, fault: Fault, tasks: int) -> Cluster:
+    """Where the run works; Spark starts only if an executor is to die."""
+    if fault.victim == EXECUTOR:
+        from resources.lifecycle import LifecycleResource
+
+        on = LifecycleResource(config_file=file).cluster()
+        return ClusterWithTasks(on.spark, on.settings, file, on.lake, given=StruckTasks(on.tasks, fault))
+    return local_cluster(file, StruckTasks(LocalTasks(tasks), fault))
+
+
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def main(settings: str, task: str, arguments: dict[str, Any], fault: Fault) -> None:
+def main(file: str, task: str, arguments: dict[str, Any], fault: Fault, tasks: int) -> None:
     """Run one task."""
-    pipeline = Pipeline(Path(settings))
-    Cluster.tasks = property(lambda cluster: StruckTasks(SparkTasks(cluster.spark), fault))  # type: ignore[assignment]
-    where = pipeline.where
-    if task == "delete":  # not in the driver: its session deletes nothing but the lease
-        print(pipeline.delete_pending(arguments["run_id"]))
+    where = cluster_of(file, fault, tasks)
+    if task == "delete":  # the fault is the tasks' alone: the driver deletes nothing but its lease
+        print(deletion_run.delete_pending(where, arguments["run_id"]))
         return
     fault.arm()
     if task == "apply":
-        print(pipeline.apply(Order(arguments["plan_id"], arguments["digest"], NO_CAPS), arguments["run_id"]))
+        order = Order(arguments["plan_id"], arguments["digest"], AS_SET)
+        print(deletion_run.apply_plan(where, arguments["run_id"], order, print))
     elif task == "offload":
-        order = offload_run.OffloadOrder(arguments["plan_id"], arguments["digest"])
-        print(offload_run.offload_now(where, arguments["run_id"], order, print))
+        wanted = offload_run.OffloadOrder(arguments["plan_id"], arguments["digest"])
+        print(offload_run.offload_now(where, arguments["run_id"], wanted, print))
     elif task == "trim":
         orders = [TrimOrder(Topic.parse(arguments["topic"]), up_to=arguments["up_to"])]
         print(trim_run.trim(where, arguments["run_id"], orders, dry_run=False))
+    elif task == "retention":
+        order = Order(arguments["plan_id"], arguments["digest"])
+        print(apply_retention(where, arguments["run_id"], order, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")
 
 
 if __name__ == "__main__":
-    path, what, options, struck = sys.argv[1:]
-    main(path, what, json.loads(options), Fault(**json.loads(struck), driver=os.getpgid(0)))
+    path, what, options, armed, count = sys.argv[1:]
+    given_fault = json.loads(armed)
+    main(
+        path,
+        what,
+        json.loads(options),
+        Fault(Step(**given_fault["step"]), given_fault["victim"], given_fault["file"], os.getpgid(0)),
+        int(count),
+    )

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import boto3
 from botocore.config import Config
+from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.offloaded_ledger import Location
@@ -27,6 +28,7 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.sources.offloaded import PulsarOffload
 from pulsar_lifecycle.tiered.offload_planning import make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.proof import verify
@@ -98,11 +100,9 @@ def contexts(sandbox: Cluster, topic: str) -> dict[int, Any]:
 
 
 def messages(pipeline: Pipeline, topic: str) -> list[bytes]:
-    """What Spark reads of a topic from the bucket."""
-    spark = pipeline.where.spark
-    options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
-    rows = spark.read.format("pulsar_offload").options(**options).load()
-    found = rows.select("ledger_id", "entry_id", "batch_index", "payload").collect()
+    """What the reader of ``pulsar_offload`` gives of a topic from the bucket, in this process."""
+    reader = PulsarOffload({"settings": str(pipeline.file), "topic": topic, "as": "messages"}).reader(StructType())
+    found = [row for share in reader.partitions() for batch in reader.read(share) for row in batch.to_pylist()]
     return [
         bytes(row["payload"])
         for row in sorted(found, key=lambda r: (r["ledger_id"], r["entry_id"], r["batch_index"] or 0))

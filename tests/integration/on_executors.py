@@ -26,7 +26,7 @@ def where_the_library_is(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Recor
 def main(path: str) -> dict[str, Any]:
     from tests.integration.pipeline import Pipeline
 
-    pipeline = Pipeline(Path(path))
+    pipeline = Pipeline(Path(path), on_spark=True)
     spark = pipeline.where.spark
     found = spark.range(0, 4, 1, 4).mapInArrow(where_the_library_is, "library string, folder string").collect()
     planned = pipeline.confirmed_plan()
@@ -36,7 +36,7 @@ def main(path: str) -> dict[str, Any]:
     return {
         "libraries": sorted({row["library"] for row in found}),
         "folders": sorted({row["folder"] for row in found}),
-        "gaps": planned.summary.gaps,
+        "gaps": [gap.text for gap in planned.summary.gaps],
         "planned": sorted(planned.ids),
         "sent": applied.sent,
         "outcomes": [[o.outcome, o.reason, o.ledgers] for o in outcomes],

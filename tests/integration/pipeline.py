@@ -1,4 +1,4 @@
-"""The whole pipeline as the tests drive it: one settings file and one lake per instance, library calls, one Spark.
+"""The whole pipeline as the tests drive it: one settings file and one lake per instance, library calls.
 
 Belongs here: the steps of a run in the order the jobs take them, and looking at what came out. Not here: planting
 (``sandbox.plant``) and asserting.
@@ -17,11 +17,10 @@ from uuid import uuid4
 
 from kazoo.client import KazooClient
 
-from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.orphan_findings import build_findings
+from pulsar_lifecycle.deletion import deletion_run, scan_run
 from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import (
     DELETION_TOPIC,
@@ -38,16 +37,14 @@ from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster as Where
-from pulsar_lifecycle.scan.epochs import close_epoch
-from pulsar_lifecycle.scan.read import build_references, new_epoch_id, scan_table
-from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.settings import PulsarSettings, load_settings
 from resources.lifecycle import LifecycleResource
 from sandbox import znodes
 from sandbox.clients import Admin, wait_for
 from sandbox.cluster import Cluster
 from sandbox.toolchain import SandboxError
+from tests.kit.local_cluster import local_cluster
 
-TABLES = ("bookkeeper_ledgers", "managed_ledgers", "managed_cursors", "schemas", "topics")
 NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
 STATS_INTERVAL = 2.0
@@ -102,34 +99,30 @@ class Planned:
 
 
 class Pipeline:
-    """One operator with a settings file and a lake of his own."""
+    """One operator with a settings file and a lake of his own. His runs work in this process, or ``on_spark``."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, on_spark: bool = False) -> None:
         self.file = file
-        self._resource = LifecycleResource(config_file=str(file))
+        self._on_spark = on_spark
 
     @property
     def where(self) -> Where:
-        return self._resource.cluster()
+        return self.spark_cluster if self._on_spark else local_cluster(str(self.file))
+
+    @property
+    def spark_cluster(self) -> Where:
+        """Starts Spark; whoever asks for it needs the fixture ``spark``."""
+        return LifecycleResource(config_file=str(self.file)).cluster()
 
     @property
     def lake(self) -> str:
-        return self._resource.settings().lake.path
+        return load_settings(str(self.file)).lake.path
 
     # ------------------------------------------------------------------------------------------------------- the steps
 
     def scan(self) -> Epoch:
         """One epoch, from listing BookKeeper to findings."""
-        where, now = self.where, SystemClock().now_ms()
-        epoch_id = new_epoch_id(now)
-        where.lake.begin_epoch(epoch_id, now, epoch_id)
-        for table in TABLES:
-            for root in [""] if table in ("bookkeeper_ledgers", "topics") else where.roots():
-                where.lake.store_census(epoch_id, scan_table(where, epoch_id, table, root))
-        build_references(where, epoch_id)
-        epoch = close_epoch(where, epoch_id, now, where.lake.census(epoch_id), SystemClock().now_ms())
-        build_findings(where, epoch_id)
-        return epoch
+        return scan_run.scan(self.where, uuid4().hex)
 
     def plan(self, epoch: Epoch) -> Planned:
         summary, rows = deletion_run.make_plan(self.where, epoch)
@@ -163,11 +156,11 @@ class Pipeline:
 
     def journal(self, ledger_id: int | None = None) -> list[dict[str, Any]]:
         """Rows of the deletion phase, oldest first."""
-        rows = journal_rows(self.lake, ledger_id=ledger_id).to_pylist()
+        rows = journal_rows(FileJournal(self.lake), ledger_id=ledger_id).to_pylist()
         return [row for row in rows if row["phase"] == "delete"]
 
     def archived(self, ledger_id: int) -> list[dict[str, Any]]:
-        return archived_nodes(self.lake, ledger_id=ledger_id).to_pylist()
+        return archived_nodes(FileJournal(self.lake), ledger_id=ledger_id).to_pylist()
 
 
 # ----------------------------------------------------------------------------------------------------------- the queue
@@ -195,9 +188,10 @@ def waiting(sandbox: Cluster) -> int:
 
 def emptied(sandbox: Cluster) -> bool:
     """Whether all messages are acknowledged; the last acknowledgements arrive a moment after a run's end."""
-    with suppress(SandboxError):
-        wait_for("the acknowledgements to arrive", lambda: waiting(sandbox) == 0, 30)
-    return waiting(sandbox) == 0
+    with deletion_queue(sandbox) as queue:
+        with suppress(SandboxError):
+            wait_for("the acknowledgements to arrive", lambda: queue.backlog() == 0, 30)
+        return queue.backlog() == 0
 
 
 def drain(sandbox: Cluster) -> None:

@@ -19,7 +19,7 @@ from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings, ZooKeeperSettings
-from tests.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.ledger_reader import FakeLedgerReader
 
 MESSAGES = 120
 NO_SUCH_LEDGER = 2**31 - 5

@@ -101,7 +101,7 @@ class Written:
             ]
 
     def table(self, **options: str) -> DataFrame:
-        spark: SparkSession = Pipeline(self.settings).where.spark
+        spark: SparkSession = Pipeline(self.settings).spark_cluster.spark
         return spark.read.format("bookkeeper_entries").options(settings=str(self.settings), **options).load()
 
 

@@ -1,4 +1,4 @@
-"""The stand-in for a broker's offloader is one: brokers write, read, give up and delete as 4.0.7 does with its own."""
+"""The stand-in for a broker's offloader is one: brokers write, read, release and delete as 4.0.7 does with its own."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def bucket(offloading: Cluster) -> Iterator[Any]:
 
 
 @pytest.fixture
-def operator(offloading: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
+def operator(offloading: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
     def make(**offload: Any) -> Pipeline:
         return Pipeline(
             settings_file(offloading, tmp_path_factory.mktemp("pipeline"), with_offloader(offloading, **offload))
@@ -64,7 +64,7 @@ def test_a_broker_offloads_reads_gives_up_and_deletes(
     assert existing(offloading, going) == set(going)
     set_policy(offloading, namespace, 0)
     trim(offloading, topic)
-    wait_for("the broker to give up BookKeeper's copies", lambda: not existing(offloading, going))
+    wait_for("the broker to release BookKeeper's copies", lambda: not existing(offloading, going))
     assert all(contexts(offloading, topic)[ledger].bookkeeper_deleted for ledger in going)
     with Admin(offloading.admin_url) as admin:
         admin.unload(topic)
@@ -92,7 +92,7 @@ def test_a_broker_reads_what_we_offload(offloading: Cluster, operator: Callable[
     set_policy(offloading, namespace, 0)
     assert read_by_broker(offloading, topic, len(payloads)) == before
     trim(offloading, topic)
-    wait_for("the broker to give up BookKeeper's copies", lambda: not existing(offloading, going))
+    wait_for("the broker to release BookKeeper's copies", lambda: not existing(offloading, going))
     with Admin(offloading.admin_url) as admin:
         admin.unload(topic)
     assert read_by_broker(offloading, topic, len(payloads)) == before

@@ -11,6 +11,7 @@ import pytest
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.tiered.offload_run import revert_offloads
@@ -46,8 +47,8 @@ def bucket(offloading: Cluster) -> Iterator[Any]:
 
 
 @pytest.fixture
-def operator(offloading: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
-    """Pipelines that give copies up at once; ``lake`` is another one's, to go on where it ended."""
+def operator(offloading: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pipeline]:
+    """Pipelines that release copies at once; ``lake`` is another one's, to go on where it ended."""
 
     def make(lake: str = "", **more: Any) -> Pipeline:
         made = with_offloader(offloading, **{"release": "ours", "deletion_lag": 0, **more})
@@ -72,8 +73,8 @@ def is_loaded(sandbox: Cluster, topic: str) -> bool:
     return ledger_metadata.decode(found[0]).state is LedgerState.OPEN
 
 
-def given_up(sandbox: Cluster, topic: str) -> set[int]:
-    """The ledgers whose copy in BookKeeper a topic gives up."""
+def released_copies(sandbox: Cluster, topic: str) -> set[int]:
+    """The ledgers whose copy in BookKeeper a topic releases."""
     return {
         ledger for ledger, offloaded in contexts(sandbox, topic).items() if offloaded and offloaded.bookkeeper_deleted
     }
@@ -82,7 +83,7 @@ def given_up(sandbox: Cluster, topic: str) -> set[int]:
 # ------------------------------------------------------------------------- 9: a copy that is refused must not go anyway
 
 
-def test_a_copy_that_we_refuse_to_give_up_is_given_up_by_no_broker(
+def test_a_copy_that_we_refuse_to_release_is_released_by_no_broker(
     offloading: Cluster, operator: Callable[..., Pipeline], bucket: Any
 ) -> None:
     namespace = new_namespace(offloading, "damaged")
@@ -97,7 +98,7 @@ def test_a_copy_that_we_refuse_to_give_up_is_given_up_by_no_broker(
     flip(file, file.read_bytes().index(payloads[20]))
     unload(offloading, topic)
 
-    # brokers give copies up by their lag: who reads a topic through them to give up another one lets them do it
+    # brokers release copies by their lag: who reads a topic through them to release another one lets them do it
     set_policy(offloading, namespace, 0)
     before = written(offloading, topic)
     pipeline = operator()
@@ -118,7 +119,7 @@ def test_a_copy_that_we_refuse_to_give_up_is_given_up_by_no_broker(
     assert said[damaged][0] == "proof-failed", said
     assert "revert_offloads" in said[damaged][1]
     assert said[sound][0] == "released", said
-    assert given_up(offloading, topic) == {sound}
+    assert released_copies(offloading, topic) == {sound}
     assert not is_loaded(offloading, topic)
     back = operator(pipeline.lake, loaded_topics=True)
     outcomes = revert_offloads(back.where, "back", Topic.parse(topic), [damaged], dry_run=False)
@@ -142,22 +143,24 @@ def test_nothing_is_released_at_a_location_that_a_broker_cannot_read(
     epoch = pipeline.scan()
     first = operator(pipeline.lake, loaded_topics=True, max_ledgers=1)
     offload(first, planned(first, namespaces[0], epoch=epoch)[0], "first")
-    assert len(given_up(offloading, passed)) == 1
-    before = {topic: given_up(offloading, topic) for topic in (passed, failing)}
+    assert len(released_copies(offloading, passed)) == 1
+    before = {topic: released_copies(offloading, topic) for topic in (passed, failing)}
     offloading.restart("broker-1", {"s3ManagedLedgerOffloadServiceEndpoint": "http://127.0.0.1:9"})
     try:
         plan, rows = planned(pipeline, *namespaces)
         assert {row["topic"] for row in rows} == {passed, failing}
         said = offload(pipeline, plan, "broken")
-        assert {topic: given_up(offloading, topic) for topic in (passed, failing)} == before, said
+        assert {topic: released_copies(offloading, topic) for topic in (passed, failing)} == before, said
         asked = [
-            row for row in journal_rows(pipeline.lake, run_id="broken").to_pylist() if row["outcome"] == "read-failed"
+            row
+            for row in journal_rows(FileJournal(pipeline.lake), run_id="broken").to_pylist()
+            if row["outcome"] == "read-failed"
         ]
         assert asked
     finally:
         offloading.restart("broker-1", {})
     said = offload(pipeline, planned(pipeline, *namespaces)[0], "mended")
-    assert given_up(offloading, failing), said
+    assert released_copies(offloading, failing), said
 
 
 def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_read_since(
@@ -171,14 +174,14 @@ def test_a_deletion_run_that_is_under_way_deletes_nothing_where_a_broker_cannot_
     unload(offloading, given, failing)
     pipeline = operator(loaded_topics=True)
     offload(pipeline, planned(pipeline, namespaces[0])[0], "first")
-    released = given_up(offloading, given)
+    released = released_copies(offloading, given)
     assert released
     plan, _ = planned(pipeline, namespaces[1])
     delete = deletion_run.delete_from_queue
 
     def fail_first(*begun: Any) -> Any:
         said = offload(pipeline, plan, "beside")
-        asked = [row["outcome"] for row in journal_rows(pipeline.lake, run_id="beside").to_pylist()]
+        asked = [row["outcome"] for row in journal_rows(FileJournal(pipeline.lake), run_id="beside").to_pylist()]
         assert "read-failed" in asked, said
         return delete(*begun)
 

@@ -6,28 +6,32 @@ rerun finishes the work, and every intent ended in exactly one state.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pulsar
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
+from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.topics.first_phase import GOES
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
+from tests.integration.killed_run import EXECUTOR, EXECUTORS, NOBODY, RUN, Running, Step, strike
 from tests.integration.pipeline import (
+    NO_CAPS,
     Pipeline,
     drain,
     emptied,
@@ -39,7 +43,6 @@ from tests.integration.pipeline import (
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 TOPICS = 3
 ORPHANS = 24
 FINAL = {"deleted", "gone", "kept", "refused"}
@@ -157,12 +160,12 @@ def begin(
     orphans: dict[str, Any],
     task: str,
     arguments: dict[str, object],
-    **fault: object,
-) -> subprocess.Popen[str]:
-    """Begin a run in a process group of its own, with a fault that makes ``folder/struck`` when it strikes."""
-    master = "local-cluster[2,1,1024]" if fault["victim"] == "executor" else "local[2]"
+    step: Step,
+    victim: str = RUN,
+) -> Running:
+    """Begin a run in a process of its own that is struck at ``step``."""
     # the next run waits for a killed one's session to end; a run that is to live through the kill needs patience
-    session = "20s" if fault["victim"] == "executor" else "5s"
+    session = "20s" if victim == EXECUTOR else "5s"
     file = settings_file(
         cluster,
         folder / "run",
@@ -170,45 +173,41 @@ def begin(
             "zookeeper": {"session_timeout": session},
             "lake": {"path": lake},
             "orphans": orphans,
-            "spark": {"master": master},
+            "spark": {"master": EXECUTORS if victim == EXECUTOR else "local[2]"},
             "deletion": {"batch": 5},
             "trimming": {"loaded_topics": True},
         },
     )
-    command = [sys.executable, "-m", "tests.integration.killed_run", str(file), task]
-    return subprocess.Popen(
-        [*command, json.dumps(arguments), json.dumps({"flag": str(folder / "struck"), **fault})],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    return strike(file, task, arguments, step, victim)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Scene:
-    """One lake, one namespace, and the orphans planted in it."""
+    """The orphans of one test and the plan that names just them; all tests share the operator and his lake."""
 
     cluster: Cluster
-    folder: Path
-    orphans: set[int] = field(default_factory=set)
+    pipeline: Pipeline
+    orphans: set[int]
+    plan: PlanSummary
 
-    def __post_init__(self) -> None:
-        file = settings_file(
-            self.cluster, self.folder, {"zookeeper": {"session_timeout": "20s"}, "orphans": KILLED_BROKERS_LEAK}
-        )
-        self.pipeline = Pipeline(file)
-        leaked = f"persistent://{new_namespace(self.cluster, 'killed')}/leaked"
-        with self.cluster.metadata() as zk:
-            metadata = znodes.ledger_metadata(self.cluster.bookies, znodes.managed_ledger_tags(leaked))
-            self.orphans = {znodes.new_ledger(zk, metadata) for _ in range(ORPHANS)}
-        self.planned = self.pipeline.confirmed_plan()
-        assert self.orphans <= self.planned.ids
+    def send(self) -> None:
+        """Put all intents into the queue."""
+        self.pipeline.apply(Order(self.plan.plan_id, self.plan.digest, NO_CAPS))
 
-    def start(self, task: str, arguments: dict[str, object], **fault: object) -> subprocess.Popen[str]:
-        self.flag = self.folder / "struck"
-        return begin(self.cluster, self.folder, self.pipeline.lake, KILLED_BROKERS_LEAK, task, arguments, **fault)
+    def deletes(self, folder: Path, step: Step, victim: str) -> Running:
+        """Begin a deletion run that is struck; all intents are in the queue, and a scan is younger than they are."""
+        self.send()
+        self.pipeline.scan()
+        lake = self.pipeline.lake
+        return begin(self.cluster, folder, lake, KILLED_BROKERS_LEAK, "delete", {"run_id": "killed"}, step, victim)
+
+    def outcomes(self) -> dict[int, list[str]]:
+        """What the journal says of each orphan, oldest first."""
+        found: dict[int, list[str]] = {ledger: [] for ledger in self.orphans}
+        for row in self.pipeline.journal():
+            if row["ledger_id"] in found:
+                found[row["ledger_id"]].append(row["outcome"])
+        return found
 
     def finish(self) -> None:
         """Rerun until the queue is empty, and look at what became of every intent."""
@@ -218,42 +217,61 @@ class Scene:
                 break
         assert emptied(self.cluster)
         assert not existing(self.cluster, self.orphans), "the rerun did not finish the work"
-        rows = self.pipeline.journal()
-        deleted = Counter(row["ledger_id"] for row in rows if row["outcome"] == "deleted")
-        assert set(deleted.values()) <= {1}, "a ledger was deleted twice"
-        last = {row["ledger_id"]: row["outcome"] for row in rows}
-        assert {ledger: last.get(ledger) for ledger in self.orphans if last.get(ledger) not in FINAL} == {}
+        outcomes = self.outcomes()
+        assert all(said.count("deleted") <= 1 for said in outcomes.values()), "a ledger was deleted twice"
+        assert {ledger: said for ledger, said in outcomes.items() if not said or said[-1] not in FINAL} == {}
         assert all(self.pipeline.archived(ledger) for ledger in self.orphans)
 
 
-@pytest.fixture
-def scene(cluster: Cluster, traffic: Traffic, spark: None, tmp_path: Path) -> Scene:
-    drain(cluster)
-    return Scene(cluster, tmp_path)
+SENDING = "sending"
+STEPS = {
+    "after the archive": Step("store", "delete_many", after=False),
+    "after the deletion": Step("store", "delete_many", after=True),
+    "before the acknowledgement": Step("queue", "acknowledge", after=False),
+}
+VICTIMS = (RUN, EXECUTOR)
+SERVERS = ("broker-1", "bookie-1", "zookeeper")
 
 
-def sent(scene: Scene) -> None:
-    """All intents are in the queue, and a scan is younger than they are."""
-    scene.pipeline.apply(scene.pipeline.order(scene.planned))
-    scene.pipeline.scan()
+@pytest.fixture(scope="module")
+def scenes(cluster: Cluster, traffic: Traffic, tmp_path_factory: pytest.TempPathFactory) -> dict[object, Scene]:
+    """All scenes, planted, scanned and planned together."""
+    overrides = {"zookeeper": {"session_timeout": "20s"}, "orphans": KILLED_BROKERS_LEAK}
+    pipeline = Pipeline(settings_file(cluster, tmp_path_factory.mktemp("scenes"), overrides))
+    planted: dict[object, set[int]] = {}
+    for name in (SENDING, *SERVERS, *product(VICTIMS, STEPS)):
+        leaked = f"persistent://{new_namespace(cluster, 'killed')}/leaked"
+        with cluster.metadata() as zk:
+            metadata = znodes.ledger_metadata(cluster.bookies, znodes.managed_ledger_tags(leaked))
+            planted[name] = {znodes.new_ledger(zk, metadata) for _ in range(ORPHANS)}
+    pipeline.scan()
+    epoch = pipeline.scan()
+    made: dict[object, Scene] = {}
+    for name, orphans in planted.items():
+        only = pc.field("ledger_id").isin(pa.array(sorted(orphans), pa.int64()))
+        plan, _ = deletion_run.make_plan(pipeline.where, epoch, only=lambda rows, only=only: rows.filter(only))
+        assert (plan.actionable, plan.ledgers) == (True, ORPHANS), plan
+        made[name] = Scene(cluster, pipeline, orphans, plan)
+    return made
 
 
-def test_a_run_killed_after_sending_sends_again_and_deletes_once(scene: Scene, traffic: Traffic) -> None:
-    summary = scene.planned.summary
-    order = {"plan_id": summary.plan_id, "digest": summary.digest, "run_id": "killed"}
-    fault = {"port": "journal", "method": "record", "about": "phase='send'", "after": False, "victim": "driver"}
-    run = scene.start("apply", order, **fault)
-    _, errors = run.communicate(timeout=900)
-    assert scene.flag.exists(), errors[-3000:]
-    assert waiting(scene.cluster) == len(scene.planned.ids)
+def test_a_run_killed_after_sending_sends_again_and_deletes_once(
+    scenes: dict[object, Scene], traffic: Traffic, tmp_path: Path
+) -> None:
+    scene = scenes[SENDING]
+    drain(scene.cluster)
+    order = {"plan_id": scene.plan.plan_id, "digest": scene.plan.digest, "run_id": "killed"}
+    step = Step("journal", "record", after=False, about="phase='send'")
+    begin(scene.cluster, tmp_path, scene.pipeline.lake, KILLED_BROKERS_LEAK, "apply", order, step).struck()
+    assert waiting(scene.cluster) == ORPHANS
     traffic.check()
-    sent(scene)
-    assert waiting(scene.cluster) == 2 * len(scene.planned.ids)
+    scene.send()
+    assert waiting(scene.cluster) == 2 * ORPHANS
     scene.finish()
 
 
 def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
-    cluster: Cluster, traffic: Traffic, spark: None, tmp_path: Path
+    cluster: Cluster, traffic: Traffic, tmp_path: Path
 ) -> None:
     """The worst moment of all: a loaded topic's z-node is written, and its broker does not know."""
     drain(cluster)
@@ -276,14 +294,13 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
         return [one.outcome for one in found] == [GOES, GOES]
 
     wait_for(f"the ledgers of {topic} to be consumed", may_go)
-    fault = {"port": "store", "method": "write", "about": "/managed-ledgers/", "after": True, "victim": "driver"}
+    step = Step("store", "write", after=True, about="/managed-ledgers/")
     arguments = {"topic": topic, "up_to": asked[-1], "run_id": "killed"}
     for _ in range(5):  # a run leaves the topic to the next one if its list changes at each of its tries
-        run = begin(cluster, tmp_path, pipeline.lake, {}, "trim", arguments, **fault)
-        said, errors = run.communicate(timeout=900)
-        if run.returncode:
+        struck = begin(cluster, tmp_path, pipeline.lake, {}, "trim", arguments, step).end()
+        if struck:
             break
-    assert (tmp_path / "struck").exists(), said + errors[-3000:]
+    assert struck
     with cluster.metadata() as zk:
         assert not set(asked) & set(znodes.listed_ledgers(zk, topic)), "it was killed before its write"
 
@@ -297,36 +314,44 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
     assert {pipeline.journal(ledger)[-1]["outcome"] for ledger in asked} == {"deleted"}
 
 
-STEPS = {
-    "after the archive": {"port": "store", "method": "delete_many", "after": False},
-    "after the deletion": {"port": "store", "method": "delete_many", "after": True},
-    "before the acknowledgement": {"port": "queue", "method": "acknowledge", "after": False},
-}
-
-
 @pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("victim", ["driver", "executor"])
+@pytest.mark.parametrize("victim", VICTIMS)
 def test_a_deletion_that_is_killed_is_finished_by_the_next_run(
-    scene: Scene, traffic: Traffic, victim: str, step: str
+    scenes: dict[object, Scene], traffic: Traffic, tmp_path: Path, victim: str, step: str
 ) -> None:
-    sent(scene)
-    run = scene.start("delete", {"run_id": "killed"}, victim=victim, **STEPS[step])
-    _, errors = run.communicate(timeout=900)
-    assert scene.flag.exists(), errors[-3000:]
-    if victim == "executor":  # Spark gives the task to another executor
-        assert run.returncode == 0, errors[-3000:]
+    scene = scenes[victim, step]
+    drain(scene.cluster)
+    scene.deletes(tmp_path, STEPS[step], victim).struck()
+    if victim == RUN:
+        check_where_it_died(scene, step)
     traffic.check()
     scene.finish()
 
 
-@pytest.mark.parametrize("server", ["broker-1", "bookie-1", "zookeeper"])
-def test_a_server_killed_during_a_deletion_loses_nothing(scene: Scene, traffic: Traffic, server: str) -> None:
-    sent(scene)
-    fault = {"port": "store", "method": "delete_many", "after": True, "victim": "nobody"}
-    run = scene.start("delete", {"run_id": "disturbed"}, **fault)
-    wait_for("the run to reach its deletions", scene.flag.exists, 300)
+def check_where_it_died(scene: Scene, step: str) -> None:
+    """What a run that was killed at this step leaves behind; its two tasks were in the middle of a batch each."""
+    gone = scene.orphans - existing(scene.cluster, scene.orphans)
+    journalled = {ledger for ledger, said in scene.outcomes().items() if "deleted" in said}
+    assert all(scene.pipeline.archived(ledger) for ledger in gone)
+    if step == "after the archive":
+        assert any(scene.pipeline.archived(ledger) for ledger in scene.orphans - gone)
+    elif step == "after the deletion":
+        assert gone - journalled
+    else:
+        assert journalled
+        assert waiting(scene.cluster) == ORPHANS, "it was killed after an acknowledgement"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_server_killed_during_a_deletion_loses_nothing(
+    scenes: dict[object, Scene], traffic: Traffic, tmp_path: Path, server: str
+) -> None:
+    scene = scenes[server]
+    drain(scene.cluster)
+    run = scene.deletes(tmp_path, Step("store", "delete_many", after=True), NOBODY)
+    run.wait_until_reached()
     scene.cluster.kill(server)
     scene.cluster.start_server(server)
-    run.communicate(timeout=900)  # it may have finished or stopped; the rerun must be able to tell
+    run.struck()  # it may have finished or stopped; the rerun must be able to tell
     traffic.check()
     scene.finish()

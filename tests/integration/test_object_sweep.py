@@ -223,7 +223,7 @@ def test_exactly_what_is_leaked_and_ours_goes(
     with pytest.raises(Refused, match="max_share"):
         rows_to_sweep(pipeline.where, replace(order, caps=Lowered(max_share=0.0001)))
     assert rows_to_sweep(pipeline.where, order).num_rows == rows.num_rows
-    assert journal_rows(pipeline.lake, plan_id=summary.plan_id).num_rows == 0
+    assert journal_rows(FileJournal(pipeline.lake), plan_id=summary.plan_id).num_rows == 0
     done = sweep(pipeline.where, "sweep", order, lambda _: None)
     assert (done.applied.sent, done.applied.failed) == (rows.num_rows - 1, 0)
     assert [(one.upload_id, one.outcome) for one in done.dropped] == [(uploads["left"], "aborted")]
@@ -267,10 +267,9 @@ def test_an_operator_reads_the_inventory_is_alarmed_and_sweeps_what_the_page_say
         assert f"| {BUCKET} | orphan pair | 1 | 2 | 2.1 KiB |" in plan["what goes"]
         (said,) = re.findall(r"```json\n(.*?)```", plan["how to apply"], re.DOTALL)
         config = json.loads(said)
-        ordered = config["ops"]["sweep"]["config"]
-        dry = {name: value for name, value in ordered.items() if name != "dry_run"}
-        jobs.run("sweep_objects", {"ops": {"sweep": {"config": dry}}})
+        jobs.run("sweep_objects", config)
         assert driving.waiting(sandbox) == 0
+        config["ops"]["sweep"]["config"]["dry_run"] = False
         jobs.run("sweep_objects", config)
         assert driving.waiting(sandbox) == 2
         jobs.run("delete_pending")

@@ -95,7 +95,7 @@ class Offloading:
         return verify(self.objects, target.location, Source(metadata, 1), origin=origin, **given)
 
     def table(self, **options: str) -> DataFrame:
-        spark: SparkSession = Pipeline(self.file).where.spark
+        spark: SparkSession = Pipeline(self.file).spark_cluster.spark
         return spark.read.format("pulsar_offload").options(settings=str(self.file), **options).load()
 
     def uploads(self, target: Target) -> int:

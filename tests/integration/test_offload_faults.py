@@ -24,10 +24,10 @@ from pulsar_lifecycle.topics.write import FAILED
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
-from tests.fakes.http_proxy import Answer, CutAnswer, CutRequest, Fault, FaultyHttpProxy, Hang, Replace
 from tests.integration import offloads
 from tests.integration.offloads import check_ledgers, check_settled, contexts, keys, messages, planned
 from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
+from tests.kit.fakes.http_proxy import Answer, CutAnswer, CutRequest, Fault, FaultyHttpProxy, Hang, Replace
 
 pytestmark = pytest.mark.integration
 
@@ -110,7 +110,7 @@ Operator = Callable[..., Pipeline]
 
 
 @pytest.fixture
-def operator(cluster: Cluster, spark: None, lake: str, tmp_path: Path) -> Operator:
+def operator(cluster: Cluster, lake: str, tmp_path: Path) -> Operator:
     """A pipeline, all with the same lake, with some settings of the object store changed."""
 
     def make(*, revert_unproven: bool = False, **object_store: Any) -> Pipeline:
@@ -124,7 +124,7 @@ def operator(cluster: Cluster, spark: None, lake: str, tmp_path: Path) -> Operat
 
 
 @pytest.fixture(scope="module")
-def scenes(cluster: Cluster, spark: None, lake: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scene]:
+def scenes(cluster: Cluster, lake: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Scene]:
     """A namespace with a topic for each test, and a plan for it; all by one scan."""
     sections = offloads.with_bucket(cluster, loaded_topics=True) | {"lake": {"path": lake}}
     pipeline = Pipeline(settings_file(cluster, tmp_path_factory.mktemp("settings"), sections))
@@ -306,7 +306,10 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
     epoch = pipeline.scan()
     take_inventory(pipeline.where, epoch)
-    kinds = {row["ledger_id"]: row["kind"] for row in pipeline.where.table(epoch.epoch_id, "objects").collect()}
+    kinds = {
+        row["ledger_id"]: row["kind"]
+        for row in pipeline.where.lake.read_epoch_table(epoch.epoch_id, "objects").to_pylist()
+    }
     assert (kinds[bad], kinds[good]) == (Kind.BROKEN, Kind.COMPLETE)
     (alarm,) = [row for row in failed_proofs_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
     assert (alarm.ledger_id, alarm.outcome) == (bad, PROOF_FAILED)

@@ -6,9 +6,6 @@ the topic takes messages.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,44 +14,56 @@ from typing import Any
 import pulsar
 import pytest
 
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import OFFLOADED, REFUSED, RELEASED
+from pulsar_lifecycle.runs import control
 from sandbox import topics
 from sandbox.clients import pulsar_client
 from sandbox.cluster import Cluster
 from tests.integration import offloads
+from tests.integration.killed_run import EXECUTOR, EXECUTORS, RUN, Step, strike
 from tests.integration.offloads import check_ledgers, check_settled, contexts, messages, planned
-from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file
+from tests.integration.pipeline import Pipeline, drain, existing, new_namespace, settings_file, waiting
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
 LARGE = 220_000
 """Bytes of a message; fifty of them are a ledger of three blocks."""
 
 OFFLOAD = {
-    "after the attempt": {"port": "store", "method": "create", "about": "offload-attempts", "after": True},
-    "in the middle of the upload": {"port": "objects", "method": "upload_part", "after": True},
-    "after the data object": {"port": "objects", "method": "complete_upload", "after": True},
-    "after the index object": {"port": "objects", "method": "put", "after": True},
-    "after it was proven": {"port": "journal", "method": "record", "about": "verified", "after": True},
-    "after the unload was owed": {"port": "store", "method": "create", "about": "pending-unloads", "after": True},
-    "after the compare-and-set": {"port": "store", "method": "write", "about": "/managed-ledgers/", "after": True},
-    "before the attempt is forgotten": {
-        "port": "store",
-        "method": "delete",
-        "about": "offload-attempts",
-        "after": False,
-    },
+    "after the attempt": Step("store", "create", after=True, about="offload-attempts"),
+    "in the middle of the upload": Step("objects", "upload_part", after=True),
+    "after the data object": Step("objects", "complete_upload", after=True),
+    "after the index object": Step("objects", "put", after=True),
+    "after it was proven": Step("journal", "record", after=True, about="verified"),
+    "after the pending unload was noted": Step("store", "create", after=True, about="pending-unloads"),
+    "after the compare-and-set": Step("store", "write", after=True, about="/managed-ledgers/"),
+    "before the attempt is forgotten": Step("store", "delete", after=False, about="offload-attempts"),
 }
-EXECUTOR = "an executor"
-THREE_BLOCKS = ("in the middle of the upload", EXECUTOR)
+AN_EXECUTOR = "an executor"
+THREE_BLOCKS = ("in the middle of the upload", AN_EXECUTOR)
 """Where the first ledger has so many; all others have one."""
 RELEASE = {
-    "after the message": {"port": "queue", "method": "send", "after": True},
-    "after the mark": {"port": "journal", "method": "record", "about": "marked", "after": True},
-    "after the release": {"port": "store", "method": "write", "about": "/managed-ledgers/", "after": True},
+    "after the message": Step("queue", "send", after=True),
+    "after the mark": Step("journal", "record", after=True, about="marked"),
+    "after the release": Step("store", "write", after=True, about="/managed-ledgers/"),
 }
+
+LEAVES = {
+    "after the attempt": {"attempt"},
+    "in the middle of the upload": {"attempt", "upload"},
+    "after the data object": {"attempt", "data object alone"},
+    "after the index object": {"attempt", "both objects"},
+    "after it was proven": {"attempt", "both objects"},
+    "after the pending unload was noted": {"attempt", "both objects", "pending unload"},
+    "after the compare-and-set": {"attempt", "both objects", "pending unload", "offloaded"},
+    "before the attempt is forgotten": {"attempt", "both objects", "offloaded"},
+    "after the message": {"message"},
+    "after the mark": {"message"},
+    "after the release": {"message", "pending unload", "released"},
+}
+"""What a run that was killed at a step leaves behind, beside what it may have done for the other ledger."""
 
 
 @dataclass
@@ -97,27 +106,34 @@ class Stage:
     plans: dict[str, OffloadPlan]
     s3: Any
 
-    def killed(self, name: str, folder: Path, fault: dict[str, Any], victim: str = "driver") -> None:
+    def killed(self, name: str, folder: Path, step: Step, victim: str = RUN) -> None:
         """Run a scene's plan in a process of its own, which dies or loses an executor."""
-        plan, flag = self.plans[name], folder / "struck"
-        master = "local[2]" if victim == "driver" else "local-cluster[2,1,1024]"
-        session = "5s" if victim == "driver" else "20s"  # the rerun waits for a killed one's to end
+        plan = self.plans[name]
+        master = EXECUTORS if victim == EXECUTOR else "local[2]"
+        session = "20s" if victim == EXECUTOR else "5s"  # the rerun waits for a killed one's to end
         file = settings_of(self.sandbox, folder, self.pipeline.lake, master, session)
         order = {"plan_id": plan.plan_id, "digest": plan.digest, "run_id": "killed"}
-        struck = {"flag": str(flag), "victim": victim, **fault}
-        command = [sys.executable, "-m", "tests.integration.killed_run", str(file), "offload"]
-        run = subprocess.run(
-            [*command, json.dumps(order), json.dumps(struck)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-            timeout=900,
-            check=False,
-        )
-        assert flag.exists(), run.stderr[-3000:]
-        assert (run.returncode == 0) == (victim != "driver"), run.stderr[-3000:]
+        strike(file, "offload", order, step, victim).struck()
+        assert LEAVES.get(name, set()) <= self.left_behind(self.scenes[name])
         check_ledgers(self.pipeline.where.settings, self.scenes[name].topic)
+
+    def left_behind(self, scene: Scene) -> set[str]:
+        """What there is of a scene's offloads, by metadata store, bucket and queue."""
+        settings, made = self.pipeline.where.settings, contexts(self.sandbox, scene.topic).values()
+        objects = [len(offloads.keys(self.s3, ledger)) for ledger in scene.ledgers]
+        with KazooStore(settings.zookeeper, read_only=True) as store:
+            unloads = [str(pending.topic) for pending in control.pending_unloads(store)]
+        found = {
+            "attempt": not offloads.open_attempts(settings).keys().isdisjoint(scene.ledgers),
+            "upload": bool(offloads.uploads(self.s3)),
+            "data object alone": 1 in objects,
+            "both objects": 2 in objects,
+            "pending unload": scene.topic in unloads,
+            "offloaded": any(one and one.complete for one in made),
+            "released": any(one and one.bookkeeper_deleted for one in made),
+            "message": waiting(self.sandbox) > 0,
+        }
+        return {name for name, there in found.items() if there}
 
     def offload(self, name: str) -> dict[int, tuple[str, str]]:
         return offloads.offload(self.pipeline, self.plans[name], f"rerun {name}")
@@ -133,13 +149,13 @@ def settings_of(sandbox: Cluster, folder: Path, lake: str, master: str = "local[
 
 
 @pytest.fixture(scope="module")
-def stage(sandbox: Cluster, spark: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def stage(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     drain(sandbox)
     folder = tmp_path_factory.mktemp("kills")
     pipeline = Pipeline(settings_of(sandbox, folder, str(folder / "lake")))
     with pulsar_client(sandbox.service_url) as client, offloads.s3_client(sandbox) as s3:
         scenes: dict[str, Scene] = {}
-        for name in (*OFFLOAD, EXECUTOR, *RELEASE):
+        for name in (*OFFLOAD, AN_EXECUTOR, *RELEASE):
             topic = f"persistent://{new_namespace(sandbox, 'offload-kills')}/t"
             texts = topics.payloads(110, name)
             payloads = [
@@ -178,18 +194,18 @@ def test_an_offload_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp
 
 
 def test_an_executor_that_is_killed_costs_nothing(stage: Stage, tmp_path: Path) -> None:
-    scene = stage.scenes[EXECUTOR]
+    scene = stage.scenes[AN_EXECUTOR]
     scene.check_live(3)
-    stage.killed(EXECUTOR, tmp_path, OFFLOAD["in the middle of the upload"], victim="executor")
+    stage.killed(AN_EXECUTOR, tmp_path, OFFLOAD["in the middle of the upload"], EXECUTOR)
     check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
     scene.check_live(60)
 
 
 def test_a_release_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_path: Path) -> None:
-    for step, fault in RELEASE.items():
+    for step, place in RELEASE.items():
         scene = stage.scenes[step]
         scene.check_live(3)
-        stage.killed(step, tmp_path / step, fault)
+        stage.killed(step, tmp_path / step, place)
         said = stage.offload(step)
         assert {said[ledger][0] for ledger in scene.ledgers} == {RELEASED}, said
         check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)

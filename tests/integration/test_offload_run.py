@@ -18,6 +18,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.location import Copy
 from pulsar_lifecycle.errors import Failed
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
@@ -46,7 +47,11 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def operator(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Callable[..., Pipeline]:
     """Pipelines with an object store, and what brokers with an offloader would say of themselves."""
-    return lambda lake="", **offload: pipelines(with_bucket(sandbox, **offload), lake)
+
+    def make(lake: str = "", *, on_spark: bool = False, **offload: Any) -> Pipeline:
+        return pipelines(with_bucket(sandbox, **offload), lake, on_spark=on_spark)
+
+    return make
 
 
 @pytest.fixture
@@ -77,7 +82,7 @@ def test_a_topic_goes_to_the_bucket_and_leaves_bookkeeper(
     namespace = new_namespace(sandbox, "tiered")
     topic, payloads, ledgers = published(sandbox, namespace, "a b+é", 130)
     unloaded(sandbox, topic)
-    pipeline = operator()
+    pipeline = operator(on_spark=True)
     plan, rows = planned(pipeline, namespace)
     assert plan.actionable, plan.gaps
     last = max(contexts(sandbox, topic))
@@ -150,7 +155,7 @@ def test_batches_chunks_and_transactions_come_back_as_bookkeeper_has_them(
 
     def read(table: str, topic: str) -> list[Any]:
         options = {"settings": str(pipeline.file), "topic": topic, "as": "messages"}
-        found = pipeline.where.spark.read.format(table).options(**options).load().collect()
+        found = pipeline.spark_cluster.spark.read.format(table).options(**options).load().collect()
         return sorted(
             (row for row in found if row["ledger_id"] in going),
             key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"] or 0),
@@ -176,7 +181,7 @@ def test_a_broker_that_cannot_read_gets_its_ledger_back(sandbox: Cluster, operat
     assert "its broker cannot read it from bucket" in why
     assert "give the brokers an offloader" in why
     assert not any(context and context.complete for context in contexts(sandbox, topic).values())
-    rows = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "reverted"]
+    rows = [row for row in journal_rows(FileJournal(pipeline.lake)).to_pylist() if row["outcome"] == "reverted"]
     assert len(rows) == 1
     with pulsar_client(sandbox.service_url) as client:
         reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -206,9 +211,9 @@ def test_its_broker_is_asked_for_entries_that_rest_shows(sandbox: Cluster, opera
         closing(BookieReader(store, settings.bookkeeper)) as reader,
     ):
         run: Any = SimpleNamespace(ledgers_root=settings.bookkeeper.ledgers_root)
-        tools: Any = SimpleNamespace(store=store, reader=reader)
+        ports: Any = SimpleNamespace(store=store, reader=reader)
         copy = Copy(last.ledger_id(), last.entry_id() + 1, uuid4(), "S3", ())
-        asked = entries_to_ask(run, tools, copy)
+        asked = entries_to_ask(run, ports, copy)
     assert asked == [last.entry_id() - 2, last.entry_id() - 1]
     with closing(HttpBrokerAdmin(settings.pulsar)) as brokers:
         for entry_id in asked:

@@ -211,7 +211,7 @@ def test_exactly_the_unreferenced_objects_go(place: NamespaceLocation, pipeline:
         "forged": ("kept", f"the message says {b}, the object is of {a.managed_ledger}", 2),
         "elsewhere": ("refused", "the message names a bucket that is not one of object_store.buckets", 2),
     }
-    intended = [row for row in journal_rows(pipeline.lake).to_pylist() if row["outcome"] == "deleting"]
+    intended = [row for row in journal_rows(FileJournal(pipeline.lake)).to_pylist() if row["outcome"] == "deleting"]
     assert {row["ledger_id"] for row in intended} == {one.ledger_id for one in (leaked, trimmed, no_topic)}
     assert driving.emptied(place.sandbox)
     _clean(place, [live, under_way, listed_elsewhere, foreign, unknown, forged, elsewhere])

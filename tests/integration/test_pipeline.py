@@ -28,7 +28,6 @@ from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
 from sandbox.plant import Planted
 from sandbox.seed import Live
-from tests.fakes.cutting_proxy import CuttingProxy
 from tests.integration import forgery
 from tests.integration.pipeline import (
     Pipeline,
@@ -43,6 +42,7 @@ from tests.integration.pipeline import (
     wait_until_unloaded_counts,
     waiting,
 )
+from tests.kit.fakes.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.integration
 
@@ -305,7 +305,7 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
         "bookkeeper": {"shared_with": [{"name": "neighbour", "hosts": f"{sandbox.zookeeper}{neighbour_root}"}]},
         "orphans": {"legal_holds": [world.held.removeprefix("persistent://")]},
     }
-    pipeline = pipelines(rules)
+    pipeline = pipelines(rules, on_spark=True)
     pipeline.scan()  # the brokers forget the unloaded topics meanwhile
     wait_until_unloaded_counts(planted_at)
     wait_unlisted(sandbox, world.resting)
@@ -319,6 +319,7 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
                 "bookkeeper": {"shared_with": [through]},
             },
             lake=pipeline.lake,
+            on_spark=True,
         )
         roots = ("/managed-ledgers", "/schemas", "/ledgers", "/admin", neighbour_root)
         young = _ids(plant.young(sandbox, f"persistent://{world.namespace}/young"))
@@ -337,7 +338,8 @@ def story(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> Story:
     findings = pipeline.findings(epoch)
     alive_after_planning = existing(sandbox, world.kept_ids | world.orphan_ids | world.direct | young)
 
-    cautious = pipelines({**rules, "orphans": {**rules["orphans"], "grace_period": "1h"}}, lake=pipeline.lake)
+    patience = {**rules, "orphans": {**rules["orphans"], "grace_period": "1h"}}
+    cautious = pipelines(patience, lake=pipeline.lake, on_spark=True)
     cautious.delete_pending("cautious")
     young_rows = [row for ledger in young for row in pipeline.journal(ledger)]
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from sandbox import plant, topics, verify
 from sandbox.cluster import Cluster
 from sandbox.seed import Live
+from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import (
     Pipeline,
     emptied,
@@ -27,13 +24,11 @@ from tests.integration.pipeline import (
 
 pytestmark = pytest.mark.integration
 
-ROOT = Path(__file__).parents[2]
-
-
-def killed_at(step: str, pipeline: Pipeline, batch: int) -> None:
-    command = [sys.executable, "-m", "tests.integration.crashing_worker", str(pipeline.file), step, str(batch)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == -signal.SIGKILL, f"it was not killed at {step}: {done.stderr[-2000:]}"
+STEPS = {
+    "archived, not deleted": Step("store", "delete_many", after=False),
+    "deleted, not journalled": Step("journal", "record", after=False),
+    "journalled, not acknowledged": Step("queue", "acknowledge", after=False),
+}
 
 
 def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
@@ -52,18 +47,23 @@ def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelin
     wait_until_unloaded_counts(left_alone)  # else its ledger is retried, as its topic may be loading
     pipeline.scan()
 
-    killed_at("delete", pipeline, batch=sent)  # all at once, however slowly they come
+    def killed_at(step: str, batch: int) -> None:
+        deletion = {"idle_timeout": "10s", "batch": batch}
+        run = pipelines({"zookeeper": {"session_timeout": "8s"}, "deletion": deletion}, lake=pipeline.lake)
+        strike(run.file, "delete", {"run_id": f"killed {step}"}, STEPS[step], tasks=1).struck()
+
+    killed_at("archived, not deleted", batch=sent)  # all at once, however slowly they come
     assert existing(sandbox, ids) == ids, "something was deleted before the kill"
     assert all(pipeline.archived(ledger) for ledger in ids), "killed before the archive was closed"
     assert pipeline.journal() == []
     assert waiting(sandbox) == sent
 
-    killed_at("acknowledge", pipeline, batch=2)
+    killed_at("journalled, not acknowledged", batch=2)
     first = ids - existing(sandbox, ids)
     assert {row["ledger_id"] for row in pipeline.journal() if row["outcome"] == "deleted"} & ids == first
     assert waiting(sandbox) == sent
 
-    killed_at("journal", pipeline, batch=sent)
+    killed_at("deleted, not journalled", batch=sent)
     assert not existing(sandbox, ids)
     assert waiting(sandbox) == sent
 
@@ -74,7 +74,7 @@ def test_a_killed_deletion_run_is_finished_by_the_next(sandbox: Cluster, pipelin
     assert set(deleted.values()) == {1}
     assert ids <= set(deleted)
     for ledger in ids:
-        run = f"killed at {'acknowledge' if ledger in first else 'journal'}"
+        run = f"killed {'journalled, not acknowledged' if ledger in first else 'deleted, not journalled'}"
         assert [(row["outcome"], row["run_id"]) for row in pipeline.journal(ledger)] == [
             ("deleted", run),
             ("gone", "rest"),

@@ -28,7 +28,7 @@ TASKS = 2
 def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Callable[..., Pipeline]) -> None:
     topic = f"persistent://{new_namespace(sandbox, 'paused')}/leaked"
     ids = {plant.young(sandbox, topic)[0].ledger_id for _ in range(LEDGERS)}
-    pipeline = pipelines({"deletion": {"batch": 1, "deletes_per_second": 2}})
+    pipeline = pipelines({"deletion": {"batch": 1, "deletes_per_second": 2}}, on_spark=True)
     planned = pipeline.confirmed_plan()
     assert ids <= planned.ids
     pipeline.scan()
@@ -50,7 +50,7 @@ def test_a_pause_stops_a_run_within_one_batch(sandbox: Cluster, pipelines: Calla
     for ledger in ids - after:
         assert [row["outcome"] for row in pipeline.journal(ledger)] == ["deleted"]
 
-    unhurried = pipelines({"deletion": {"batch": 1}}, lake=pipeline.lake)
+    unhurried = pipelines({"deletion": {"batch": 1}}, lake=pipeline.lake, on_spark=True)
     outcomes = deletion_run.apply_directly(unhurried.where, "resumed", order)
     assert {outcome.outcome for outcome in outcomes} <= {"deleted", "gone"}, outcomes
     assert not existing(sandbox, ids)

@@ -22,6 +22,7 @@ from pulsar_lifecycle.runs.caps import Lowered, Order
 from sandbox import plant
 from sandbox.cluster import Cluster
 from tests.integration.pipeline import NO_CAPS, Pipeline, Planned, existing, new_namespace, waiting
+from tests.kit.builders import A_GAP
 
 pytestmark = pytest.mark.integration
 
@@ -76,7 +77,7 @@ def refuses(pipeline: Pipeline, order: Order, words: str, kind: type[LifecycleEr
     ("changes", "words"),
     [
         ({"fingerprint": "0" * 32}, "of another cluster"),
-        ({"actionable": False, "gaps": ("schemas was not read",)}, "report-only: schemas was not read"),
+        ({"actionable": False, "gaps": (A_GAP,)}, "report-only: schemas was not read"),
     ],
 )
 def test_a_plan_that_is_not_for_this_cluster_as_it_was_seen(ready: Ready, changes: dict[str, Any], words: str) -> None:
@@ -111,7 +112,7 @@ def test_a_plan_with_another_digest_than_the_operator_saw(ready: Ready) -> None:
 
 
 def test_a_summary_that_was_made_actionable(ready: Ready) -> None:
-    order = ready.forged(actionable=False, gaps=("x",))
+    order = ready.forged(actionable=False, gaps=(A_GAP,))
     summary: PlanSummary
     summary, rows = ready.pipeline.where.lake.plan(order.plan_id)
     ready.pipeline.where.lake.store_plan(replace(summary, actionable=True, gaps=()), rows)

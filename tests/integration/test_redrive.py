@@ -16,6 +16,7 @@ from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven, redrive_no
 from pulsar_lifecycle.errors import Paused, Refused
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
@@ -79,7 +80,7 @@ def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
         picture = dead_letters.take_picture(reader, settings)
     assert picture.found.count == 3
     assert [one.message.info and one.message.info.ledger_id for one in picture.letters] == [None, 0, 2]
-    rows = journal_rows(settings.lake.path, run_id="run-1").to_pylist()
+    rows = journal_rows(FileJournal(settings.lake.path), run_id="run-1").to_pylist()
     assert [(row["phase"], row["outcome"], row["ledger_id"]) for row in rows] == [
         ("redrive", "sent", 1),
         ("redrive", "sent", 3),

@@ -30,15 +30,19 @@ from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, policies_in_force, retention_topics
-from pulsar_lifecycle.lifecycle.verdicts import Verdict
+from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics
+from pulsar_lifecycle.lifecycle.verdicts import GONE, Verdict
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.settings import PulsarSettings, load_settings
 from pulsar_lifecycle.topics.change_events import read_namespace
+from pulsar_lifecycle.topics.policies import Layers
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.retention_policy import policies_in_force
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -303,7 +307,8 @@ def judged(cluster: Cluster, tmp_path: Path, broker: Mapping[str, str]) -> list[
         assert np.sum(np.asarray(cursors.column("cursors_ledger_id")) >= 0) >= 20
         positions = persisted_positions(store, reader, cursors, settings.bookkeeper.ledgers_root)
     assert {name: one.unknown for name, one in own.items()} == dict.fromkeys(own)
-    inputs = retention_topics(listed, positions, ledgers, policies_in_force(documents, own, broker))
+    context = Context(now=0, grace=0, namespaces=frozenset(documents))
+    inputs = retention_topics(listed, positions, ledgers, policies_in_force(Layers(broker, documents, own)), context)
     return judge(inputs, int(time.time() * 1000)).to_pylist()
 
 
@@ -341,13 +346,13 @@ def test_what_we_plan_is_what_a_broker_trims(cluster: Cluster, tmp_path: Path) -
         lost = set(listed).difference(ids(after[one.name]))
         assert [row["ledger_id"] for row in ours] == listed
         if one.end is End.TERMINATED:
-            assert {row["verdict"] for row in ours} == {Verdict.TERMINATED}
+            assert {row["verdict"] for row in ours} == {Protection.TERMINATED}
             continue
         if ours[-1]["size"] is None:  # open: nothing is said of it
             assert one.end is End.KILLED
             lost.discard(listed[-1])
         predicted = [row["ledger_id"] for row in ours if row["goes_when_loaded"]]
-        planned = [row["ledger_id"] for row in ours if Verdict(row["verdict"]).goes]
+        planned = [row["ledger_id"] for row in ours if row["verdict"] in GONE]
         if one.name.startswith("persistent://retention/ttl/") and one.policy:
             assert lost.issuperset(predicted)
             expired += len(lost) > len(predicted)
@@ -362,7 +367,7 @@ def test_what_we_plan_is_what_a_broker_trims(cluster: Cluster, tmp_path: Path) -
     assert offloaded >= 5
     codes = {row["verdict"] for one in made for row in verdicts[one.name]}
     assert codes == {
-        *(Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Verdict.TERMINATED),
+        *(Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Protection.TERMINATED),
         *(Verdict.LAST_LEDGER, Verdict.CURSOR, Verdict.WITHIN_TIME, Verdict.WITHIN_SIZE, Verdict.FOREVER),
         Verdict.NOT_PREFIX,
     }

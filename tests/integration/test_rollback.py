@@ -16,6 +16,7 @@ from pulsar_lifecycle.cli import main
 from pulsar_lifecycle.deletion.reconcile import Reconciled, reconcile
 from pulsar_lifecycle.deletion.redrive import LetterFilter, redrive_now
 from pulsar_lifecycle.errors import Refused
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.queries import read_intent_states
 from pulsar_lifecycle.model import Topic
@@ -120,7 +121,7 @@ def test_intents_that_the_queue_lost_are_derived_again_for_the_chosen_namespaces
     sent = reconciled(pipeline, [chosen], apply=True)
     assert sent.applied is not None
     assert (sent.applied.sent, waiting(sandbox)) == (4, 4)
-    intent_states = read_intent_states(pipeline.lake, "sandbox").to_pylist()
+    intent_states = read_intent_states(FileJournal(pipeline.lake), "sandbox").to_pylist()
     assert {row["ledger_id"]: row["state"] for row in intent_states} == dict.fromkeys(ours, IN_FLIGHT)
 
     again = reconciled(pipeline, [chosen, other], apply=True)  # what is in flight is not sent twice

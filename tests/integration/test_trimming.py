@@ -12,6 +12,7 @@ import pulsar
 import pytest
 
 from orchestration.definitions import build_defs
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
@@ -145,7 +146,9 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
     assert listed(sandbox, topic) == ids[2:]
     assert left_pending(pipeline) == []
     assert waiting(sandbox) == before_it + 2
-    marked = [(r["ledger_id"], r["outcome"]) for r in journal_rows(pipeline.lake, run_id="trim").to_pylist()]
+    marked = [
+        (r["ledger_id"], r["outcome"]) for r in journal_rows(FileJournal(pipeline.lake), run_id="trim").to_pylist()
+    ]
     assert marked == [(i, o) for o in ("sent", "marked", "removed") for i in ids[:2]]
 
     with pulsar_client(sandbox.service_url) as client:
@@ -289,7 +292,7 @@ def test_a_whole_topic_goes_with_a_message_for_each_ledger(
         assert zk.exists(znodes.topic_znode(topic))
         assert waiting(sandbox) >= before_it + len(ids)
         consumer.close()
-    rows = journal_rows(pipeline.lake, topic=topic).to_pylist()
+    rows = journal_rows(FileJournal(pipeline.lake), topic=topic).to_pylist()
     assert {(row["phase"], row["outcome"]) for row in rows} == {
         ("send", "sent"),
         ("mark", "marked"),

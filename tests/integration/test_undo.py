@@ -24,6 +24,7 @@ from pulsar_lifecycle.deletion.undo.undone import LOST, PRESENT, RECREATED, RECR
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import ReplicaCheck
@@ -100,7 +101,7 @@ class Story:
             return reader.check_replicas([(i, self.metadata(i)) for i in ledger_ids])
 
     def journal_of(self, ledger_id: int) -> list[str]:
-        rows = journal_rows(self.pipeline.lake, ledger_id=ledger_id).to_pylist()
+        rows = journal_rows(FileJournal(self.pipeline.lake), ledger_id=ledger_id).to_pylist()
         return [row["outcome"] for row in rows if row["phase"] == "undo"]
 
 
@@ -155,7 +156,7 @@ def test_a_dry_run_says_what_may_come_back(story: Story) -> None:
     assert story.previewed is not None
     assert outcomes(story.previewed) == {RESTORABLE}
     assert {one.ledger_id for one in story.previewed.ledgers} >= {story.dropped, *story.thin, *story.lost}
-    rows = journal_rows(story.pipeline.lake, run_id="dry")
+    rows = journal_rows(FileJournal(story.pipeline.lake), run_id="dry")
     assert rows.num_rows == 0
 
 
@@ -216,7 +217,7 @@ def test_collected_everywhere_it_is_past_saving_and_nothing_comes_back(story: St
 
 def test_executors_find_the_same_as_the_driver(story: Story) -> None:
     ledgers = [(i, story.metadata(i)) for i in (story.dropped, *story.thin, *story.lost)]
-    where = story.pipeline.where
+    where = story.pipeline.spark_cluster
     assert check_on_executors(where.tasks, where.settings, ledgers) == story.check([i for i, _ in ledgers])
 
 

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -31,6 +26,7 @@ from sandbox import plant
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import BUCKET, Cluster
 from tests.integration import pipeline as driving
+from tests.integration.killed_run import Step, strike
 from tests.integration.pipeline import Pipeline, existing, new_namespace, waiting
 
 pytestmark = pytest.mark.integration
@@ -139,7 +135,7 @@ def test_a_flood_that_must_wait_hides_nothing_and_is_settled_once_it_can_be(
 
 
 def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
-    narrow: Cluster, pipelines: Callable[..., Pipeline], tmp_path: Path
+    narrow: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic = f"persistent://{new_namespace(narrow, 'killed')}/leaked"
     pipeline = pipelines({"deletion": {"waiting_delay": "1s"}})
@@ -147,19 +143,7 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
     pipeline.scan()
     driving.send(narrow, messages)
     pipeline.scan()
-    fault = {"port": "queue", "method": "send_back", "after": True, "victim": "driver", "flag": str(tmp_path / "s")}
-    command = [sys.executable, "-m", "tests.integration.killed_run", str(pipeline.file), "delete"]
-    run = subprocess.Popen(
-        [*command, json.dumps({"run_id": "killed"}), json.dumps(fault)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    _, errors = run.communicate(timeout=900)
-    assert (tmp_path / "s").exists(), errors[-3000:]
+    strike(pipeline.file, "delete", {"run_id": "killed"}, Step("queue", "send_back", after=True)).struck()
     copies = Counter(one.info.ledger_id for one in in_retry_topic(narrow) if one.info)
     assert copies
     assert waiting(narrow) == len(messages) + copies.total()  # nothing was acknowledged

@@ -21,8 +21,8 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Children, Deletion, MetadataStore, Node, Unread
 from pulsar_lifecycle.settings import ZooKeeperSettings
-from tests.fakes.cutting_proxy import CuttingProxy
-from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.cutting_proxy import CuttingProxy
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 MULTI = 14
 MULTI_READ = 22

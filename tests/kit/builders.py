@@ -13,9 +13,12 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.journal.metrics import HOUR_MS
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records import outcomes
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 
 NOON = 1_760_000_000_000
 """2025-10-09T08:53:20Z, in ms."""
+
+A_GAP = Gap(GapCode.TABLE_NOT_READ, "schemas", "schemas was not read")
 
 ROW = JournalRow(
     run_id="run-1",

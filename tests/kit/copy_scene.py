@@ -14,10 +14,10 @@ from uuid import UUID
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.tiered.upload import Copied, Source, Target, copy_ledger
-from tests.fakes.clock import FakeClock
-from tests.fakes.ledger_reader import FakeLedgerReader
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.golden.files import GOLDEN
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 
 BUCKET = "offloaded"
 ID = 4711

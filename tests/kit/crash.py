@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any, TypeVar
 
-from tests.fakes.metadata_store import FakeStore
+from tests.kit.fakes.metadata_store import FakeStore
 
 S = TypeVar("S")
 Tell = Callable[[str], None]

@@ -29,8 +29,8 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ReadCheck
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.crash import Watched
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.topic_scene import OTHER, TOPIC, TopicBroker, TopicScene
 from tests.simulation.cluster import ENTRY_BYTES, data_tags
 
@@ -45,6 +45,12 @@ CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}), offload
 SAYS = {CLUSTER_NAME: "simulated", MANAGED_LEDGER_NAME: TOPIC.managed_ledger}
 
 decoded = lru_cache(managed_ledger.decode)
+
+
+@lru_cache(10_000)  # the law asks at every step
+def pair_of(uuid: UUID, ledger_id: int) -> frozenset[str]:
+    """The keys of both objects of an offload."""
+    return frozenset((data_key(uuid, ledger_id), index_key(uuid, ledger_id)))
 
 
 class OffloadBroker(TopicBroker):
@@ -118,10 +124,10 @@ class OffloadScene(TopicScene):
         return [(row.ledger_id, row.outcome) for row in self.cluster.journal.rows]
 
     @staticmethod
-    def pair(item: LedgerInfo) -> set[str]:
+    def pair(item: LedgerInfo) -> frozenset[str]:
         assert item.offload
         assert item.offload.uuid
-        return {data_key(item.offload.uuid, item.ledger_id), index_key(item.offload.uuid, item.ledger_id)}
+        return pair_of(item.offload.uuid, item.ledger_id)
 
     def law(self) -> None:
         """At every moment: what the topic lists is in BookKeeper, or is complete with both of its objects."""
@@ -134,15 +140,15 @@ class OffloadScene(TopicScene):
 
     # -------------------------------------------------------------------------------------------------------- running
 
-    def tools(self) -> Ports:
+    def ports(self) -> Ports:
         cluster = self.cluster
         store_, admin, journal, objects = (
             Watched(port, self.step) for port in (self.store, cluster.admin, cluster.journal, self.objects)
         )
         return Ports(store_, cluster.reader, admin, cluster.open_queue(), journal, cluster.clock, objects)  # type: ignore[arg-type]
 
-    def run(self, tools: Ports, run_id: str = "run") -> TopicRun:
-        run = self.topic_run(tools.store, replace(CONTEXT, grace=self.grace), 600_000, self.error)
+    def run(self, ports: Ports, run_id: str = "run") -> TopicRun:
+        run = self.topic_run(ports.store, replace(CONTEXT, grace=self.grace), 600_000, self.error)
         return replace(run, run_id=run_id)
 
     def read_check(self) -> ReadCheck:
@@ -151,9 +157,9 @@ class OffloadScene(TopicScene):
 
     def session(self) -> Session:
         """A run of its own, with its lease."""
-        tools = self.tools()
+        ports = self.ports()
         guard = self.guard(self.store)
-        return Session(self, tools, guard, self.run(tools), self.read_check())
+        return Session(self, ports, guard, self.run(ports), self.read_check())
 
     def session_again(self) -> Session:
         """Another run; the one that :meth:`session` began is over."""
@@ -170,16 +176,16 @@ class OffloadScene(TopicScene):
         """One whole run, in the order that a run has, with objects that are put there and not read back."""
         wanted = self.wanted if wanted is None else wanted
         self.new_session()
-        tools = self.tools()
+        ports = self.ports()
         try:
-            guard = self.guard(tools.store)
-            session = Session(self, tools, guard, self.run(tools), self.read_check())
+            guard = self.guard(ports.store)
+            session = Session(self, ports, guard, self.run(ports), self.read_check())
             try:
                 outcomes = session.proceed(wanted)
             except LifecycleError:
-                finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
+                finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
                 raise
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
+            finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
             return outcomes
         finally:
             self.new_session()  # a process that is gone loses its session, too
@@ -188,15 +194,15 @@ class OffloadScene(TopicScene):
 @dataclass
 class Session:
     scene: OffloadScene
-    tools: Ports
+    ports: Ports
     guard: RunGuard
     run: TopicRun
     read_check: ReadCheck
     uuids: list[UUID] = field(default_factory=list)
 
     def proceed(self, wanted: Sequence[int]) -> list[OffloadOutcome]:
-        tools = self.tools
-        owing = finish_unloads(tools.store, tools.admin, tools.clock, self.guard, wait=False)
+        ports = self.ports
+        owing = finish_unloads(ports.store, ports.admin, ports.clock, self.guard, wait=False)
         resumed, outcomes = self.finish_attempts(wanted)
         left = [i for i in wanted if i not in {one.ledger_id for one in resumed}]
         begun, refused = self.begin(left) if left else ([], [])
@@ -210,7 +216,7 @@ class Session:
             self.uuids.append(uuid4())
             return self.uuids[-1]
 
-        return tiered_commit.begin_topic(self.run, self.tools, self.guard, TOPIC, wanted, new_uuid)
+        return tiered_commit.begin_topic(self.run, self.ports, self.guard, TOPIC, wanted, new_uuid)
 
     @staticmethod
     def asked(ledger_ids: Collection[int], **changes: Any) -> list[OffloadRequest]:
@@ -219,14 +225,14 @@ class Session:
 
     def copy(self, attempt: Attempt) -> Proven:
         """What ``tiered/upload.py`` and ``tiered/proof.py`` do, in short."""
-        objects = self.tools.objects
+        objects = self.ports.objects
         assert objects
         objects.put(BUCKET, data_key(attempt.uuid, attempt.ledger_id), b"d", SAYS)
         objects.put(BUCKET, index_key(attempt.uuid, attempt.ledger_id), b"i", SAYS)
         return Proven(attempt, 1, ENTRY_BYTES, {"checksum": "sum"})
 
     def commit(self, proven: Sequence[Proven]) -> list[OffloadOutcome]:
-        return tiered_commit.commit_topic(self.run, self.tools, self.guard, TOPIC, proven, self.read_check)
+        return tiered_commit.commit_topic(self.run, self.ports, self.guard, TOPIC, proven, self.read_check)
 
     def offload(self, ledger_ids: Sequence[int]) -> list[OffloadOutcome]:
         begun, refused = self.begin(ledger_ids)
@@ -235,7 +241,7 @@ class Session:
     def finish_attempts(self, wanted: Collection[int] = ()) -> tuple[list[Attempt], list[OffloadOutcome]]:
         asked = {one.ledger_id: one for one in self.asked(wanted)}
         ownership = Ownership("simulated", self.scene.named)
-        return finish_attempts(self.run, self.tools, self.guard, asked, self.read_check, ownership, lambda _: None)
+        return finish_attempts(self.run, self.ports, self.guard, asked, self.read_check, ownership, lambda _: None)
 
 
 def context(uuid: UUID | None = None, **changes: Any) -> OffloadContext:

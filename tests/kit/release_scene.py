@@ -1,4 +1,4 @@
-"""Giving up one topic's copies in BookKeeper over the fakes: what is offloaded, a broker that reads, runs of each kind.
+"""Releasing one topic's copies in BookKeeper over the fakes: what is offloaded, a broker that reads, runs of each kind.
 
 Belongs here: the scene and its runs. Not here: what must come out (``tests/unit/tiered/test_bookkeeper_copies.py`` and
 others).
@@ -18,6 +18,7 @@ from pulsar_lifecycle.deletion.decision import Decision
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Verified
@@ -41,7 +42,7 @@ BROKEN = b"\xff\xff"
 
 
 class ReleaseBroker(TopicBroker):
-    """It reads in BookKeeper what is not given up there."""
+    """It reads in BookKeeper what is not released there."""
 
     def check(self) -> None:
         """It can read everything that it serves."""
@@ -106,7 +107,7 @@ class ReleaseScene(TopicScene):
         return found == [DATA, INDEX]
 
     def law(self) -> None:
-        """What the topic lists is in BookKeeper, or complete, given up, and whole in the bucket; brokers can read."""
+        """What the topic lists is in BookKeeper, or complete, released, and whole in the bucket; brokers can read."""
         if self.path in self.cluster.zookeeper._nodes and self.cluster.zookeeper.data(self.path) != BROKEN:
             for item in self.info.ledgers:
                 if not self.cluster.exists(item.ledger_id):
@@ -134,9 +135,9 @@ class ReleaseScene(TopicScene):
 
     # ---------------------------------------------------------------------------------------------------------- running
 
-    def watched(self, tools: Ports) -> Ports:
-        ports = ("store", "admin", "queue", "journal", "objects")
-        return replace(tools, **{name: Watched(getattr(tools, name), self.step) for name in ports})
+    def watched(self, ports: Ports) -> Ports:
+        names = ("store", "admin", "queue", "journal", "objects")
+        return replace(ports, **{name: Watched(getattr(ports, name), self.step) for name in names})
 
     def proven(self, ledger_id: int, uuid: UUID | None = None, bucket: str = BUCKET) -> Due:
         """What reading both objects back finds."""
@@ -152,11 +153,11 @@ class ReleaseScene(TopicScene):
         queue = self.cluster.open_queue()
         queue.refused = self.refused
         cluster = self.cluster
-        tools = self.watched(
+        ports = self.watched(
             Ports(self.store, cluster.reader, cluster.admin, queue, cluster.journal, cluster.clock, self.off.store)
         )
-        guard = self.guard(tools.store)
-        return self.topic_run(tools.store, CONTEXT), tools, guard
+        guard = self.guard(ports.store)
+        return self.topic_run(ports.store, CONTEXT), ports, guard
 
     def on_write(self, act: Callable[[], object], when: str = "before", times: int = 1) -> None:
         """As above, in the session of the next run."""
@@ -172,15 +173,15 @@ class ReleaseScene(TopicScene):
     def release(self, *due: Due, lag: int | None = LAG, **changes: Any) -> dict[int, OffloadOutcome]:
         """One whole run: of what was proven (``due``), or of every ledger that is offloaded, proven anew."""
         try:
-            run, tools, guard = self.begin()
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False)
+            run, ports, guard = self.begin()
+            finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False)
             found = list(due) or [
                 self.proven(i, context.uuid) for i, context in self.contexts.items() if i in self.left
             ]
             said = bookkeeper_copies.release_topic(
-                replace(run, **changes), tools, guard, TOPIC, found, lag, self.read_check
+                replace(run, **changes), ports, guard, TOPIC, found, lag, self.read_check
             )
-            finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=True)
+            finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
             return {one.ledger_id: one for one in said}
         finally:
             self.new_session()
@@ -189,10 +190,10 @@ class ReleaseScene(TopicScene):
         self.cluster.wait(0.5)
         self.off.rescan()
 
-    def delete(self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "") -> list[Decision]:
+    def delete(self, wrap: Callable[[Ports], Ports] = lambda ports: ports, run_id: str = "") -> list[Decision]:
         """A deletion run over everything that waits, with the newest scan."""
-        self.off.released = self.cluster.journal.released("simulated")
-        return self.off.delete(lambda tools: wrap(self.watched(tools)), run_id)
+        self.off.released = released_ledgers(self.cluster.journal, "simulated")
+        return self.off.delete(lambda ports: wrap(self.watched(ports)), run_id)
 
     def released(self) -> None:
         """A release run, and a scan after it."""

@@ -22,8 +22,8 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
 from pulsar_lifecycle.topics.write import TopicRun
-from tests.fakes.metadata_store import FakeStore, Operation
 from tests.kit.crash import Tell
+from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
 TOPIC = Topic.parse("persistent://acme/orders/a+b c~é-partition-0")
@@ -64,7 +64,7 @@ class TopicScene:
 
     @property
     def left_pending(self) -> list[bool]:
-        """For each unload that is owed, whether the topic counted as loaded when it was written."""
+        """For each pending unload, whether the topic counted as loaded when it was written."""
         return [one.loaded for one in self.pending_unloads]
 
     # --------------------------------------------------------------------------------------------------- what others do

@@ -36,8 +36,12 @@ def contexts(draw: Any) -> dict[int, OffloadContext]:
             segment = OffloadSegment(uuid, draw(st.booleans()), None, None, None, None, {})
             found[ledger] = OffloadContext(None, False, False, None, None, {}, (segment,))
         else:
-            complete, given_up, bucket = draw(st.booleans()), draw(st.booleans()), draw(st.sampled_from([*BUCKETS, ""]))
-            found[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=given_up, bucket=bucket)
+            complete, released_copies, bucket = (
+                draw(st.booleans()),
+                draw(st.booleans()),
+                draw(st.sampled_from([*BUCKETS, ""])),
+            )
+            found[ledger] = attempt(uuid, complete=complete, bookkeeper_deleted=released_copies, bucket=bucket)
     return found
 
 

@@ -8,9 +8,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, RetentionPolicies, retention_topics
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, retention_topics
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_LEDGERS
+from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 
 Row = dict[str, Any]
@@ -27,7 +29,7 @@ bookkeeper = st.fixed_dictionaries(
         "length": st.sampled_from([0, 70]),
         "mtime": st.just(9),
         "state": st.sampled_from(["CLOSED", "CLOSED", "OPEN", "IN_RECOVERY"]),
-        "error": st.sampled_from([None, None, None, "corrupt: x"]),
+        "problem": st.sampled_from([None, None, None, "corrupt"]),
     }
 )
 policies = st.none() | st.builds(RetentionPolicy, st.integers(-1, 3), st.integers(-1, 3), st.just(Level.TOPIC))
@@ -45,13 +47,13 @@ def topic_row(name: str, listed: dict[int, Row], error: str | None) -> Row:
         "ledgers": None if error else [{"ledger_id": i, **listed[i]} for i in sorted(listed)],
         "terminated": None if error else False,
         "path": path(name),
-        "error": error,
+        "problem": error,
     }
 
 
 def ledger(ledger_id: int, said: Row, found: Row | None, *, last: bool) -> Row:
     """What a broker that loads the topic would see."""
-    closed = found if found and found["state"] == "CLOSED" and not found["error"] else {}
+    closed = found if found and found["state"] == "CLOSED" and not found["problem"] else {}
     entries, size, closed_at = said["entries"], said["size"], said["timestamp"] or closed.get("mtime")
     if last:
         entries, size, closed_at = closed.get("entries"), closed.get("length"), closed.get("mtime")
@@ -89,7 +91,7 @@ def plainly(name: str, listed: dict[int, Row], positions: list[Any], found: dict
     ),
     st.dictionaries(ids, bookkeeper),
     st.builds(
-        RetentionPolicies,
+        InForce,
         st.dictionaries(st.sampled_from(["acme/a", "acme/b", "acme/c"]), policies),
         st.dictionaries(st.sampled_from(["persistent://acme/a/x", "persistent://acme/b/y"]), policies),
     ),
@@ -99,16 +101,17 @@ def test_in_bulk_as_one_by_one(
     topics: dict[str, dict[int, Row]],
     positions: list[Any],
     found: dict[int, Row],
-    in_force: RetentionPolicies,
+    in_force: InForce[RetentionPolicy | None],
     broken: set[str],
 ) -> None:
-    rows = [topic_row(name, listed, "corrupt: x" if name in broken else None) for name, listed in topics.items()]
+    rows = [topic_row(name, listed, "corrupt" if name in broken else None) for name, listed in topics.items()]
     stored = [{"ledger_id": i, **row} for i, row in found.items()]
     made = retention_topics(
         pa.Table.from_pylist(rows, schema=MANAGED_LEDGERS),
         pa.Table.from_pylist([dict(zip(POSITIONS.names, one, strict=True)) for one in positions], schema=POSITIONS),
         pa.Table.from_pylist(stored, schema=BOOKKEEPER_LEDGERS),
         in_force,
+        Context(now=0, grace=0, namespaces=frozenset({"acme/a", "acme/b"})),
     )
     expected = [plainly(n, listed, positions, found, in_force) for n, listed in topics.items() if n not in broken]
     assert made.to_pylist() == expected

@@ -16,12 +16,12 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.metastore.topics import SHADOW_SOURCE
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Position, Topic, encode_name
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
-from tests.fakes.journal import FakeJournal
-from tests.fakes.ledger_reader import FakeLedgerReader
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.deletion_queue import FakeDeletionQueue, FakeDeletionTopics
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 ENTRY_BYTES = 10
 BROKER = "broker-1:8080"
@@ -81,6 +81,13 @@ def bucket_tags(topic: Topic, cursor: str, start: int, end: int) -> dict[str, st
 def deleted_copy(*, complete: bool = True, bookkeeper_deleted: bool = True) -> OffloadContext:
     """An offload context."""
     return OffloadContext(None, complete, bookkeeper_deleted, None, None, {})
+
+
+def another_cluster() -> SimulatedCluster:
+    """A cluster that was made a second after the others."""
+    clock = FakeClock()
+    clock.advance(1)
+    return SimulatedCluster(FakeZooKeeper(clock))
 
 
 class SimulatedCluster:

@@ -421,8 +421,8 @@ class Laws:
         It may be dead-lettered, for what fails may fail each time, but not for a reason that was there before.
         """
         topic, why = self.taken.get((row.ledger_id, row.action), ("", ""))
-        given_up = row.outcome == DEAD_LETTERED and why not in ("", DAMAGED)  # damage keeps, it makes nothing fail
-        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or given_up):
+        gone_dead = row.outcome == DEAD_LETTERED and why not in ("", DAMAGED)  # damage keeps, it makes nothing fail
+        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or gone_dead):
             said = f"{row.outcome}: {row.reason}" + (f" ({why})" if why else "")
             raise Violation(f"our first phase took {row.ledger_id} off a list, and {row.action} ends as {said}")
 

@@ -24,19 +24,22 @@ from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.metastore import walk
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records import owner_names
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import RETRYING
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.runs import caps
+from pulsar_lifecycle.scan import epochs as scan_epochs
 from pulsar_lifecycle.scan import evidence, history_check, snapshot_inquiry, stored_references
 from pulsar_lifecycle.scan import snapshot_memory as plan_snapshots
 from pulsar_lifecycle.scan.neighbours import Neighbours
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.scan.snapshot_memory import Memory
-from pulsar_lifecycle.topics import snapshot
+from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.write import TopicWrite
 from pulsar_lifecycle.trimming import delete_topic, trim_rules, trim_run
-from tests.fakes.metadata_store import FakeStore
-from tests.simulation import pipeline
+from tests.kit.fakes.metadata_store import FakeStore
 from tests.simulation.ports import SimDeadLetters, SimStore
 
 Mutation = Callable[[], AbstractContextManager[Any]]
@@ -44,7 +47,7 @@ Mutation = Callable[[], AbstractContextManager[Any]]
 
 def skip_owner_check() -> AbstractContextManager[Any]:
     """What a scan has seen is good enough."""
-    return patch.object(batch, "look_at_owners", lambda run, tools, live: None)
+    return patch.object(batch, "look_at_owners", lambda run, ports, live: None)
 
 
 @contextmanager
@@ -52,9 +55,9 @@ def acknowledge_first() -> Iterator[None]:
     """Acknowledge what was decided, then delete and journal it."""
     real = batch.delete_batch
 
-    def eager(run: Run, tools: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
-        tools.queue.acknowledge(messages)
-        return real(run, tools, messages, budgets)
+    def eager(run: Run, ports: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+        ports.queue.acknowledge(messages)
+        return real(run, ports, messages, budgets)
 
     with patch.object(batch, "delete_batch", eager):
         yield
@@ -65,22 +68,22 @@ def acknowledge_before_journal() -> Iterator[None]:
     """Acknowledge after deleting, and journal last."""
     real = batch.delete_batch
 
-    def eager(run: Run, tools: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
-        journal = tools.journal
+    def eager(run: Run, ports: Ports, messages: Sequence[Received], budgets: Any) -> list[Decision]:
+        journal = ports.journal
 
         class Late:
             def record(self, rows: Sequence[Any]) -> str:
-                tools.queue.acknowledge(messages)
+                ports.queue.acknowledge(messages)
                 return journal.record(rows)
 
             def archive(self, nodes: Sequence[Any]) -> str:
                 return journal.archive(nodes)
 
-        tools.journal = Late()
+        ports.journal = Late()
         try:
-            return real(run, tools, messages, budgets)
+            return real(run, ports, messages, budgets)
         finally:
-            tools.journal = journal
+            ports.journal = journal
 
     with patch.object(batch, "delete_batch", eager):
         yield
@@ -104,7 +107,13 @@ def drop_grace() -> Iterator[None]:
     def ungracious(evidence: Evidence) -> Evidence:
         return replace(evidence, context=replace(evidence.context, grace=0))
 
-    with _evidence(ungracious), patch("tests.simulation.pipeline.GRACE", 0):
+    real = scan_epochs._context
+
+    def at_once(*given: Any) -> Any:
+        context, *rest = real(*given)
+        return replace(context, grace=0), *rest
+
+    with _evidence(ungracious), patch.object(scan_epochs, "_context", at_once):
         yield
 
 
@@ -165,11 +174,11 @@ def lost_means_not_deleted() -> Iterator[None]:
             return [DeletionResult(d.path, "lost") for d in deletions]
         return real(self, deletions, guard)
 
-    def confirm(tools: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+    def confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
         for path, d in doomed.items():
             if outcomes.get(path) == "lost":
-                d.decide(RETRYING, "the connection was lost: it was not deleted")
-        confirmed(tools, doomed, outcomes, failed)
+                d.decide(RETRYING, Code.NOT_DELETED, "the connection was lost: it was not deleted")
+        confirmed(ports, doomed, outcomes, failed)
 
     confirmed = batch._confirm
     with patch.object(SimStore, "delete_many", hasty), patch.object(batch, "_confirm", confirm):
@@ -194,7 +203,9 @@ def unreadable_is_gone_to_scans() -> Iterator[None]:
 
     def blind(store: Any, paths: list[str], listed: Any) -> Any:
         for rows in real(store, paths, listed):
-            rows.errors = ["gone" if (e or "").startswith("unread: no permission") else e for e in rows.errors]
+            for index, trouble in rows.troubles.items():
+                if trouble.problem is Problem.UNREAD and trouble.error.startswith("no permission"):
+                    rows.troubles[index] = Trouble(Problem.GONE, "")
             yield rows
 
     with patch.object(walk, "scanned", blind):
@@ -211,7 +222,7 @@ def skip_sync() -> Iterator[None]:
 @contextmanager
 def no_archive() -> Iterator[None]:
     """Delete without having kept what is deleted."""
-    with patch.object(batch, "_archive", lambda run, tools, doomed: None):
+    with patch.object(batch, "_archive", lambda run, ports, doomed: None):
         yield
 
 
@@ -219,7 +230,7 @@ def no_archive() -> Iterator[None]:
 def retry_uncopied() -> Iterator[None]:
     """What failed is acknowledged without a copy in the retry topic."""
 
-    def forgetful(run: Run, tools: Ports, failed: Sequence[Decision]) -> None:
+    def forgetful(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
         return None
 
     with patch.object(batch, "_reconsume", forgetful):
@@ -230,7 +241,7 @@ def retry_uncopied() -> Iterator[None]:
 def waiting_is_done() -> Iterator[None]:
     """What must wait is acknowledged, and waits nowhere."""
 
-    def hasty(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
+    def hasty(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
         for d in waits:
             d.sent_back = True
             d.extra["waiting_since"] = 0
@@ -241,17 +252,17 @@ def waiting_is_done() -> Iterator[None]:
 
 def wait_at_the_head() -> AbstractContextManager[Any]:
     """What must wait stays where it is, unacknowledged."""
-    return patch.object(batch, "send_back", lambda run, tools, waits: None)
+    return patch.object(batch, "send_back", lambda run, ports, waits: None)
 
 
 @contextmanager
 def waiting_is_counted() -> Iterator[None]:
     """What must wait is retried like what failed."""
 
-    def counting(run: Run, tools: Ports, waits: Sequence[Decision]) -> None:
+    def counting(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
         for d, sent in zip(
             waits,
-            tools.queue.reconsume_later([d.message for d in waits], run.retry_delay_ms, run.max_retries),
+            ports.queue.reconsume_later([d.message for d in waits], run.retry_delay_ms, run.max_retries),
             strict=True,
         ):
             d.sent_back = not sent.error
@@ -333,7 +344,7 @@ def trim_past_cursors() -> AbstractContextManager[Any]:
     return patch.object(snapshot, "positions", lambda *given: {})
 
 
-def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
+def in_doubt_stays_unsaid() -> AbstractContextManager[Any]:
     """What a run deleted and could not journal is nobody's business."""
     return patch.object(in_doubt, "resolve", lambda *given: 0)
 
@@ -341,7 +352,7 @@ def unsettled_stays_unsaid() -> AbstractContextManager[Any]:
 @contextmanager
 def any_copy_may_go() -> Iterator[None]:
     """An offloaded copy is deleted whatever metadata names it."""
-    with patch.object(offloaded_copies, "in_use", lambda run, tools, d, why: None):
+    with patch.object(offloaded_copies, "in_use", lambda run, ports, d, why: None):
         yield
 
 
@@ -361,7 +372,7 @@ def take_any_copy() -> AbstractContextManager[Any]:
 
 def take_beside_open_ledgers() -> AbstractContextManager[Any]:
     """A ledger leaves its list whatever may be writing its topic."""
-    return patch.object(trim_rules, "intent_rule", lambda topic, context: "")
+    return patch.object(protection, "deletion_rule", lambda topic, context: "")
 
 
 def take_beside_attempts() -> AbstractContextManager[Any]:
@@ -473,20 +484,19 @@ def cursors_have_z_nodes() -> AbstractContextManager[Any]:
 
 @contextmanager
 def trimmed_snapshots_are_free() -> Iterator[None]:
-    """A snapshot whose range the topic has no ledgers of is nobody's."""
+    """A snapshot whose range the topic has no ledgers of is nobody's: a scan finds all free, and a run keeps others."""
     at_scan, at_deletion = snapshot_inquiry._memory, owner_check._decide_pending
 
     def trimmed(key: str | None, first: int | None) -> bool:
         return bool(key and first is not None and int(key.split("_")[2]) < first)
 
     def scanned(row: Mapping[str, Any], inquiry: Any) -> Memory | None:
-        free = snapshot_inquiry._held_perhaps(row) and trimmed(row["bucket_key"], row["first_ledger_id"])
-        return Memory.NOTHING if free else at_scan(row, inquiry)
+        return Memory.NOTHING if snapshot_inquiry._held_perhaps(row) else at_scan(row, inquiry)
 
-    def settle(run: Run, tools: Ports, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
+    def settle(run: Run, ports: Ports, topic: Any, node: Any, info: Any, internals: Any, pending: Any) -> None:
         first = min((item.ledger_id for item in info.ledgers), default=None)
         left = [d for d in pending if not trimmed(d.info.bucket_key, first)]
-        at_deletion(run, tools, topic, node, info, internals, left)
+        at_deletion(run, ports, topic, node, info, internals, left)
 
     with patch.object(snapshot_inquiry, "_memory", scanned), patch.object(owner_check, "_decide_pending", settle):
         yield
@@ -509,9 +519,15 @@ def losses_counted_by_number() -> AbstractContextManager[Any]:
     return patch.object(Limits, "exceeded", lambda self, loss: real(self, loss) if len(loss.lost) > 100 else "")
 
 
-def damage_keeps_nobody() -> AbstractContextManager[Any]:
+@contextmanager
+def damage_keeps_nobody() -> Iterator[None]:
     """An entry that cannot be read named nothing."""
-    return patch.object(pipeline, "_kept_owners", lambda *given: (frozenset[str](), frozenset[str]()))
+    nobody = frozenset[str]()
+    with (
+        patch.object(owner_names, "owners_to_keep", lambda lost: (nobody, nobody)),
+        patch.object(scan_epochs, "_once_called", lambda *given: nobody),
+    ):
+        yield
 
 
 def silence_names_nothing() -> AbstractContextManager[Any]:
@@ -526,7 +542,7 @@ def silence_stops_all() -> AbstractContextManager[Any]:
 
 def nobody_looks_around() -> AbstractContextManager[Any]:
     """What else stands on the ZooKeeper is nobody's business."""
-    return patch.object(pipeline, "look_around", lambda *given: Neighbours())
+    return patch.object(scan_epochs, "look_around", lambda *given: Neighbours())
 
 
 @contextmanager
@@ -601,7 +617,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "go on while ZooKeeper is slow": no_latency_guard,
     "compensate after an ambiguous compare-and-set": compensate,
     "trim past the cursors": trim_past_cursors,
-    "never journal for a run that ended": unsettled_stays_unsaid,
+    "never journal for a run that ended": in_doubt_stays_unsaid,
     "delete offloaded copies that metadata names": any_copy_may_go,
     "delete objects whatever their age and origin": copies_unseen,
     "take ledgers off lists whose offloaded copies no run deletes": take_any_copy,

@@ -33,7 +33,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
 from pulsar_lifecycle.runs import control
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
 from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of
 
@@ -200,7 +200,7 @@ class Offloading:
         """The newest scan."""
         self.now = scan(self.cluster, self.policy)
 
-    def delete(self, wrap: Callable[[Ports], Ports] = lambda tools: tools, run_id: str = "") -> list[Decision]:
+    def delete(self, wrap: Callable[[Ports], Ports] = lambda ports: ports, run_id: str = "") -> list[Decision]:
         """One deletion run with everything known."""
         assert self.now is not None
         assert self.before is not None
@@ -210,10 +210,10 @@ class Offloading:
         evidence = replace(evidence, released=self.released, failed_locations=self.failed_locations)
         run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
         run = replace(run, run_id=run_id or run.run_id, batch=self.batch or run.batch)
-        tools = tools_of(self.cluster, store, queue)
-        tools.objects = self.store
+        ports = tools_of(self.cluster, store, queue)
+        ports.objects = self.store
         try:
-            return list(work_off(run, wrap(tools), 1_000_000, 1_000))
+            return list(work_off(run, wrap(ports), 1_000_000, 1_000))
         finally:
             control.release_lease(store, lease)
             queue.close()

@@ -32,13 +32,13 @@ from pulsar_lifecycle.ports import (
     TopicInternals,
     Unread,
 )
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import MAIN, RETRY, FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics
-from tests.fakes.journal import FakeJournal
-from tests.fakes.ledger_reader import FakeLedgerReader
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.deletion_queue import MAIN, RETRY, FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 
 T = TypeVar("T")
 

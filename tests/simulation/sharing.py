@@ -30,7 +30,7 @@ def shared_batches() -> Iterator[None]:
 
     def batch(self: walk.Rows, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
         key = id(wanted), self.nodes[0][walk.PATH]
-        given = wanted, self.nodes, self.errors, self.listed, columns
+        given = wanted, self.nodes, self.troubles, self.listed, columns
         before = known.get(key)
         if before is not None and before[0] == given:
             return before[1]

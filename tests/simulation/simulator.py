@@ -25,7 +25,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from tests.simulation import acts, disasters, faults, tiering, traps
 from tests.simulation.acts import WEST
-from tests.simulation.cluster import SimulatedCluster
+from tests.simulation.cluster import another_cluster
 from tests.simulation.laws import Laws, Violation
 from tests.simulation.offloaded import BUCKET, CLUSTER
 from tests.simulation.operator import Operator, new_interceptor
@@ -129,8 +129,8 @@ class _Schedule:
             tiering.prepare(self.world)
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
-        if self.operator.policy.shared_with:
-            self.world.roots[WEST] = SimulatedCluster()
+        if settings.bookkeeper.shared_with:
+            self.world.roots[WEST] = another_cluster()
         self.operator.spoiled = lambda: faults.spoiled(self.world)
         self.routine = random.randrange(2) * 2
         self.trap, self.trap_from = traps.of(seed), Random(self.begins + 4).randrange(count // 2)
@@ -516,6 +516,7 @@ _BASE: dict[str, Any] = {
     "zookeeper": {"hosts": "simulated:2181", "session_timeout": 2},
     "pulsar": {"admin_url": "http://simulated:8080", "service_url": "pulsar://simulated:6650"},
     "lake": {"path": "/simulated"},
+    "spark": {"scan_partitions": 1},
 }
 
 

@@ -89,7 +89,7 @@ class TieredLaws:
     def _committed(self, topic: ModelTopic, ledger: int, now: OffloadContext) -> str:
         assert now.uuid is not None
         if self.world.opened().get(now.uuid) is not False:
-            return f"{now.uuid} is committed, which is no open attempt of ours, or condemned"
+            return f"{now.uuid} is committed, which is no open attempt of ours, or aborted"
         if self.world.attempts[now.uuid] != (topic.name, ledger):
             return f"{now.uuid} is committed, an attempt on {self.world.attempts[now.uuid]}"
         if now.bookkeeper_deleted:
@@ -140,7 +140,7 @@ class TieredLaws:
         if trace is None or trace.kind != OFFLOAD:
             return "it is written outside of an offload run"
         aborting = self.world.opened().get(UUID(key[:36]))
-        return "" if aborting is False else "it is of no open attempt of ours, or of a condemned one"
+        return "" if aborting is False else "it is of no open attempt of ours, or of an aborted one"
 
     def upload_is_dropped(self, key: str, trace: Trace | None) -> str:
         """An upload of which parts may be there is dropped."""
@@ -152,9 +152,9 @@ class TieredLaws:
         return ""
 
     def objects_go(self, uuid: UUID) -> str:
-        """Objects are deleted by an offload run: of an attempt that is given up."""
+        """Objects are deleted by an offload run: of an aborted attempt."""
         if self.world.opened().get(uuid) is not True:
-            return "I3: it is of no condemned attempt of ours"
+            return "I3: it is of no aborted attempt of ours"
         self.counts["attempts removed"] += 1
         return ""
 
@@ -170,7 +170,8 @@ class TieredLaws:
         uuid = UUID(detail["uuid"])
         if row.outcome == "verified":
             self.verified.add(uuid)
-            if not self.world.whole(uuid, row.ledger_id):
+            known = row.ledger_id in self.world.model.ledgers  # a restore amid the run takes back that there is one
+            if known and not self.world.whole(uuid, row.ledger_id):
                 return f"I2: the journal says that {uuid} of {row.ledger_id} is proven, and it is not what was written"
         if (row.action, row.outcome) == ("release-bookkeeper-copy", "marked"):
             self.marked[row.ledger_id] = row.run_id, uuid

@@ -65,7 +65,7 @@ def release_before_the_lag() -> Iterator[None]:
 
 
 @contextmanager
-def condemn_a_committed_attempt() -> Iterator[None]:
+def abort_a_committed_attempt() -> Iterator[None]:
     """An attempt that a run left open is taken for one that its topic never got to name, whatever scans have seen."""
     with (
         patch.object(interrupted, "_state_of", lambda *_: (None, "its topic does not list its ledger any more")),
@@ -74,7 +74,7 @@ def condemn_a_committed_attempt() -> Iterator[None]:
         yield
 
 
-def remove_without_condemning() -> AbstractContextManager[Any]:
+def remove_without_aborting() -> AbstractContextManager[Any]:
     """The objects of an attempt go, and a run that comes later may finish it."""
     return patch.object(attempts, "abort", lambda store, attempt: attempt)
 
@@ -107,7 +107,7 @@ def release_unsaid() -> AbstractContextManager[Any]:
 def release_unsent() -> AbstractContextManager[Any]:
     """A copy in BookKeeper is released, and its message is for later."""
 
-    def send(run: Any, tools: Any, messages: Sequence[Any], lengths: Mapping[int, int]) -> list[Sent]:
+    def send(run: Any, ports: Any, messages: Sequence[Any], lengths: Mapping[int, int]) -> list[Sent]:
         return [Sent(message, b"", "") for message in messages]
 
     return patch.object(bookkeeper_copies, "send_messages", send)
@@ -177,8 +177,8 @@ TIERED: Mapping[str, Mutation] = {
     "skip the proof of an offloaded copy": skip_the_proof,
     "prove an offloaded copy once and for all": prove_once,
     "release before the lag": release_before_the_lag,
-    "condemn a committed attempt": condemn_a_committed_attempt,
-    "remove the objects of an attempt without condemning it": remove_without_condemning,
+    "abort a committed attempt": abort_a_committed_attempt,
+    "remove the objects of an attempt without aborting it": remove_without_aborting,
     "sweep without the second scan": sweep_at_first_sight,
     "release what no broker has read": release_unread,
     "go on after a broker could not read": go_on_unread,

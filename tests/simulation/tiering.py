@@ -15,6 +15,7 @@ from uuid import UUID
 
 from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
+from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.apply import Order
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.tiered import offload_planning, offload_run
@@ -68,7 +69,7 @@ def has(seed: int) -> bool:
 
 
 def settings_for(settings: Settings, random: Random) -> Settings:
-    """Copies in BookKeeper are ours to give up."""
+    """Copies in BookKeeper are ours to release."""
     changed: dict[str, Any] = {
         "object_store": {"buckets": [BUCKET], "pulsar_cluster": CLUSTER, "exclusive": random.random() < 0.8},
         "offload": {
@@ -121,7 +122,7 @@ class Tiering:
     def plan_offload(self) -> str:
         """Plan by the newest scan; writes nothing."""
         operator, world = self.operator, self.world
-        if not operator.lake.scans:
+        if not operator.lake.epochs():
             return "no scan yet"
         world.trace = None
         before = world.zookeeper.zxid
@@ -131,14 +132,14 @@ class Tiering:
                 operator.cluster, operator.lake.epochs()[-1], everything=everything
             )
         self._wrote_nothing("a plan of offloads", before)
-        return f"{plan.plan_id}: {rows.num_rows} ledgers, gaps {plan.gaps}, warnings {plan.warnings}"
+        return f"{plan.plan_id}: {rows.num_rows} ledgers, gaps {in_words(plan.gaps)}, warnings {plan.warnings}"
 
     def offload(self) -> str:
         """Apply the newest plan, or some of it."""
         operator = self.operator
-        if not operator.lake.offload_plans:
+        if not operator.lake.offload_plans_kept:
             return "no plan of offloads yet"
-        plan, _ = list(operator.lake.offload_plans.values())[-1]
+        plan, _ = list(operator.lake.offload_plans_kept.values())[-1]
         order = offload_run.OffloadOrder(plan.plan_id, plan.digest, operator.random.choice([0, 0, 0, 2]))
         run_id = operator._run_id("offload")
         shared_random.seed(operator.random.getrandbits(32))
@@ -164,7 +165,7 @@ class Tiering:
     def inventory(self) -> str:
         """List the bucket and plan what nothing needs in it; writes nothing."""
         operator, world = self.operator, self.world
-        if not operator.lake.scans:
+        if not operator.lake.epochs():
             return "no scan yet"
         world.trace = None
         before, listed = world.zookeeper.zxid, set(world.buckets.objects[BUCKET])
@@ -175,16 +176,16 @@ class Tiering:
         if any("503" in one and "objects.list" in one for one in fired):
             raise Violation(f"an inventory says that it is whole, and a listing failed: {fired}")
         if fired or world.objects.stale is not None:
-            return f"{plan.plan_id}: {rows.num_rows} to go, gaps {plan.gaps}"
+            return f"{plan.plan_id}: {rows.num_rows} to go, gaps {in_words(plan.gaps)}"
         if listed != set(world.buckets.objects[BUCKET]):
             raise Violation("I6: an inventory changed the bucket")
         needed = world.reachable()
         for row in rows.to_pylist():
             if row["action"] == DELETE and UUID(row["uuid"]) in needed:
                 raise Violation(f"I3: an inventory plans {row}: {needed[UUID(row['uuid'])]}")
-        table = operator.lake.tables[f"{plan.epoch_id}/{bucket_runs.TABLE}"]
+        table = operator.lake.table(plan.epoch_id, bucket_runs.TABLE)
         self._is_whole(listed, table.to_pylist())
-        return f"{plan.plan_id}: {rows.num_rows} to go of {table.num_rows}, gaps {plan.gaps}"
+        return f"{plan.plan_id}: {rows.num_rows} to go of {table.num_rows}, gaps {in_words(plan.gaps)}"
 
     def _is_whole(self, listed: set[str], rows: list[dict[str, Any]]) -> None:
         """Every object is in the inventory, and what it calls broken is."""

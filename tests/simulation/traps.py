@@ -148,7 +148,8 @@ def seen_between(random: Random, world: World, operator: Operator) -> Iterator[S
     world.zookeeper.unreadable |= unread  # a scan that is not covered tells what it found, too
     yield "scan", operator.scan
     world.zookeeper.unreadable -= unread
-    seen = operator.lake.scans and ledger in operator.lake.scans[-1].refs.needed
+    scans = operator.lake.epochs()
+    seen = scans and ledger in operator.lake.referenced(scans[-1].epoch_id).needed
     if not seen or not _takes_away(world, name, 23):
         return
     world.wait_ms(began + DAY + HOUR // 60 - world.time.now_ms())

@@ -26,9 +26,9 @@ from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import TopicInternals, Upload
 from pulsar_lifecycle.records.owner_names import schema_owner
 from pulsar_lifecycle.runs import control
-from tests.fakes.clock import FakeClock
-from tests.fakes.metadata_store import FakeStore
-from tests.fakes.object_store import FakeBuckets, OpenUpload
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.metadata_store import FakeStore
+from tests.kit.fakes.object_store import FakeBuckets, OpenUpload
 from tests.simulation.cluster import (
     BROKER,
     ENTRY_BYTES,
@@ -312,8 +312,8 @@ class World(SimulatedCluster):
             return "no such topic"
         gone = [i for i in topic.ledgers if i not in left]
         for name, cursor in topic.cursors.items():
-            if gone and self.stands(cursor) <= max(gone):
-                return f"cursor {name} has not passed {gone}: it stands in {self.stands(cursor)}"
+            if gone and not self.passed(cursor, max(gone)):
+                return f"cursor {name} has not passed {gone}: it stands at {self.position(cursor)}"
         if topic.shadow_of:
             return "it is a shadow topic"
         if topic.loaded:
@@ -323,15 +323,24 @@ class World(SimulatedCluster):
             topic.offloaded.pop(ledger, None)
         return ""
 
+    def passed(self, cursor: Cursor, ledger: int) -> bool:
+        """Whether a cursor has every entry of a ledger, and of those before it, behind it."""
+        at = self.position(cursor)
+        return at.ledger_id > ledger or at == Position(ledger, len(self.model.ledgers[ledger].entries) - 1)
+
     def stands(self, cursor: Cursor) -> int:
         """The ledger that a cursor's persisted position is in; 0 where no one can say."""
+        return self.position(cursor).ledger_id
+
+    def position(self, cursor: Cursor) -> Position:
+        """A cursor's persisted position; in ledger 0 where no one can say."""
         entries = self.reader.payloads.get(cursor.ledger) if cursor.ledger >= 0 else None
         if cursor.ledger < 0:
-            return cursor.at
+            return Position(cursor.at, -1)
         try:
-            return cursor_format.decode_position(entries[-1]).mark_delete.ledger_id if entries else 0
+            return cursor_format.decode_position(entries[-1]).mark_delete if entries else Position(0, -1)
         except CorruptFormat:
-            return 0
+            return Position(0, -1)
 
     def counters(self) -> Counters:
         """What only ever grows, now."""
@@ -500,7 +509,7 @@ class World(SimulatedCluster):
         return found
 
     def opened(self) -> dict[UUID, bool]:
-        """Our open offload attempts, and whether each is condemned."""
+        """Our open offload attempts, and whether each is aborted."""
         nodes = self.zookeeper._nodes
         if attempts.ATTEMPTS not in nodes:
             return {}
@@ -535,7 +544,7 @@ class World(SimulatedCluster):
     def damage(self) -> str | None:
         """An object of a ledger that BookKeeper has whole is not what it was: one byte, or it is gone.
 
-        Once BookKeeper's copy is given up, nobody reads all of it again: then another ETag shows it.
+        Once BookKeeper's copy is released, nobody reads all of it again: then another ETag shows it.
         """
         found = [
             (context.uuid, ledger)
@@ -547,8 +556,8 @@ class World(SimulatedCluster):
         if not found:
             return None
         uuid, ledger = self.random.choice(sorted(found))
-        given_up = any((c := t.offloaded.get(ledger)) and c.bookkeeper_deleted for t in self.model.topics.values())
-        ways = ["gone", "replaced"] if given_up else ["gone", "replaced", "rotten", "rotten"]
+        gone_dead = any((c := t.offloaded.get(ledger)) and c.bookkeeper_deleted for t in self.model.topics.values())
+        ways = ["gone", "replaced"] if gone_dead else ["gone", "replaced", "rotten", "rotten"]
         key, how = data_key(uuid, ledger), self.random.choice(ways)
         if how == "gone":
             del self.buckets.objects[BUCKET][key], self.buckets.data[BUCKET, key]

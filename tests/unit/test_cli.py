@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
@@ -24,16 +25,18 @@ from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import deletion_plan
+from pulsar_lifecycle.records import deletion_plan, retention_plan
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
@@ -198,7 +201,7 @@ def test_help_loads_neither_spark_nor_dagster() -> None:
 @pytest.mark.parametrize(
     ("brokers", "said"),
     [
-        (Brokers({}, 60_000, "timed out"), "unknown, counts as loaded: the brokers were not heard: timed out"),
+        (Brokers({}, 60_000, "timed out"), "unknown, counts as loaded: the brokers did not answer: timed out"),
         (Brokers({}, 10**9), "unknown, counts as loaded: its z-node was written too recently to know"),
         (Brokers({TOPIC: "broker-1"}, 60_000), "loaded: listed by broker-1"),
         (Brokers({}, -1), "unloaded: on no broker's list"),
@@ -236,8 +239,8 @@ def test_a_ledger_may_be_absent_only_where_its_copy_was_given_up(
 ) -> None:
     cluster = SimulatedCluster()
     looked_at(cluster, monkeypatch, Brokers({}, 60_000))
-    for given_up, code in ((True, 0), (False, 1)):
-        offload = OffloadContext(UUID(int=1), True, given_up, 1, "aws-s3", {"bucket": "b"})
+    for released_copies, code in ((True, 0), (False, 1)):
+        offload = OffloadContext(UUID(int=1), True, released_copies, 1, "aws-s3", {"bucket": "b"})
         cluster.topic(Topic.parse(TOPIC), [900], offloaded={900: offload})
         assert run("inspect", "topic", TOPIC) == code
 
@@ -308,6 +311,41 @@ def test_a_plan_shows_what_it_deletes_and_how_to_apply_it(
     out = capsys.readouterr().out
     for part in (plan.digest, TOPIC, "10.00% of 10", "2.0 KB on disk", "--run-config > apply.json", "not applied"):
         assert part in out
+
+
+def test_a_retention_plan_is_listed_and_shown_like_others(
+    plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {
+        "ledger_id": 8,
+        "topic": TOPIC,
+        "namespace": "shop/orders",
+        "bytes": 1000,
+        "expired_by": "expired_by_time",
+        "expired_at": 1_700_000_000_000,
+        "retention_minutes": 60,
+        "retention_mb": -1,
+        "level": "namespace",
+        "kept": None,
+    }
+    rows = pa.Table.from_pylist([row], schema=EXPIRED_LEDGERS)
+    made = replace(plan, plan_id="retention-1", logical_bytes=1000, physical_bytes=1000)
+    made = replace(made, digest=retention_plan.digest(rows, made.to_json()))
+    Lake(load_settings(settings_file).lake.path).store_retention_plan(made, rows)
+    assert run("plans", "--json") == 0
+    assert {p["plan_id"] for p in json.loads(capsys.readouterr().out)} == {"orphans-1", "retention-1"}
+    assert run("plan", "retention-1") == 0
+    out = capsys.readouterr().out
+    for part in (made.digest, TOPIC, "expired_by_time", "shop/orders", "-j apply_retention", "not applied"):
+        assert part in out
+    assert run("plan", "retention-1", "--run-config") == 0
+    assert json.loads(capsys.readouterr().out) == retention_planning.run_config(made)
+    removed = JournalRow(
+        "r", "test", "retention-1", 8, "ML", TOPIC, DELETE_LEDGER, "mark", "removed", "", 5, "", "{}", 1
+    )
+    FileJournal(load_settings(settings_file).lake.path).record([removed])
+    assert run("plan", "retention-1") == 0
+    assert "1 of its ledgers: nothing is left to apply" in capsys.readouterr().out
 
 
 def test_a_plan_says_how_many_of_its_ledgers_are_settled(
@@ -623,6 +661,7 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
         JournalRow("run-2", "test", "p1", 7, "ML", TOPIC, "delete-ledger", "delete", "deleted", "", 5, "", "{}", 2),
         JournalRow("run-2", "test", "p2", 8, "ML", TOPIC, "delete-ledger", "delete", "kept", "in use", 5, "", "{}", 3),
     ]
+    rows[2] = replace(rows[2], code="twin")
     FileJournal(load_settings(settings_file).lake.path).record(rows)
 
     def asked(*arguments: str) -> list[tuple[int, str]]:
@@ -633,7 +672,8 @@ def test_the_journal_is_asked_by_ledger_run_or_plan(settings_file: Path, capsys:
     assert asked("--run", "run-2") == [(7, "deleted"), (8, "kept")]
     assert asked("--plan", "p2") == [(8, "kept")]
     assert asked("--run", "run-2", "--ledger", "8") == [(8, "kept")]
-    assert asked("--run", "run-3") == []
+    assert asked("--code", "twin") == asked("--outcome", "kept") == [(8, "kept")]
+    assert asked("--run", "run-3") == asked("--code", "twin", "--outcome", "sent") == []
     assert run("journal", "--ledger", "7") == 0
     out = capsys.readouterr().out
     assert "deleted" in out
@@ -686,7 +726,7 @@ def test_scans_are_set_aside_only_for_a_reason(settings_file: Path, capsys: pyte
     assert lake.epochs()
     assert run("accept-restore", "a feeling", "--anyway", "--by", "mary") == 0
     assert not lake.epochs()
-    (row,) = journal_rows(lake.location, run_id="accept-restore").to_pylist()
+    (row,) = journal_rows(FileJournal(lake.location), run_id="accept-restore").to_pylist()
     assert (row["component"], row["outcome"]) == ("accepted-restore", "in-force")
     assert (json.loads(row["detail"])["by"], json.loads(row["detail"])["why"]) == ("mary", "a feeling")
 

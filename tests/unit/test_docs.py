@@ -21,6 +21,7 @@ import yaml
 
 from orchestration.definitions import UNCONFIGURED, build_defs
 from pulsar_lifecycle.cli import app
+from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings
 
 ROOT = Path(__file__).parents[2]
@@ -229,3 +230,8 @@ def test_modules_that_prose_names_exist() -> None:
             if (room in rooms or room in ("plan", "engine", "spark")) and not here & known:
                 wrong.append(f"{path.relative_to(ROOT)}: {dotted}")
     assert not wrong
+
+
+def test_the_coverage_page_says_what_to_do_about_every_gap() -> None:
+    page = (ROOT / "docs/understand/coverage.md").read_text()
+    assert [code.value for code in GapCode if f"`{code.value}`" not in page] == []

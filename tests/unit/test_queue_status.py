@@ -11,7 +11,6 @@ import pytest
 
 from pulsar_lifecycle.cli import queue as command
 from pulsar_lifecycle.copies import unread_locations
-from pulsar_lifecycle.deletion.owner_check import NOT_KNOWN_YET
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE
@@ -22,17 +21,18 @@ from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TO
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Received
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.clock import FakeClock
-from tests.fakes.connections import connect_to
-from tests.fakes.metadata_store import FakeZooKeeper
 from tests.kit.builders import DELETED_ROW as ROW
 from tests.kit.command import run
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.settings import write_settings
 
 NOW = 1_700_000_000_000
@@ -256,15 +256,13 @@ def test_dead_letters_that_cannot_be_looked_at_say_so(
     assert finding == "1 dead letter, which cannot be looked at now: the binary port does not answer"
 
 
-@pytest.mark.parametrize(
-    "reason", ["still in use: its broker holds it in memory", f"{NOT_KNOWN_YET}its topic is listed: being unloaded"]
-)
+@pytest.mark.parametrize("code", [Code.STILL_IN_USE, Code.NOT_KNOWN_YET])
 def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
-    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], reason: str
+    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: Code
 ) -> None:
     journal = FileJournal(str(tmp_path / "lake"))
-    held = replace(ROW, outcome="retrying", reason=reason)
-    failed = replace(held, reason="its owner could not be asked: timeout")
+    held = replace(ROW, outcome="retrying", code=code)
+    failed = replace(held, code=Code.UNREAD, reason="its owner could not be asked: timeout")
     journal.record([held, replace(held, ledger_id=ROW.ledger_id + 1)])
     assert run("queue", "status") == 0
     capsys.readouterr()

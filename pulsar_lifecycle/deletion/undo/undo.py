@@ -61,39 +61,39 @@ REPORT = 60.0
 """Seconds between two progress reports meanwhile."""
 
 
-def preview(run: UndoRun, tools: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+def preview(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """What :func:`undo` would do now; changes nothing, journals nothing."""
     ledgers = candidates(archived, run.cluster, run.ledgers_root)
-    _look(tools, ledgers, pending)
+    _look(ports, ledgers, pending)
     for some in in_batches([one for one in ledgers if not one.outcome], run.batch):
-        _first_check(run, tools, some)
+        _first_check(run, ports, some)
         for one in some:
             if not one.outcome:
                 one.decide(RESTORABLE, described(one))
     return ledgers
 
 
-def undo(run: UndoRun, tools: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
+def undo(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: Mapping[int, int]) -> list[Undone]:
     """Bring archived ledgers back: check, re-create, wait one collection interval, check again.
 
     ``archived``: rows of the archive; of each ledger the newest counts. ``pending``: :func:`begun`. Raises Paused,
     LeaseLost, Overloaded, Unavailable; what was done until then is journalled, and a rerun goes on from there.
     """
     ledgers = candidates(archived, run.cluster, run.ledgers_root)
-    budget = RateBudget(run.creates_per_second, tools.clock)
+    budget = RateBudget(run.creates_per_second, ports.clock)
     for some in in_batches(ledgers, run.batch):
-        _may_act(run, tools)
-        _look(tools, some, pending)
-        _first_check(run, tools, [one for one in some if not one.outcome])
-        record_undone(run, tools, [one for one in some if one.outcome])
-        _recreate(run, tools, [one for one in some if not one.outcome], budget)
-        tools.say(counted(ledgers))
+        _may_act(run, ports)
+        _look(ports, some, pending)
+        _first_check(run, ports, [one for one in some if not one.outcome])
+        record_undone(run, ports, [one for one in some if one.outcome])
+        _recreate(run, ports, [one for one in some if not one.outcome], budget)
+        ports.say(counted(ledgers))
     back = [one for one in ledgers if one.outcome == RECREATED]
-    _wait(run, tools, back)
+    _wait(run, ports, back)
     for some in in_batches(back, run.batch):
-        _may_act(run, tools)
-        _second_check(run, tools, some)
-        tools.say(counted(ledgers))
+        _may_act(run, ports)
+        _second_check(run, ports, some)
+        ports.say(counted(ledgers))
     return ledgers
 
 
@@ -159,13 +159,13 @@ def _name(ledgers: Sequence[Undone], root: str) -> None:
         one.topic = owner_names.owner_in(row)[1]
 
 
-def _look(tools: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
+def _look(ports: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int]) -> None:
     """Settle what has a z-node: ours from an interrupted undo is taken over, any other is left alone."""
     ledgers = [one for one in ledgers if not one.outcome]
     if not ledgers:
         return
-    newest = tools.store.zxid()
-    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+    newest = ports.store.zxid()
+    for one, node in zip(ledgers, ports.store.read([one.archived.path for one in ledgers]), strict=True):
         row = one.archived
         if row.czxid > newest:
             one.decide(
@@ -184,7 +184,7 @@ def _look(tools: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int
             one.decide(RECREATED, "re-created by an undo that did not end; its second check is due")
         else:
             one.decide(PRESENT, "it is restored already")
-    _look_at_topics(tools, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
+    _look_at_topics(ports, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
 
 
 def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
@@ -197,13 +197,13 @@ def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
     return replace(found, segments=archived.segments) == archived
 
 
-def _look_at_topics(tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
-    """Which of them their topics list as offloaded, with the copy in BookKeeper given up."""
+def _look_at_topics(ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
+    """Which of them their topics list as offloaded, with the copy in BookKeeper released."""
     by_topic: dict[str, dict[int, Undone]] = {}
     for one in ledgers:
         by_topic.setdefault(one.topic, {})[one.ledger_id] = one
     paths = [f"{walk.MANAGED_LEDGERS_ROOT}/{Topic.parse(name).managed_ledger}" for name in by_topic]
-    for group, node in zip(by_topic.values(), tools.store.read(paths), strict=True):
+    for group, node in zip(by_topic.values(), ports.store.read(paths), strict=True):
         if not isinstance(node, Node):
             continue
         with contextlib.suppress(CorruptFormat):  # what it lists is not known
@@ -212,9 +212,9 @@ def _look_at_topics(tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
                     group[item.ledger_id].released = item.offload.complete and item.offload.bookkeeper_deleted
 
 
-def _first_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
+def _first_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Ask every replica; settles what is past saving, and what is not known unless the operator allows that."""
-    for one in _checked(tools, ledgers):
+    for one in _checked(ports, ledgers):
         assert one.check is not None
         if one.check.lost:
             one.decide(LOST, f"past saving: {described(one)}")
@@ -222,45 +222,45 @@ def _first_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> N
             one.decide(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
 
 
-def _checked(tools: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
+def _checked(ports: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
     """The same ledgers with what their bookies say now."""
-    checks = tools.check([(one.ledger_id, one.metadata) for one in ledgers if one.metadata]) if ledgers else []
+    checks = ports.check([(one.ledger_id, one.metadata) for one in ledgers if one.metadata]) if ledgers else []
     for one, check in zip(ledgers, checks, strict=True):
         one.check = check
     return ledgers
 
 
-def _may_act(run: UndoRun, tools: UndoPorts) -> None:
-    control.check_not_paused(tools.store)
-    mind_latency(tools.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, tools.clock)
+def _may_act(run: UndoRun, ports: UndoPorts) -> None:
+    control.check_not_paused(ports.store)
+    mind_latency(ports.store.latency_ms(), run.slow_above_ms, run.stop_above_ms, ports.clock)
 
 
-def _recreate(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone], budget: RateBudget) -> None:
+def _recreate(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone], budget: RateBudget) -> None:
     """Create the z-nodes; what is there afterwards is journalled whatever stopped this."""
     if not ledgers:
         return
-    control.check_not_paused(tools.store)
+    control.check_not_paused(ports.store)
     for one in ledgers:
         one.decide(RECREATING, described(one))
-    record_undone(run, tools, ledgers)
+    record_undone(run, ports, ledgers)
     tried: list[Undone] = []
     try:
         for one in ledgers:
             budget.take(1)
             tried.append(one)
-            _create(tools, one)
+            _create(ports, one)
     finally:
-        record_undone(run, tools, [one for one in tried if one.outcome != RECREATING])
+        record_undone(run, ports, [one for one in tried if one.outcome != RECREATING])
 
 
-def _create(tools: UndoPorts, one: Undone) -> None:
+def _create(ports: UndoPorts, one: Undone) -> None:
     """Create one z-node; after an outcome that is not known, what is there decides."""
     row = one.archived
     try:
-        one.node = Node(row.path, row.data, tools.store.create(row.path, row.data, parents=True))
+        one.node = Node(row.path, row.data, ports.store.create(row.path, row.data, parents=True))
     except (Conflict, OutcomeUnknown) as error:
-        tools.store.sync(row.path)
-        node = tools.store.read([row.path])[0]
+        ports.store.sync(row.path)
+        node = ports.store.read([row.path])[0]
         if node is None:
             one.decide(UNKNOWN, f"its z-node could not be created, run again: {error}")
             return
@@ -271,25 +271,25 @@ def _create(tools: UndoPorts, one: Undone) -> None:
     one.decide(RECREATED, one.reason)
 
 
-def _wait(run: UndoRun, tools: UndoPorts, back: Sequence[Undone]) -> None:
+def _wait(run: UndoRun, ports: UndoPorts, back: Sequence[Undone]) -> None:
     """Until one collection interval has passed since the last of them came back, by the metadata store's clock."""
     if not back:
         return
     due = max(one.node.stat.ctime for one in back if one.node) + run.gc_wait_ms - run.store_ahead_ms
     said = 0.0
-    while (left := (due - tools.clock.now_ms()) / 1000) > 0:
-        control.check_not_paused(tools.store)
+    while (left := (due - ports.clock.now_ms()) / 1000) > 0:
+        control.check_not_paused(ports.store)
         if not said or said - left >= REPORT:
-            tools.say(f"{len(back)} ledgers re-created; the second check is in {left:.0f} s")
+            ports.say(f"{len(back)} ledgers re-created; the second check is in {left:.0f} s")
             said = left
-        tools.clock.sleep(min(left, STEP))
+        ports.clock.sleep(min(left, STEP))
 
 
-def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
+def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Ask every replica again; takes away again what nobody holds any more."""
-    tools.store.sync("/")
+    ports.store.sync("/")
     left: list[Undone] = []
-    for one, node in zip(ledgers, tools.store.read([one.archived.path for one in ledgers]), strict=True):
+    for one, node in zip(ledgers, ports.store.read([one.archived.path for one in ledgers]), strict=True):
         assert one.node is not None
         if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
             one.decide(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
@@ -302,7 +302,7 @@ def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> 
         one.node = node
         left.append(one)
     lost: list[Undone] = []
-    for one in _checked(tools, left):
+    for one in _checked(ports, left):
         assert one.check is not None
         if one.check.lost:
             lost.append(one)
@@ -311,12 +311,12 @@ def _second_check(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> 
         else:
             one.decide(RESTORED, described(one))
     try:
-        _take_away(run, tools, lost)
+        _take_away(run, ports, lost)
     finally:
-        record_undone(run, tools, ledgers)
+        record_undone(run, ports, ledgers)
 
 
-def _take_away(run: UndoRun, tools: UndoPorts, lost: Sequence[Undone]) -> None:
+def _take_away(run: UndoRun, ports: UndoPorts, lost: Sequence[Undone]) -> None:
     """Remove z-nodes whose entries are gone, if they are still as we made them."""
     ours: list[Undone] = []
     for one in lost:
@@ -328,12 +328,12 @@ def _take_away(run: UndoRun, tools: UndoPorts, lost: Sequence[Undone]) -> None:
         return
     for one in ours:
         one.decide(UNCONFIRMED, f"past saving: {described(one)}; its z-node is still there, run again")
-    control.check_not_paused(tools.store)
+    control.check_not_paused(ports.store)
     try:
-        tools.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
+        ports.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
     finally:
         with contextlib.suppress(LifecycleError):  # not known: they stay unconfirmed
-            tools.store.sync("/")
-            for one, node in zip(ours, tools.store.read([one.archived.path for one in ours]), strict=True):
+            ports.store.sync("/")
+            for one, node in zip(ours, ports.store.read([one.archived.path for one in ours]), strict=True):
                 if node is None:
                     one.decide(LOST, f"past saving, collected while it came back: {described(one)}")

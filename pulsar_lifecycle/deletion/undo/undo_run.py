@@ -64,25 +64,25 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     if wrong := [i for i in request.ledger_ids if not 0 <= i <= MAX_LEDGER_ID]:
         raise UsageError(f"ledger_ids: {wrong[0]} is no ledger id, those are 0 .. 2**63-1")
     settings = cluster.settings
-    lake = settings.lake.path
-    rows = last_archived(lake, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
-    lost = tuple(deleted_copies(lake, settings.cluster, request.run_id, request.ledger_ids))
+    journal = cluster.journal_reader
+    rows = last_archived(journal, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
+    lost = tuple(deleted_copies(journal, settings.cluster, request.run_id, request.ledger_ids))
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
     with Connections(settings, read_only=request.dry_run) as ports:
         store, clock = ports.store, ports.clock
-        tools = UndoPorts(store, _spread(cluster, ports.reader), ports.journal, clock, say)
+        ports = UndoPorts(store, _spread(cluster, ports.reader), ports.journal, clock, say)
         if request.dry_run:
             run = _run(settings, run_id, request, ("", 0), 0)
-            return Result(preview(run, tools, rows, _pending(settings)), missing, lost)
+            return Result(preview(run, ports, rows, _pending(cluster)), missing, lost)
         control.check_not_paused(store)
         check_store(cluster, store)  # a restored store issues archived ids again
         with held_lease(settings, store, f"undo {run_id}") as lease:
             run = _run(settings, run_id, request, lease.guard, lease.taken_at - clock.now_ms())
-            return Result(undo(run, tools, rows, _pending(settings)), missing, lost)
+            return Result(undo(run, ports, rows, _pending(cluster)), missing, lost)
 
 
-def _pending(settings: Settings) -> dict[int, int]:
-    return begun(rows_of_phase(settings.lake.path, PHASE).to_pylist(), settings.cluster)
+def _pending(cluster: Cluster) -> dict[int, int]:
+    return begun(rows_of_phase(cluster.journal_reader, PHASE).to_pylist(), cluster.settings.cluster)
 
 
 def _run(settings: Settings, run_id: str, request: Request, guard: tuple[str, int], ahead: int) -> UndoRun:

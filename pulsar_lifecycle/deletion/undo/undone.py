@@ -83,7 +83,7 @@ class UndoPorts:
 class Undone:
     """One archived ledger and what became of it; ``node`` is its z-node once it is back.
 
-    ``released``: its topic lists it as offloaded, with its copy in BookKeeper given up.
+    ``released``: its topic lists it as offloaded, with its copy in BookKeeper released.
     """
 
     archived: Archived
@@ -131,10 +131,10 @@ def described(one: Undone) -> str:
     return ", ".join(said) if len(said) > 1 else f"{said[0]}, all there"
 
 
-def record_undone(run: UndoRun, tools: UndoPorts, ledgers: Sequence[Undone]) -> None:
+def record_undone(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> None:
     """Journal what became of some ledgers."""
-    now = tools.clock.now_ms()
-    tools.journal.record([_row(run, one, now) for one in ledgers])
+    now = ports.clock.now_ms()
+    ports.journal.record([_row(run, one, now) for one in ledgers])
 
 
 def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:

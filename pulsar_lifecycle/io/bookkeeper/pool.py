@@ -7,15 +7,14 @@ what is asked (``ledger_stream``, ``replica_check``) and frames (``bookie_connec
 from __future__ import annotations
 
 import select
-import ssl
 import time
 from collections.abc import Sequence
 
-from pulsar_lifecycle.errors import ConfigError, CorruptFormat, LifecycleError, Unavailable
+from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import bookie_info
 from pulsar_lifecycle.io.bookkeeper.connection import Answer, BookieConnection, Request
+from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.ports import MetadataStore, Node
-from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import BookKeeperSettings
 
 DOWN_SECONDS = 10.0
@@ -34,7 +33,7 @@ class BookiePool:
         self.single_reads_only: set[str] = set()
         self._store = store
         self._settings = settings
-        self._tls = _context(settings.tls) if settings.tls else None
+        self._tls = tls_context(settings.tls, "bookkeeper.tls") if settings.tls else None
         self._connections: dict[str, BookieConnection] = {}
         self._down: dict[str, tuple[float, str]] = {}
 
@@ -153,14 +152,3 @@ class BookiePool:
         if endpoint is None:
             raise Unavailable(f"registered no {bookie_info.PROTOCOL_RPC} endpoint")
         return endpoint
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=tls.ca_file or None)
-        if tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"bookkeeper.tls: cannot load the certificates: {error}") from error
-    context.check_hostname = tls.verify
-    return context

@@ -8,8 +8,9 @@ Layout: ``epochs/EPOCH/TABLE/*.parquet`` and ``epochs/EPOCH/epoch.json``; ``plan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -28,6 +29,7 @@ from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 
@@ -42,8 +44,12 @@ _WORDS = TypeAdapter(list[KnownWord])
 REFERENCED = "referenced.bin"
 CONTEXT = "context.json"
 OFFLOAD_UUIDS = "offload-uuids.bin"
+PLANS = "plans"
 OFFLOAD_PLANS = "offload-plans"
 OBJECT_PLANS = "object-plans"
+RETENTION_PLANS = "retention-plans"
+
+P = TypeVar("P", PlanSummary, OffloadPlan)
 
 
 class Lake(LakeFiles):
@@ -234,14 +240,11 @@ class Lake(LakeFiles):
 
     def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan and return its location."""
-        return self._store_plan("plans", summary, rows)
+        return self._store_plan(PLANS, summary, rows)
 
     def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan with its rows, read from the files. Raises NotFound."""
-        summary = self._document(f"plans/{plan_id}/plan.json", PlanSummary.from_json) if _is_name(plan_id) else None
-        if summary is None:
-            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/plans")
-        return summary, self._rows(f"plans/{plan_id}/rows.parquet", PLAN)
+        return self._plan(PLANS, plan_id, PlanSummary.from_json, PLAN)
 
     def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> str:
         """Store an offload plan and return its location."""
@@ -249,19 +252,11 @@ class Lake(LakeFiles):
 
     def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
         """A stored offload plan with its rows, read from the files. Raises NotFound."""
-        folder = f"{OFFLOAD_PLANS}/{plan_id}"
-        plan = self._document(f"{folder}/plan.json", OffloadPlan.from_json) if _is_name(plan_id) else None
-        if plan is None:
-            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{OFFLOAD_PLANS}")
-        return plan, self._rows(f"{folder}/rows.parquet", CANDIDATES)
+        return self._plan(OFFLOAD_PLANS, plan_id, OffloadPlan.from_json, CANDIDATES)
 
     def offload_plans(self) -> list[OffloadPlan]:
         """Every offload plan that can be read, oldest first."""
-        found = [
-            self._document(f"{OFFLOAD_PLANS}/{name}/plan.json", OffloadPlan.from_json)
-            for name in self._folders(OFFLOAD_PLANS)
-        ]
-        return sorted((plan for plan in found if plan), key=lambda plan: (plan.created_at, plan.plan_id))
+        return self._readable(OFFLOAD_PLANS, OffloadPlan.from_json)
 
     def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         """Store a plan of what is to leave the buckets and return its location."""
@@ -269,11 +264,23 @@ class Lake(LakeFiles):
 
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         """A stored plan of :meth:`store_object_plan` with its rows, read from the files. Raises NotFound."""
-        folder = f"{OBJECT_PLANS}/{plan_id}"
-        summary = self._document(f"{folder}/plan.json", PlanSummary.from_json) if _is_name(plan_id) else None
-        if summary is None:
-            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{OBJECT_PLANS}")
-        return summary, self._rows(f"{folder}/rows.parquet", OBJECTS)
+        return self._plan(OBJECT_PLANS, plan_id, PlanSummary.from_json, OBJECTS)
+
+    def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of what is past its retention and return its location."""
+        return self._store_plan(RETENTION_PLANS, summary, rows)
+
+    def retention_plan_location(self, plan_id: str) -> str:
+        """Where :meth:`store_retention_plan` puts a plan."""
+        return f"{self.location}/{RETENTION_PLANS}/{plan_id}"
+
+    def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_retention_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(RETENTION_PLANS, plan_id, PlanSummary.from_json, EXPIRED_LEDGERS)
+
+    def retention_plans(self) -> list[PlanSummary]:
+        """Every retention plan that can be read, oldest first."""
+        return self._readable(RETENTION_PLANS, PlanSummary.from_json)
 
     def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()
@@ -281,6 +288,18 @@ class Lake(LakeFiles):
         self._write(f"{kind}/{plan.plan_id}/rows.parquet", sink.getvalue().to_pybytes())
         self._write_document(f"{kind}/{plan.plan_id}/plan.json", plan.to_json())
         return f"{self.location}/{kind}/{plan.plan_id}"
+
+    def _plan(
+        self, kind: str, plan_id: str, decode: Callable[[Mapping[str, Any]], P], schema: pa.Schema
+    ) -> tuple[P, pa.Table]:
+        plan = self._document(f"{kind}/{plan_id}/plan.json", decode) if _is_name(plan_id) else None
+        if plan is None:
+            raise NotFound(f"there is no plan {plan_id!r} in {self.location}/{kind}")
+        return plan, self._rows(f"{kind}/{plan_id}/rows.parquet", schema)
+
+    def _readable(self, kind: str, decode: Callable[[Mapping[str, Any]], P]) -> list[P]:
+        found = [self._document(f"{kind}/{name}/plan.json", decode) for name in self._folders(kind)]
+        return sorted((plan for plan in found if plan), key=lambda plan: (plan.created_at, plan.plan_id))
 
     def _rows(self, relative: str, schema: pa.Schema) -> pa.Table:
         data = self._read(relative)
@@ -311,9 +330,9 @@ class Lake(LakeFiles):
     def _plans(self) -> tuple[list[PlanSummary], list[CorruptFormat]]:
         plans: list[PlanSummary] = []
         broken: list[CorruptFormat] = []
-        for name in sorted(self._folders("plans")):
+        for name in sorted(self._folders(PLANS)):
             try:
-                plan = self._document(f"plans/{name}/plan.json", PlanSummary.from_json)
+                plan = self._document(f"{PLANS}/{name}/plan.json", PlanSummary.from_json)
             except CorruptFormat as error:
                 broken.append(error)
                 continue

@@ -45,8 +45,11 @@ JOURNAL_SCHEMA = pa.schema(
         pa.field("checksum", pa.string(), nullable=False),
         pa.field("detail", pa.string(), nullable=False),
         pa.field("at", pa.int64(), nullable=False),
+        pa.field("code", pa.string()),
     ]
 )
+"""``code`` is null where the outcome says it all, and in files of earlier versions."""
+
 ARCHIVE_SCHEMA = pa.schema(
     [
         pa.field("run_id", pa.string(), nullable=False),
@@ -83,6 +86,34 @@ class FileJournal:
         """Store z-nodes as one object and return its location, like :meth:`record`."""
         return self._store(ARCHIVE, ARCHIVE_SCHEMA, nodes)
 
+    def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of the journal; a condition on ``date`` spares the objects of other days. Raises StoreError."""
+        return self._find(JOURNAL, JOURNAL_SCHEMA, condition, columns)
+
+    def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of the archive, like :meth:`find`."""
+        return self._find(ARCHIVE, ARCHIVE_SCHEMA, condition, columns)
+
+    def _find(
+        self, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: Sequence[str] | None
+    ) -> pa.Table:
+        where, wanted = f"{self._lake}/{kind}", list(columns or schema.names)
+        try:
+            filesystem, path = pafs.FileSystem.from_uri(where)
+            if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
+                return schema.empty_table().select(wanted)
+            days = ds.partitioning(pa.schema([pa.field("date", pa.string())]), flavor="hive")
+            found = ds.dataset(
+                path,
+                pa.schema([*schema, pa.field("date", pa.string())]),
+                format="parquet",
+                filesystem=filesystem,
+                partitioning=days,
+            )
+            return found.to_table(columns=wanted, filter=condition)
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"{where}: cannot be read: {error}") from error
+
     def _store(self, kind: str, schema: pa.Schema, rows: Sequence[JournalRow] | Sequence[Archived]) -> str:
         if not rows:
             return ""
@@ -101,58 +132,6 @@ class FileJournal:
         except (OSError, pa.ArrowException) as error:
             raise StoreError(f"{where}: cannot be stored durably: {error}") from error
         return where
-
-
-def rows_of_outcome(
-    lake: str, outcome: str, since: int, condition: pc.Expression, columns: list[str] | None = None
-) -> pa.Table:
-    """Journal rows of one outcome at ``since`` (ms) or later."""
-    return scan(
-        lake, JOURNAL, JOURNAL_SCHEMA, condition & (pc.field("outcome") == outcome) & filed_since(since), columns
-    )
-
-
-LAST_DAY = 253_402_214_400
-"""The last day that has a date, in seconds: a message's publish time may be any number."""
-
-
-def filed_since(since: int) -> pc.Expression:
-    """The condition for rows at ``since`` (ms) or later, which spares the objects of other days."""
-    # A batch is filed under the day of its first row, which may be the day before.
-    day = datetime.fromtimestamp(min(max(0, since / 1000 - 86_400), LAST_DAY), UTC).date().isoformat()
-    return (pc.field("at") >= since) & (pc.field("date") >= day)
-
-
-def read(lake: str, kind: str, schema: pa.Schema, wanted: dict[str, int | str | None]) -> pa.Table:
-    """Rows whose columns have these values (None: any), in the order of their time."""
-    condition = None
-    for name, value in wanted.items():
-        if value is not None:
-            term = pc.field(name) == value
-            condition = term if condition is None else condition & term
-    return scan(lake, kind, schema, condition).sort_by("at")
-
-
-def scan(
-    lake: str, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: list[str] | None = None
-) -> pa.Table:
-    """Rows that match, with all columns or some; a condition on ``date`` spares the objects of other days."""
-    where = f"{lake}/{kind}"
-    try:
-        filesystem, path = pafs.FileSystem.from_uri(where)
-        if filesystem.get_file_info(path).type is pafs.FileType.NotFound:
-            return schema.empty_table().select(columns or schema.names)
-        days = ds.partitioning(pa.schema([pa.field("date", pa.string())]), flavor="hive")
-        found = ds.dataset(
-            path,
-            pa.schema([*schema, pa.field("date", pa.string())]),
-            format="parquet",
-            filesystem=filesystem,
-            partitioning=days,
-        )
-        return found.to_table(columns=columns or schema.names, filter=condition)
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"{where}: cannot be read: {error}") from error
 
 
 def _write_durably(lake: Path, target: Path, data: pa.Buffer) -> None:

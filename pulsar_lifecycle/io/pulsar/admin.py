@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -27,9 +26,9 @@ from pulsar_lifecycle.errors import (
     StoreError,
     Unavailable,
 )
+from pulsar_lifecycle.io.tls import tls_context
 from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import Acknowledged, TopicInternals
-from pulsar_lifecycle.setting_types import Tls
 from pulsar_lifecycle.settings import PulsarSettings
 
 MAX_REDIRECTS = 5
@@ -53,7 +52,7 @@ class HttpBrokerAdmin:
         self._hosts = {self._base.host}
         self._http = httpx.Client(
             transport=transport,
-            verify=_tls_context(settings.tls),
+            verify=tls_context(settings.tls, "pulsar.tls"),
             timeout=settings.request_timeout,
             trust_env=False,  # a proxy from the environment would see the token
         )
@@ -394,14 +393,3 @@ def _url(text: str, source: str) -> httpx.URL:
         return httpx.URL(text)
     except httpx.InvalidURL as error:
         raise StoreError(f"GET {source}: the answer names no URL: {text[:200]!r}: {error}") from error
-
-
-def _tls_context(tls: Tls | None) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=(tls and tls.ca_file) or None)
-        if tls and tls.cert_file:
-            context.load_cert_chain(tls.cert_file, tls.key_file or None)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"pulsar.tls: cannot load the certificates: {error}") from error
-    context.check_hostname = tls is None or tls.verify
-    return context

@@ -25,7 +25,7 @@ NO_AUTH = -102
 
 MAX_PATHS = 1000
 MAX_REQUEST_BYTES = 512 * 1024
-"""A server refuses requests of ``jute.maxbuffer`` (1 MB); DESIGN section 4 asks for half of it."""
+"""A server refuses requests of ``jute.maxbuffer`` (1 MB); half of it is enough."""
 TARGET_REPLY_BYTES = 512 * 1024
 """Replies are kept under 1 MB; half of it leaves room for nodes larger than those seen so far."""
 FIRST_BATCH = 64

@@ -385,7 +385,7 @@ def cluster_fingerprint(store: MetadataStore, ledgers_root: str) -> str:
     """What tells this cluster from every other one: 32 hexadecimal digits, the same for its whole life.
 
     A SHA-256 over BookKeeper's INSTANCEID, if there is one, and czxid and ctime of ``ledgers_root`` and
-    ``/managed-ledgers`` (DESIGN section 5, Identity). Raises NotFound where there is no Pulsar cluster, or one that
+    ``/managed-ledgers``. Raises NotFound where there is no Pulsar cluster, or one that
     never had a topic.
     """
     roots = (ledgers_root, "/managed-ledgers")

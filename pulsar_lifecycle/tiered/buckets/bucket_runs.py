@@ -10,7 +10,6 @@ a plan writes nothing to cluster or bucket.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,9 +26,11 @@ from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
 from pulsar_lifecycle.journal.prometheus import published
+from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control
@@ -69,7 +70,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         open_ones = attempts.open_attempts(ports.store)
     now = cluster.clock.now_ms()
     gaps = evidence.gaps_of(cluster, epoch)
-    gaps += [f"{one.path}: {one.reason}" for one in open_ones if isinstance(one, attempts.BrokenAttempt)]
+    gaps += attempts.unread(open_ones)
     older = evidence.earlier_epochs(cluster, epoch)
     if not older:
         gaps.append(evidence.unconfirmed(settings))
@@ -95,7 +96,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
         parts += [_Part(bucket=bucket, gaps=tuple(bucket_rules.gaps(prefixes))), _Part(bucket=bucket)]
     task = _Looking(share_of(cluster.tasks, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
     cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
-    return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, gaps)
+    return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, tuple(gaps))
 
 
 def _declared(settings: Settings) -> ObjectStoreSettings:
@@ -122,12 +123,12 @@ def _rules(
         open_attempts=frozenset(one.uuid for one in attempts.whole(open_ones)),
         unproven={
             (uuid, ledger_id): f"a proof of run {row.run_id} found it damaged: {row.reason}"
-            for (ledger_id, uuid), row in failed_proofs(settings.lake.path, settings.cluster).items()
+            for (ledger_id, uuid), row in failed_proofs(cluster.journal_reader, settings.cluster).items()
         },
     )
 
 
-def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: list[str]) -> tuple[PlanSummary, pa.Table]:
+def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: Gaps) -> tuple[PlanSummary, pa.Table]:
     lake, parts = cluster.lake, cluster.parts(epoch.epoch_id, TABLE)
     todo = pc.field("action") != ""
     rows = pa.Table.from_batches(list(lake.batches(parts, OBJECTS.names, todo)), OBJECTS)
@@ -135,14 +136,14 @@ def _plan(cluster: Cluster, epoch: Epoch, confirmed_by: str, now: int, gaps: lis
     copies = pc.field("uuid").is_valid() & (pc.field("upload_id") == "")
     size = int(pc.sum(rows.column("bytes")).as_py() or 0)
     summary = PlanSummary(
-        plan_id=f"objects-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        plan_id=f"objects-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
         confirmed_by=confirmed_by,
         created_at=now,
         actionable=not gaps,
-        gaps=tuple(gaps),
+        gaps=gaps,
         ledgers=rows.num_rows,
         logical_bytes=size,
         physical_bytes=size,
@@ -210,7 +211,7 @@ class _Looking:
                 for gap in part.gaps:
                     yield from bucket_listing.look_between(ports.objects, part.bucket, gap)
             else:
-                began = _began(self.settings)
+                began = _began(ports.journal_reader, self.settings)
                 yield from bucket_listing.look_at_uploads(self.inventory, ports.objects, part.bucket, began)
 
     def _named(self, prefix: str) -> dict[UUID, list[object_pairs.OffloadReference]]:
@@ -220,8 +221,8 @@ class _Looking:
         return object_pairs.by_uuid(row for batch in batches for row in batch.to_pylist())
 
 
-def _began(settings: Settings) -> bucket_listing.Began:
-    return lambda ledger_ids: begun_attempts(settings.lake.path, settings.cluster, ledger_ids)
+def _began(journal: JournalReader, settings: Settings) -> bucket_listing.Began:
+    return lambda ledger_ids: begun_attempts(journal, settings.cluster, ledger_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +252,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
         summary, rows = _chosen(cluster, order, caps, evidence.check_may_act(cluster, store))
         operator_words.note_words(cluster, run_id)
         copies = rows.filter(pc.equal(rows.column("action"), DELETE))
-        sent = pa.array([str(uuid) for uuid in sent_copies(settings.lake.path, summary.plan_id)], pa.string())
+        sent = pa.array([str(uuid) for uuid in sent_copies(ports.journal_reader, summary.plan_id)], pa.string())
         todo = copies.filter(pc.invert(pc.is_in(copies.column("uuid"), sent)))
         applied = send_intents(
             run_id,
@@ -270,7 +271,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
             Sweep(run_id, settings.cluster, summary.plan_id),
             rows.filter(pc.equal(rows.column("action"), ABORT)).to_pylist(),
             _rules(cluster, cluster.lake.epoch(summary.epoch_id), clock.now_ms(), None, []),
-            _began(settings),
+            _began(ports.journal_reader, settings),
             store=store,
             objects=objects,
             journal=journal,
@@ -297,5 +298,5 @@ def _chosen(cluster: Cluster, order: Order, caps: Caps, fingerprint: str) -> tup
 
 def run_config(summary: PlanSummary) -> dict[str, Any]:
     """The run configuration with which Dagster's job ``sweep_objects`` applies a plan under the settings' caps."""
-    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": False}
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": True}
     return {"ops": {"sweep": {"config": config}}}

@@ -14,7 +14,7 @@ from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import ATTEMPTS, Attempt, BrokenAttempt
 from pulsar_lifecycle.errors import AccessDenied, Conflict, LeaseLost, NotFound, OutcomeUnknown, StoreError
 from pulsar_lifecycle.ports import Node
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 PLACE = (
     ("bucket", "tiered"),

@@ -22,7 +22,7 @@ from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.metastore import sources
+from pulsar_lifecycle.metastore import reading
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -36,6 +36,7 @@ from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.words import WordKind
+from tests.kit.builders import A_GAP
 
 HOUR = 3_600_000
 EPOCH = Epoch("e1", "c", "fp", 100 * HOUR, 100 * HOUR + 1, (), 1, 1, ())
@@ -66,7 +67,7 @@ def test_a_scan_of_today_is_evidence() -> None:
     ],
 )
 def test_a_loaded_topic_is_sought_in_its_own_namespace(topic: str, namespace: str) -> None:
-    assert sources._namespace_of("topic", topic) == namespace  # pyright: ignore[reportPrivateUsage]
+    assert reading._namespace_of("topic", topic) == namespace  # pyright: ignore[reportPrivateUsage]
 
 
 def scanned(*hours: int) -> list[Epoch]:
@@ -89,7 +90,7 @@ def cluster_with(epochs: list[Epoch], shadowed: dict[str, str]) -> Any:
 
 def test_every_scan_between_two_is_asked_covered_or_not() -> None:
     epochs = scanned(60, 70, 80, 90, 100)
-    epochs[2] = replace(epochs[2], gaps=("a gap",))
+    epochs[2] = replace(epochs[2], gaps=(A_GAP,))
     assert [e.epoch_id for e in evidence.since(cluster_with(epochs, {}), epochs[1], epochs[4])] == ["e70", "e80", "e90"]
 
 
@@ -124,14 +125,19 @@ ACKNOWLEDGED = {"acknowledged_znodes": [{"path": "/schemas/a", "by": "mary", "wh
 def cluster_at(lake: Path, **orphans: Any) -> Any:
     settings = Settings.model_validate({**MINIMAL, "lake": {"path": str(lake)}, "orphans": orphans})
     return SimpleNamespace(
-        settings=settings, lake=Lake(str(lake)), clock=system_clock(), journal=FileJournal(str(lake))
+        settings=settings,
+        lake=Lake(str(lake)),
+        clock=system_clock(),
+        journal=FileJournal(str(lake)),
+        connect=lambda *_, **__: nullcontext(PORTS),
+        ports=lambda **_: nullcontext(PORTS),
     )
 
 
 def test_a_run_journals_the_words_it_acts_under_and_those_that_were_withdrawn(tmp_path: Path) -> None:
     def journalled(run_id: str, **orphans: Any) -> list[tuple[str, str, str]]:
         operator_words.note_words(cluster_at(tmp_path, **orphans), run_id)
-        rows = journal_rows(str(tmp_path), run_id=run_id).to_pylist()
+        rows = journal_rows(FileJournal(str(tmp_path)), run_id=run_id).to_pylist()
         return [(row["component"], row["outcome"], json.loads(row["detail"])["subject"]) for row in rows]
 
     words = {"legal_holds": ["acme"], **ACKNOWLEDGED}

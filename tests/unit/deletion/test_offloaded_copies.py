@@ -39,13 +39,14 @@ from pulsar_lifecycle.records.outcomes import (
     DELETED,
     GONE,
     KEPT,
+    OPERATOR_WORD,
     REFUSED,
     RETRYING,
     WAITING,
     Waiting,
 )
 from pulsar_lifecycle.runs import control
-from tests.fakes.metadata_store import Operation
+from tests.kit.fakes.metadata_store import Operation
 from tests.simulation.cluster import data_tags
 from tests.simulation.offloaded import BUCKET, CLUSTER, DATA, INDEX, POLICY, Offloading, attempt, metadata
 from tests.simulation.pipeline import Policy
@@ -85,14 +86,14 @@ class Scene(Offloading):
     def keys(self) -> set[str]:
         return self.buckets.keys(BUCKET)
 
-    def one(self, outcome: str, reason: str, wrap: Callable[[Ports], Ports] = lambda tools: tools) -> None:
+    def one(self, outcome: str, reason: str, wrap: Callable[[Ports], Ports] = lambda ports: ports) -> None:
         """The one message on the queue ends like this, and nothing was deleted."""
         keys = self.keys
         (decision,) = self.delete(wrap)
         assert (decision.outcome, reason in decision.reason) == (outcome, True), (decision.outcome, decision.reason)
         assert self.keys == keys
         assert not [r for r in self.store.requests if r[0] == "delete_many"]
-        (row,) = self.cluster.journal.rows
+        (row,) = [row for row in self.cluster.journal.rows if row.action != OPERATOR_WORD]
         assert (row.phase, row.outcome, row.reason) == ("delete", outcome, decision.reason)
         waits = outcome in (WAITING, RETRYING)
         assert len(self.cluster.deletion_topics.waiting) == waits
@@ -702,9 +703,9 @@ def test_a_pause_ends_the_reading_and_the_budget_counts_it(scene: Scene) -> None
         if len(told) == 5:
             scene.cluster.put(control.PAUSE, b"")
 
-    def paced(tools: Ports) -> Ports:
-        tools.pace = pace
-        return tools
+    def paced(ports: Ports) -> Ports:
+        ports.pace = pace
+        return ports
 
     with pytest.raises(Paused):
         scene.delete(paced)
@@ -740,9 +741,9 @@ def test_what_changes_while_copies_are_read_is_seen(
     copies(scene, MANY, MANY, offloaded=False)
     left = [change]
 
-    def changing(tools: Ports) -> Ports:
-        tools.pace = lambda size: left.pop()(scene) if left else None
-        return tools
+    def changing(ports: Ports) -> Ports:
+        ports.pace = lambda size: left.pop()(scene) if left else None
+        return ports
 
     (decision,) = scene.delete(changing)
     assert (decision.outcome, reason in decision.reason) == (outcome, True), decision.reason
@@ -851,15 +852,15 @@ def test_an_attempt_that_is_committed_and_ended_while_it_is_asked_for_is_seen_on
     open_attempt, path = begin(scene, scene.gone_uuid, scene.gone), scene.cluster.topic_path(TOPIC)
     scene.send(scene.intent)
 
-    def wrap(tools: Ports) -> Ports:
+    def wrap(ports: Ports) -> Ports:
         def commit(operation: Operation) -> None:
             if operation.name == "read" and {open_attempt.path, path} & set(operation.paths):
-                tools.store.after = lambda operation: None  # type: ignore[attr-defined]
+                ports.store.after = lambda operation: None  # type: ignore[attr-defined]
                 scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
                 attempts.end(scene.cluster.open_store(), open_attempt)
 
-        tools.store.after = commit  # type: ignore[attr-defined]
-        return tools
+        ports.store.after = commit  # type: ignore[attr-defined]
+        return ports
 
     scene.one(KEPT, "still in use", wrap)
     assert attempts.open_attempts(scene.cluster.open_store()) == []
@@ -997,9 +998,9 @@ def test_a_versioned_bucket_is_said_to_keep_the_bytes(scene: Scene) -> None:
 def stopped_at(scene: Scene, act: Callable[[Ports], None]) -> Callable[[Ports], Ports]:
     """Let something happen once the objects have been looked at."""
 
-    def wrap(tools: Ports) -> Ports:
-        scene.store.before = lambda name, bucket, keys: act(tools)
-        return tools
+    def wrap(ports: Ports) -> Ports:
+        scene.store.before = lambda name, bucket, keys: act(ports)
+        return ports
 
     return wrap
 
@@ -1007,7 +1008,7 @@ def stopped_at(scene: Scene, act: Callable[[Ports], None]) -> Callable[[Ports], 
 def test_a_lost_lease_deletes_nothing(scene: Scene) -> None:
     scene.send(scene.intent)
 
-    def steal(tools: Ports) -> None:
+    def steal(ports: Ports) -> None:
         scene.store.before = lambda name, bucket, keys: None
         scene.cluster.put(control.LEASE, b"{}")
 
@@ -1021,7 +1022,7 @@ def test_a_lost_lease_deletes_nothing(scene: Scene) -> None:
 def test_a_pause_deletes_nothing(scene: Scene) -> None:
     scene.send(scene.intent)
     with pytest.raises(control.Paused):
-        scene.delete(stopped_at(scene, lambda tools: control.pause(tools.store, "test")))
+        scene.delete(stopped_at(scene, lambda ports: control.pause(ports.store, "test")))
     assert scene.keys == scene.live_keys | scene.gone_keys
     assert len(scene.cluster.deletion_topics.waiting) == 1
 

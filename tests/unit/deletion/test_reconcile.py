@@ -16,8 +16,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Caps
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.connections import connect_to
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import plan, two_scans
 
@@ -46,7 +46,9 @@ class Scene:
             apply=SimpleNamespace(model_dump=lambda: dict.fromkeys(Caps.__slots__, 1)),
         )
         lake = SimpleNamespace(context=lambda epoch_id: SimpleNamespace(namespaces=frozenset({NAMESPACE})))
-        self.cluster = cast("Any", SimpleNamespace(settings=settings, lake=lake))
+        self.cluster = cast(
+            "Any", SimpleNamespace(settings=settings, lake=lake, journal_reader=FileJournal(str(folder)))
+        )
 
         def make_plan(cluster: object, epoch: object, kind: str, only: Any) -> Any:
             self.planned.append(only(rows).column("ledger_id").to_pylist())

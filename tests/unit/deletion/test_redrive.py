@@ -22,11 +22,11 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.runs import control
-from tests.fakes.clock import FakeClock
-from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
-from tests.fakes.journal import FakeJournal
-from tests.fakes.metadata_store import FakeZooKeeper
 from tests.kit.builders import BILLS, ORDERS, intent
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionQueue, FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 
 def offloaded(ledger_id: int) -> PendingDeleteLedgerInfo:

@@ -16,9 +16,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.settings import Settings
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.connections import connect_to
-from tests.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.pipeline import scan
 

@@ -22,9 +22,9 @@ from pulsar_lifecycle.deletion.workers import (
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.records.outcomes import DELETED, WAITING
 from pulsar_lifecycle.runs.tasks import LocalTasks
-from tests.fakes.broker_admin import FakeBrokerAdmin
-from tests.fakes.connections import connect_to
-from tests.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
+from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
 
 
 def worker(direct: tuple[str, int] | None) -> _Worker:

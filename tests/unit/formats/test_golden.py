@@ -82,7 +82,7 @@ def test_ledger_metadata(path):
     closed = value.state is ledger_metadata.LedgerState.CLOSED
     assert columns["state"] == [value.state.name]
     assert columns["entries"] == [value.last_entry_id + 1 if closed else None]
-    assert columns["bookies"] == [list(value.segments[-1].bookies)]
+    assert ledger_metadata.parse_ensembles(columns["ensembles"][0]) == value.segments
     assert columns["component"] == [value.custom_metadata["component"].decode()]
 
 

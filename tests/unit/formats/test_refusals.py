@@ -201,7 +201,8 @@ def test_columns_of_every_version_and_of_unreadable_rows():
     blobs = [LEDGER, VERSION_1, VERSION_2, b"", LEDGER[:-1], VERSION_2[:50]]
     columns, errors = ledger_metadata.decode_columns(blobs, ledger_metadata.COLUMNS)
     assert columns["entries"] == [20, None, 4, None, None, None]
-    assert columns["bookies"][1:3] == [["a:1", "d:4", "c:3"], ["a:1", "b:2"]]
+    assert columns["ensembles"][1].split("|")[-1].split(" ")[1:] == ["a:1", "d:4", "c:3"]
+    assert columns["ensembles"][2] == "0 a:1 b:2"
     assert columns["component"][:3] == ["managed-ledger", None, None]
     assert [error is None for error in errors] == [True, True, True, False, False, False]
     assert all(column[row] is None for column in columns.values() for row in (3, 4, 5))

@@ -20,16 +20,18 @@ from pulsar_lifecycle.inspect.explain import Explanation, History, Verdict, expl
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 from pulsar_lifecycle.model import Position
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.records.tables import REFERENCES
-from pulsar_lifecycle.trimming.delete_topic import BROKER_DELETED, TOPIC_DELETED
-from tests.fakes.clock import FakeClock
-from tests.fakes.ledger_reader import FakeLedgerReader
-from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.builders import A_GAP
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.ledger_reader import FakeLedgerReader
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 ROOT = "/ledgers"
 OWNER = "shop/orders/persistent/placed"
@@ -56,7 +58,7 @@ class World:
         self.writer = self.zookeeper.session()
         self.history = History(epoch=self.epoch(), context=self.context())
 
-    def epoch(self, hours: int = 25, gaps: tuple[str, ...] = ()) -> Epoch:
+    def epoch(self, hours: int = 25, gaps: tuple[Gap, ...] = ()) -> Epoch:
         at = self.born + hours * HOUR
         return Epoch("e1", "test", "f", at, at + 1, (), 100, 100, (), gaps=gaps)
 
@@ -81,7 +83,9 @@ class World:
 
     def remember(self, ledger_id: int, kind: str, owner: str, referrer: str) -> None:
         row = {"ledger_id": ledger_id, "kind": kind, "owner": owner, "referrer": referrer}
-        rows = pa.Table.from_pylist([{**row, "keeps_bookkeeper_copy": True, "error": None}], REFERENCES)
+        rows = pa.Table.from_pylist(
+            [{**row, "keeps_bookkeeper_copy": True, "problem": None, "error": None}], REFERENCES
+        )
         self.history = replace(self.history, references=rows)
 
     def explain(self, ledger_id: int) -> Explanation:
@@ -105,7 +109,7 @@ def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
     reason = "orphan: nothing refers to it"
     said = {"run_id": "run-9", "action": DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
-    return {**said, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at}
+    return {**said, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at, "code": None}
 
 
 def test_a_ledger_on_its_topics_list_is_in_use(world: World) -> None:
@@ -178,7 +182,7 @@ def test_a_plan_that_has_it_is_no_longer_missed(world: World) -> None:
 
 def test_an_orphan_is_kept_while_the_scan_is_not_covered(world: World) -> None:
     world.ledger(7, DATA)
-    world.history = replace(world.history, epoch=world.epoch(gaps=("schemas was not read",)))
+    world.history = replace(world.history, epoch=world.epoch(gaps=(A_GAP,)))
     found = world.explain(7)
     assert found.verdict is Verdict.KEPT
     assert "could not read everything" in found.answer
@@ -258,11 +262,11 @@ def test_an_empty_znode_is_named(world: World) -> None:
     assert world.explain(7).answer == "empty znode: the z-node has no data"
 
 
-@pytest.mark.parametrize(("given_up", "word"), [(False, "says"), (True, "its copy in BookKeeper is released")])
-def test_where_the_offloaded_copy_of_a_ledger_is(world: World, given_up: bool, word: str) -> None:
+@pytest.mark.parametrize(("released_copies", "word"), [(False, "says"), (True, "its copy in BookKeeper is released")])
+def test_where_the_offloaded_copy_of_a_ledger_is(world: World, released_copies: bool, word: str) -> None:
     uuid = UUID(int=5)
     world.ledger(7, DATA)
-    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, given_up, 1, "aws-s3", {"bucket": "b"})))
+    world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, released_copies, 1, "aws-s3", {"bucket": "b"})))
     (note,) = [note for note in world.explain(7).notes if str(uuid) in note]
     assert note.startswith(f"offloaded as {uuid}-ledger-7, as {TOPIC_PATH} says")
     assert word in note
@@ -467,8 +471,8 @@ def test_a_ledger_that_its_topic_reads_offloaded_says_so_although_we_deleted_a_c
 
 
 def test_a_ledger_that_went_with_its_topic_names_the_run(world: World) -> None:
-    removed = journalled("removed") | {"phase": "mark", "reason": TOPIC_DELETED}
-    half = journalled("left") | {"phase": "mark", "reason": f"{BROKER_DELETED}: 500"}
+    removed = journalled("removed") | {"phase": "mark", "code": Code.TOPIC_DELETED}
+    half = journalled("left") | {"phase": "mark", "code": Code.BROKER_DELETED}
     found_gone = journalled("gone", 2)
     for journal in ((removed,), (removed, found_gone), (half,)):
         world.history = replace(world.history, journal=journal)

@@ -20,8 +20,8 @@ from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import Acknowledged
 from pulsar_lifecycle.setting_types import SecretRef
 from pulsar_lifecycle.settings import PulsarSettings
-from tests.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.admin_contract import BrokerAdminContract
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 
 
 class TestFakeBrokerAdmin(BrokerAdminContract):
@@ -106,7 +106,7 @@ def test_a_redirect_keeps_method_body_and_token(monkeypatch):
         ("https://b1:8443", "http://b2:8080/x"),
     ],
 )
-def test_the_token_is_not_carried_to_a_stranger(monkeypatch, url, target):
+def test_the_token_is_not_carried_to_another_host(monkeypatch, url, target):
     monkeypatch.setenv("TOKEN", TOKEN)
     cluster = Cluster({("GET", f"{TOPIC_PATH}/partitions"): redirect(target)}, url, token=SecretRef(env="TOKEN"))
     with pytest.raises((StoreError, Unavailable)):
@@ -115,7 +115,7 @@ def test_the_token_is_not_carried_to_a_stranger(monkeypatch, url, target):
     assert {request.url.scheme for request in cluster.requests} == {httpx.URL(url).scheme}
 
 
-def test_a_redirected_broker_list_makes_no_stranger_known():
+def test_a_redirected_broker_list_makes_no_other_host_known():
     cluster = Cluster({("GET", "/admin/v2/brokers"): redirect("http://evil:8080/admin/v2/brokers")})
     with pytest.raises(StoreError):
         cluster.admin.brokers()

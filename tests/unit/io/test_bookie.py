@@ -23,8 +23,8 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.ports import Entry, ReplicaCheck
 from pulsar_lifecycle.settings import BookKeeperSettings
-from tests.fakes.bookie_server import BookieServer
-from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.bookie_server import BookieServer
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 LEDGER = 7
 UNAUTHORIZED = 102

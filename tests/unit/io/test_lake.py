@@ -17,13 +17,15 @@ from pulsar_lifecycle.io.lake.artefacts import DAY_MS, OFFLOAD_UUIDS, Lake, Offl
 from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
+from tests.kit.builders import A_GAP
 
 NOW = 100 * DAY_MS
 
 
-def epoch(epoch_id: str, started_at: int, gaps: tuple[str, ...] = ()) -> Epoch:
+def epoch(epoch_id: str, started_at: int, gaps: tuple[Gap, ...] = ()) -> Epoch:
     return Epoch(
         epoch_id, "c", "fp", started_at, started_at + 1, (Census("schemas", "", 1, 1, 0, 0),), 9, 9, (), gaps=gaps
     )
@@ -70,7 +72,7 @@ def test_epochs_of_another_cluster_are_left_out(lake: Lake) -> None:
 
 
 def test_a_census_reads_back(lake: Lake) -> None:
-    one = Census("topics", "", 3, 2, 1, 0, corrupt=("/a",), unread=("/b: no",))
+    one = Census("topics", "", 3, 2, 1, 0, corrupt=("/a",), unread=(("/b", "no"),))
     lake.store_census("e1", one)
     assert lake.census("e1") == [one]
 
@@ -271,13 +273,13 @@ def test_a_scan_of_a_wrong_clock_is_set_aside_with_the_others(lake: Lake) -> Non
 
 
 def test_the_last_scan_stays_to_be_compared_with(lake: Lake) -> None:
-    finish(lake, epoch("e1", NOW, ("a gap",)))
-    finish(lake, epoch("e2", NOW + 1, ("a gap",)))
+    finish(lake, epoch("e1", NOW, (A_GAP,)))
+    finish(lake, epoch("e2", NOW + 1, (A_GAP,)))
     assert lake.prune(NOW + 50 * DAY_MS) == ["e1"]
 
 
 def test_the_last_covered_scan_stays_however_old_for_what_got_lost_since(lake: Lake) -> None:
-    for name, at, gaps in (("e1", 0, ()), ("e2", 1, ()), ("e3", 2, ("a gap",)), ("e4", 3, ("a gap",))):
+    for name, at, gaps in (("e1", 0, ()), ("e2", 1, ()), ("e3", 2, (A_GAP,)), ("e4", 3, (A_GAP,))):
         finish(lake, epoch(name, NOW + at, gaps))
     assert lake.prune(NOW + 50 * DAY_MS) == ["e1", "e3"]
     last = last_covered(lake.epochs(cluster="c"), "fp")

@@ -18,8 +18,8 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.io.bookkeeper import stream as ledger_stream
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
 from pulsar_lifecycle.settings import BookKeeperSettings
-from tests.fakes.bookie_server import BookieServer
-from tests.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.bookie_server import BookieServer
+from tests.kit.fakes.metadata_store import FakeZooKeeper
 
 LEDGER = 7
 TOO_MANY_REQUESTS = 106

@@ -8,7 +8,7 @@ import pytest
 
 from pulsar_lifecycle.errors import Overloaded, Unavailable
 from pulsar_lifecycle.throttle import LatencyGuard, RateBudget
-from tests.fakes.clock import FakeClock
+from tests.kit.fakes.clock import FakeClock
 
 
 @pytest.mark.parametrize("batch", [1, 64, 1000, 7000])

@@ -22,8 +22,8 @@ from pulsar_lifecycle.errors import (
 from pulsar_lifecycle.io.zookeeper.session import ZooKeeperSession
 from pulsar_lifecycle.io.zookeeper.store import KazooStore, cluster_fingerprint
 from pulsar_lifecycle.settings import ZooKeeperSettings
-from tests.fakes.clock import FakeClock
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 
 @pytest.mark.parametrize(

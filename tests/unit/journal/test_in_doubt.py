@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, deletions_in_doubt
+from pulsar_lifecycle.records.codes import Code
 
 WORD = {"run_id": "a", "ledger_id": 7, "at": 10, "phase": "delete", "action": "delete-ledger", "outcome": "deleted"}
 WORD |= {"reason": "", "checksum": "abc"}
@@ -62,8 +63,11 @@ def test_a_row_about_the_archived_z_node_settles_it(word: dict[str, Any]) -> Non
 def test_what_another_run_found_there_since_was_not_deleted_before() -> None:
     kept = {"run_id": "b", "at": 11, "outcome": "kept"}
     assert left(("a", 7, 10), said=(kept,)) == set()
-    unsure = {"run_id": "b", "at": 12, "outcome": "waiting", "reason": "whether it was deleted is not known: cut"}
-    assert left(("a", 7, 10), ("b", 7, 11), said=(unsure,)) == {("b", 7, 11)}
+    unsure = {"run_id": "b", "at": 12, "outcome": "waiting"}
+    earlier_versions = {"reason": "whether it was deleted is not known: cut"}
+    for why in ({"code": Code.OUTCOME_UNKNOWN}, {"code": Code.TWIN}, earlier_versions):
+        assert left(("a", 7, 10), ("b", 7, 11), said=({**unsure, **why},)) == {("b", 7, 11)}
+    assert left(("a", 7, 10), ("b", 7, 11), said=({**unsure, **earlier_versions, "code": Code.NOT_DELETED},)) == set()
 
 
 def test_only_who_archived_a_ledger_last_can_have_deleted_it() -> None:

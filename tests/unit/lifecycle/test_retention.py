@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.verdicts import GONE, OF_TOPIC, RETENTION_TOPICS, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.topics.protection import Protection
 
 NOW = 1_700_000_000_000
 MB = 1 << 20
@@ -136,9 +137,11 @@ def test_a_policy_or_a_cursor_that_is_not_known_keeps_all(unknown: dict[str, Any
     assert found.column("goes_when_loaded").to_pylist() == [False] * 3
 
 
-@pytest.mark.parametrize("code", sorted(OF_TOPIC))
-def test_what_protects_a_topic_is_said_of_each_ledger(code: Verdict) -> None:
-    assert codes(topic(*THREE, minutes=0, kept=str(code))) == [code] * 3
+@pytest.mark.parametrize("code", Protection)
+def test_what_protects_a_topic_is_said_of_each_ledger(code: Protection) -> None:
+    found = judge(topic(*THREE, minutes=0, kept=str(code)), NOW)
+    assert found.column("verdict").to_pylist() == [code] * 3
+    assert found.column("expired_by").to_pylist() == ["no_retention"] * 3
 
 
 @pytest.mark.parametrize("kept", ["cursor", "because"])
@@ -153,6 +156,21 @@ def test_a_loaded_topic_loses_its_last_ledger_too_where_nothing_is_retained() ->
         assert found.column("goes_when_loaded").to_pylist() == [goes] * 3
     behind = judge(topic(*THREE, minutes=-1, mb=0, **cursor(3, 3)), NOW)
     assert behind.column("goes_when_loaded").to_pylist() == [True, True, False]
+
+
+def test_what_is_past_its_retention_is_said_whatever_keeps_it() -> None:
+    empty = ledger(2, entries=0, mb=0)
+    found = judge(topic(ledger(1), empty, ledger(3), ledger(4, 1), ledger(5), minutes=5), NOW)
+    assert found.column("expired_by").to_pylist() == [
+        "expired_by_time",
+        "empty",
+        "expired_by_time",
+        None,
+        "expired_by_time",
+    ]
+    assert found.column("verdict").to_pylist()[3:] == ["within_time", "last_ledger"]
+    found = judge(topic(ledger(1), empty, ledger(3), ledger(5), minutes=5, **cursor(1, 3)), NOW)
+    assert found.column("expired_by").null_count == 4
 
 
 def test_when_the_retention_time_ends() -> None:
@@ -177,6 +195,5 @@ def test_topics_without_ledgers_and_tables_in_pieces() -> None:
     assert judge(whole.slice(0, 0), NOW).schema == RETENTION_VERDICTS
 
 
-def test_what_goes_is_said_by_the_code() -> None:
-    assert {code for code in Verdict if code.goes} == GONE
-    assert not GONE & OF_TOPIC
+def test_no_code_says_two_things() -> None:
+    assert not set(Protection) & set(Verdict)

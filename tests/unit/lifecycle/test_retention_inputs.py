@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,20 +14,20 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     POSITIONS,
-    RetentionPolicies,
     persisted_positions,
-    policies_in_force,
     retention_topics,
 )
 from pulsar_lifecycle.metastore.topics import read_cursors, topic_units
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
-from pulsar_lifecycle.topics.policies import NamespacePolicies, Unknown, Unreadable
-from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
+from pulsar_lifecycle.topics.policies import InForce, Layers, NamespacePolicies, Unknown, Unreadable
+from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy, policies_in_force
 from tests.simulation.cluster import SimulatedCluster, cursor_tags
 
 FOREVER = RetentionPolicy(-1, -1, Level.NAMESPACE)
 TOPIC = Topic.parse("persistent://acme/orders/placed")
+CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders", "pulsar/system"}))
 
 
 def path(name: str, namespace: str = "acme/orders") -> str:
@@ -52,20 +53,24 @@ def listed(
 
 
 def stored(ledger_id: int, entries: int = 5, length: int = 500, state: str = "CLOSED", error: str | None = None) -> Any:
-    return {"ledger_id": ledger_id, "entries": entries, "length": length, "state": state, "mtime": 9, "error": error}
+    return {"ledger_id": ledger_id, "entries": entries, "length": length, "state": state, "mtime": 9, "problem": error}
 
 
 def inputs(
     topics: list[dict[str, Any]],
     positions: list[tuple[str, int | None, int | None]] = [],  # noqa: B006 - never written
     ledgers: list[dict[str, Any]] = [],  # noqa: B006 - never written
-    policies: RetentionPolicies | None = None,
+    policies: InForce[RetentionPolicy | None] | None = None,
+    context: Context = CONTEXT,
+    loaded: Collection[str] = (),
 ) -> list[dict[str, Any]]:
     return retention_topics(
         pa.Table.from_pylist(topics, schema=MANAGED_LEDGERS),
         pa.Table.from_pylist([dict(zip(POSITIONS.names, one, strict=True)) for one in positions], schema=POSITIONS),
         pa.Table.from_pylist(ledgers, schema=BOOKKEEPER_LEDGERS),
-        policies or RetentionPolicies({"acme/orders": FOREVER}),
+        policies or InForce({"acme/orders": FOREVER}),
+        context,
+        loaded,
     ).to_pylist()
 
 
@@ -80,7 +85,8 @@ def of_topic(minutes: int) -> TopicPolicies:
 
 def test_policies_of_namespaces_and_topics() -> None:
     unknown = NamespacePolicies(unknown=Unknown(Unreadable.UNREAD, "no answer"))
-    found = policies_in_force(
+    layers = Layers(
+        {},
         {
             "acme/orders": JOURNAL_COLUMNS,
             "acme/unset": {},
@@ -92,8 +98,8 @@ def test_policies_of_namespaces_and_topics() -> None:
             "acme/unset": NamespacePolicies(),
             "acme/unread": unknown,
         },
-        None,
     )
+    found = policies_in_force(layers)
     assert found.by_namespace == {
         "acme/orders": RetentionPolicy(5, 6, Level.NAMESPACE),
         "acme/unset": None,
@@ -106,13 +112,29 @@ def test_policies_of_namespaces_and_topics() -> None:
 def test_a_policy_that_brokers_would_not_take_is_unknown() -> None:
     strange = {"retention_policies": {"retentionTimeInMinutes": "soon"}}
     own = {"acme/orders": NamespacePolicies({TOPIC: of_topic(1 << 40)})}
-    found = policies_in_force({"acme/orders": strange}, own, {})
-    assert found == RetentionPolicies({"acme/orders": None}, {str(TOPIC): None})
+    found = policies_in_force(Layers({}, {"acme/orders": strange}, own))
+    assert found == InForce({"acme/orders": None}, {str(TOPIC): None})
+    assert found.of(TOPIC) is None
+
+
+def test_the_brokers_policy_is_known_only_whole() -> None:
+    said = {"defaultRetentionTimeInMinutes": "5", "defaultRetentionSizeInMB": "6"}
+    own = {"acme/unset": NamespacePolicies()}
+    found = policies_in_force(Layers(said, {"acme/unset": {}}, own))
+    assert found.by_namespace == {"acme/unset": RetentionPolicy(5, 6, Level.BROKER)}
+    for name in said:
+        less = {other: value for other, value in said.items() if other != name}
+        assert policies_in_force(Layers(less, {"acme/unset": {}}, own)).by_namespace == {"acme/unset": None}
+
+
+def test_where_brokers_have_no_topic_policies_none_need_be_read() -> None:
+    layers = Layers({"topicLevelPoliciesEnabled": "false"}, {"acme/orders": JOURNAL_COLUMNS})
+    assert policies_in_force(layers).by_namespace == {"acme/orders": RetentionPolicy(5, 6, Level.NAMESPACE)}
 
 
 def test_a_topic_has_its_own_policy_its_partitioned_topics_or_its_namespaces() -> None:
     own = RetentionPolicy(7, 8, Level.TOPIC)
-    policies = RetentionPolicies(
+    policies = InForce(
         {"acme/orders": FOREVER, "acme/other": None},
         {"persistent://acme/orders/a": own, "persistent://acme/orders/b": None},
     )
@@ -229,7 +251,8 @@ def test_of_the_last_ledger_bookkeeper_counts(said: dict[str, Any]) -> None:
         ({"ledgers": [listed(1, offload_uuid="x", offload_complete=False)]}, "open_attempt"),
         ({"ledgers": [listed(1, offload_uuid="x", offload_complete=True)]}, None),
         ({"topic": "persistent://acme/orders/__change_events"}, "system_topic"),
-        ({"namespace": "pulsar/system"}, "system_topic"),
+        ({"topic": "persistent://pulsar/system/any"}, "system_topic"),
+        ({"topic": "persistent://acme/new/b"}, "unknown_namespace"),
         ({"topic": "persistent://acme/orders/a__b"}, None),
     ],
 )
@@ -238,8 +261,34 @@ def test_what_a_topic_itself_is_kept_for(changed: dict[str, Any], expected: str 
     assert [row["kept"] for row in found] == [None, expected, None]
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"holds": frozenset({"acme"})}, "legal_hold"),
+        ({"shadow_sources": frozenset({"persistent://acme/orders/b"})}, "shadow_source"),
+        ({"shared_namespaces": frozenset({"acme/orders"})}, "shared_namespace"),
+        ({"open_topics": frozenset({"persistent://acme/orders/b"})}, "open_orphan"),
+        ({"system_topics": True}, None),
+    ],
+)
+def test_what_a_topic_is_kept_for_by_the_owners_rules(changed: dict[str, Any], expected: str | None) -> None:
+    assert inputs([topic("b")], context=replace(CONTEXT, **changed))[0]["kept"] == expected
+
+
+def test_system_topics_stay_whatever_the_settings_say() -> None:
+    found = inputs([topic("__change_events")], context=replace(CONTEXT, system_topics=True))
+    assert found[0]["kept"] == "system_topic"
+
+
+def test_loaded_topics_are_left_to_their_brokers() -> None:
+    found = inputs(
+        [topic("a"), topic("b"), topic("c", terminated=True)], loaded=[f"persistent://acme/orders/{n}" for n in "bc"]
+    )
+    assert [row["kept"] for row in found] == [None, "loaded", "terminated"]
+
+
 def test_topics_that_could_not_be_read_have_no_row() -> None:
-    assert [row["managed_ledger"] for row in inputs([topic("a", error="corrupt: x"), topic("b")])] == [
+    assert [row["managed_ledger"] for row in inputs([topic("a", problem="corrupt"), topic("b")])] == [
         "acme/orders/persistent/b"
     ]
     assert inputs([]) == []

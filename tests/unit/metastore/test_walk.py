@@ -15,6 +15,7 @@ from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, namespace
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node, Stat
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.tables import Problem
 from tests.simulation.cluster import BROKER, SimulatedCluster, data_tags
 from tests.simulation.pipeline import scan, whole_round
 
@@ -72,7 +73,7 @@ def test_what_is_no_topic_of_pulsar_is_a_gap(cluster: SimulatedCluster, path: st
     cluster.topic(V2, [cluster.ledger(data_tags(V2))])
     assert scan(cluster).epoch.gaps == ()
     cluster.put(f"/managed-ledgers/{path}", b"\x0a\x02\x08\x01")
-    assert any("not a managed-ledger path" in gap for gap in scan(cluster).epoch.gaps)
+    assert any("not a managed-ledger path" in gap.text for gap in scan(cluster).epoch.gaps)
 
 
 def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: SimulatedCluster) -> None:
@@ -89,12 +90,12 @@ def test_a_partitioned_shadow_topic_keeps_its_sources_partitions(cluster: Simula
         cluster.put(f"{path}/shadow", json.dumps(document).encode())
         assert scan(cluster).finding(leak) == Finding.KEPT
     cluster.put(f"{path}/shadow", json.dumps(document).encode()[:-1])
-    with pytest.raises(CorruptFormat, match="shadow"):
-        scan(cluster)
+    (gap,) = scan(cluster).epoch.gaps
+    assert "shadow" in gap.text
     cluster.zookeeper.unreadable.add(f"{path}/plain")
     cluster.put(f"{path}/shadow", json.dumps(document).encode())
-    with pytest.raises(CorruptFormat, match="no permission"):
-        scan(cluster)
+    (gap,) = scan(cluster).epoch.gaps
+    assert "no permission" in gap.text
 
 
 def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cluster: SimulatedCluster) -> None:
@@ -107,7 +108,7 @@ def test_a_schema_namespace_that_lost_its_schemas_is_no_gap_and_data_in_it_is(cl
     for namespace, count in (("acme/orders", 1), ("acme/empty", 0), ("acme/other", 0)):
         assert len(schemas.schema_units(store, lambda name, wanted=namespace: name == wanted)) == count
     cluster.put("/schemas/acme/strange", b"data")
-    assert any("not a schema path" in gap for gap in scan(cluster).epoch.gaps)
+    assert any("not a schema path" in gap.text for gap in scan(cluster).epoch.gaps)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ def test_only_a_ledgers_own_path_gives_its_id(path: str, ledger_id: int | None) 
     stat = Stat(*(0 for _ in fields(Stat)))
     row = bookkeeper_ledgers.ledger_rows([Node(path, b"", stat)]).to_pylist()[0]
     assert row["ledger_id"] == ledger_id
-    assert row["error"] == ("empty" if ledger_id is not None else "unread: not a ledger z-node")
+    assert row["problem"] == (Problem.EMPTY if ledger_id is not None else Problem.UNREAD)
 
 
 def test_a_metadata_root_is_told_from_every_other_by_its_birth(cluster: SimulatedCluster) -> None:
@@ -148,7 +149,7 @@ def test_a_metadata_root_is_told_from_every_other_by_its_birth(cluster: Simulate
     assert topics.birth(other.open_store()) != before
 
 
-def test_a_broker_that_is_registered_and_not_asked_makes_the_brokers_unheard(cluster: SimulatedCluster) -> None:
+def test_a_broker_that_is_registered_and_not_asked_leaves_the_brokers_unanswered(cluster: SimulatedCluster) -> None:
     """An admin URL of another cluster would make every loaded topic look at rest."""
     store = cluster.open_store()
     assert load_state.fetch_brokers(store, cluster.admin).stats_interval == 60_000

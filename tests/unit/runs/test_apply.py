@@ -16,8 +16,8 @@ from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order
-from tests.fakes.deletion_queue import FakeDeletionQueue
-from tests.fakes.journal import FakeJournal
+from tests.kit.fakes.deletion_queue import FakeDeletionQueue
+from tests.kit.fakes.journal import FakeJournal
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import DELIVER_AFTER, HOUR, Policy, apply_plan, plan, two_scans
 

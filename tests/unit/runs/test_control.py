@@ -7,8 +7,8 @@ import pytest
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, Refused, Unavailable
 from pulsar_lifecycle.ports import Deletion
 from pulsar_lifecycle.runs import control
-from tests.fakes.clock import FakeClock
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper, Operation
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -12,14 +12,14 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.orphan_findings import Judging, damaged_row, dangling_row
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.gaps import GapCode
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import (
     BOOKKEEPER_LEDGERS,
@@ -28,6 +28,7 @@ from pulsar_lifecycle.records.tables import (
     REFERENCES,
     SCHEMAS,
     TOPICS,
+    Problem,
 )
 from pulsar_lifecycle.run_settings import OrphanSettings
 from pulsar_lifecycle.scan import epochs as scan_epochs
@@ -36,7 +37,8 @@ from pulsar_lifecycle.scan.coverage import ROOTS
 from pulsar_lifecycle.scan.epochs import unread_references, weighed_against
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.settings import BookKeeperSettings, Settings
-from tests.fakes.connections import connect_to
+from tests.kit.builders import A_GAP
+from tests.kit.fakes.connections import connect_to
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
 DAY = 86_400_000
@@ -49,7 +51,7 @@ def test_what_got_lost_is_weighed_against_a_scan_that_a_restore_set_aside(tmp_pa
         Epoch(name, "c", store, at, at + 1, (), 9, 9, (), gaps=gaps)
         for name, store, at, gaps in (
             ("e1", "fp", 50 * DAY, ()),
-            ("e2", "fp", 50 * DAY + 1, ("went back",)),
+            ("e2", "fp", 50 * DAY + 1, (A_GAP,)),
             ("e3", "another", 50 * DAY + 2, ()),
             ("e4", "fp", 90 * DAY, ()),  # our clock was ahead
         )
@@ -65,9 +67,11 @@ def test_what_got_lost_is_weighed_against_a_scan_that_a_restore_set_aside(tmp_pa
     assert found.epoch_id == "e1"
 
 
-def unreadable(kind: str, owner: str, error: str, held_in: int | None = None, entry_id: int = 0) -> dict[str, Any]:
+def unreadable(
+    kind: str, owner: str, problem: Problem, error: str, held_in: int | None = None, entry_id: int = 0
+) -> dict[str, Any]:
     at = {"held_in": held_in, "entry_id": entry_id} if held_in else {}
-    return {"kind": kind, "owner": owner, "referrer": f"/{owner}", "error": error} | at
+    return {"kind": kind, "owner": owner, "referrer": f"/{owner}", "problem": problem, "error": error} | at
 
 
 def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
@@ -75,48 +79,49 @@ def batch(*rows: dict[str, Any]) -> pa.RecordBatch:
 
 
 def test_one_unread_reference_shows_among_thousands_that_are_gone() -> None:
-    """Only so many errors are kept; what is gone is no gap and must not crowd out what is."""
-    gone = [unreadable("R3", f"t/n/persistent/{n}", f"gone: /topic-{n}: no z-node") for n in range(3000)]
-    unread = [unreadable("R5", "t/n/x", "unread: /one: no answer")] * 2
-    errors, owners, _ = unread_references([batch(*gone, *unread)])
-    assert errors == ["unread: /one: no answer"]
+    """Only so many gaps are kept; what is gone is no gap and must not crowd out what is."""
+    gone = [unreadable("R3", f"t/n/persistent/{n}", Problem.GONE, f"/topic-{n}: no z-node") for n in range(3000)]
+    unread = [unreadable("R5", "t/n/x", Problem.UNREAD, "/one: no answer")] * 2
+    gaps, owners, _ = unread_references([batch(*gone, *unread)])
+    assert gaps == [Gap(GapCode.REFERENCE_UNREAD, "/t/n/x", "reference not read: /one: no answer")]
     assert owners == {(row["kind"], row["owner"]) for row in gone}
 
 
 def test_a_damaged_entry_keeps_an_owner_that_has_a_name_and_blocks_for_any_other() -> None:
-    named = unreadable("R5", "t/n/x", "damaged: no entry", 17)
-    strange = unreadable("R5", "t/n/a b", "damaged: no entry", 18)
-    nameless = unreadable("R3", "x", "damaged: no entry", 19, -1)
-    errors, owners, _ = unread_references([batch(named, strange, nameless)])
-    (error,) = errors
-    assert error.startswith('damaged: no entry; if it is lost for good, put entry = "/x 19 -1" into orphans.ackn')
+    named = unreadable("R5", "t/n/x", Problem.DAMAGED, "no entry", 17)
+    strange = unreadable("R5", "t/n/a b", Problem.DAMAGED, "no entry", 18)
+    nameless = unreadable("R3", "x", Problem.DAMAGED, "no entry", 19, -1)
+    gaps, owners, _ = unread_references([batch(named, strange, nameless)])
+    (gap,) = gaps
+    assert (gap.code, gap.where) == (GapCode.REFERENCE_UNREAD, "/x")
+    assert 'no entry; if it is lost for good, put entry = "/x 19 -1" into orphans.ackn' in gap.text
     assert owners == {("R5", "t/n/x"), ("R5", "t/n/a b")}
-    errors, owners, _ = unread_references([batch(nameless)], ["/x 19 -1"])
-    assert (errors, owners) == ([], {("R3", "x")})
+    gaps, owners, _ = unread_references([batch(nameless)], ["/x 19 -1"])
+    assert (gaps, owners) == ([], {("R3", "x")})
 
 
 def test_what_no_bookie_answers_blocks_until_an_operator_says_that_it_is_lost() -> None:
-    row = unreadable("R5", "t/n/x", "unread: no bookie answers", 17)
-    errors, owners, _ = unread_references([batch(row)], ["/t/n/x 17 1"])
-    assert (len(errors), owners) == (1, set())
+    row = unreadable("R5", "t/n/x", Problem.UNREAD, "no bookie answers", 17)
+    gaps, owners, _ = unread_references([batch(row)], ["/t/n/x 17 1"])
+    assert (len(gaps), owners) == (1, set())
     assert unread_references([batch(row)], ["/t/n/x 17 0"]) == ([], {("R5", "t/n/x")}, ["/t/n/x 17 0"])
 
 
 def test_a_damaged_entry_is_a_finding_that_names_its_z_node() -> None:
-    row = damaged_row(unreadable("R5", "t/n/x", "damaged: no entry", 17))
+    row = damaged_row(unreadable("R5", "t/n/x", Problem.DAMAGED, "no entry", 17))
     assert (row["ledger_id"], row["finding"], row["path"]) == (17, Finding.DAMAGED, "/t/n/x")
     assert (row["topic"], row["namespace"]) == ("persistent://t/n/x", "t/n")
 
 
-UNTOLD = "unanswered: GET internalStats: 500"
+UNTOLD = (Problem.UNANSWERED, "GET internalStats: 500")
 
 
 def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(tmp_path: Path) -> None:
-    rows = [unreadable("R3", "t/n/persistent/x", UNTOLD), unreadable("R5", "t/n/x", UNTOLD)]
-    errors, owners, relied_on = unread_references([batch(*rows)])
-    assert (errors, owners, relied_on) == ([], {("R3", "t/n/persistent/x"), ("R5", "t/n/x")}, [])
+    rows = [unreadable("R3", "t/n/persistent/x", *UNTOLD), unreadable("R5", "t/n/x", *UNTOLD)]
+    gaps, owners, relied_on = unread_references([batch(*rows)])
+    assert (gaps, owners, relied_on) == ([], {("R3", "t/n/persistent/x"), ("R5", "t/n/x")}, [])
     lake = Lake(str(tmp_path / "lake"))
-    (part,) = stored(lake, "references", REFERENCES, *rows, unreadable("R5", "t/n/x", "damaged: no entry", 17))
+    (part,) = stored(lake, "references", REFERENCES, *rows, unreadable("R5", "t/n/x", Problem.DAMAGED, "no entry", 17))
     context = Context(now=9 * DAY, grace=7 * DAY, namespaces=frozenset())
     settings = Settings.model_construct(orphans=OrphanSettings())
     judging = Judging(settings, lake, Referenced(), context, BitMap64(), [], [], references=(part,))
@@ -126,7 +131,7 @@ def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(t
     assert "500" in found[1]["reason"]
 
 
-def test_loaded_topics_with_a_compaction_are_asked_and_others_are_witnesses(tmp_path: Path) -> None:
+def test_loaded_topics_with_a_compaction_are_asked_and_others_are_sampled(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path / "lake"))
     cursors = [{"managed_ledger": f"t/n/persistent/{n}", "cursor": "__compaction"} for n in ("a", "b", "rests")]
     stored(lake, "managed_cursors", MANAGED_CURSORS, *cursors, {"managed_ledger": "t/n/persistent/c", "cursor": "s"})
@@ -180,7 +185,13 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(
         TOPICS,
         {"topic": "persistent://t/n/busy", "compaction": "RUNNING", **loaded, "broker_started": DAY},
         {"topic": "persistent://t/n/calm", "compaction": "SUCCESS", **loaded},
-        {"topic": "persistent://t/n/unread", "compaction": "SUCCESS", **loaded, "error": "unread: no answer"},
+        {
+            "topic": "persistent://t/n/unread",
+            "compaction": "SUCCESS",
+            **loaded,
+            "problem": Problem.UNREAD,
+            "error": "no answer",
+        },
     )
     two_of_one_name = [{"topic": "persistent://t/n/calm", "cursor": "s"}] * 2
     cursors = stored(lake, "managed_cursors", MANAGED_CURSORS, *two_of_one_name)
@@ -198,8 +209,8 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(
         snapshot(9, "calm", "x y"),
         snapshot(10, "busy", "gone"),
         snapshot(11, "deleted", "s"),
-        {"ledger_id": 8, "path": "/ledgers/00/0000/L0008", "error": "gone"},
-        {"path": "/ledgers/00/0001", "error": "unread: no answer"},
+        {"ledger_id": 8, "path": "/ledgers/00/0000/L0008", "problem": Problem.GONE, "error": "x"},
+        {"path": "/ledgers/00/0001", "problem": Problem.UNREAD, "error": "no answer"},
     )
     roots = BookKeeperSettings.model_construct(ledgers_root="/ledgers")
     judging = Judging(
@@ -264,7 +275,14 @@ def test_offloaded_topics_that_vanish_after_brokers_loaded_them_are_lost(
 
     connect_to(monkeypatch, store=Store)
     settings = SimpleNamespace(cluster="c", zookeeper=None, bookkeeper=BookKeeperSettings())
-    cluster: Any = SimpleNamespace(lake=lake, settings=settings, parts=lake.parts)
+    journal = FileJournal(lake.location)
+    cluster: Any = SimpleNamespace(
+        lake=lake,
+        settings=settings,
+        parts=lake.parts,
+        journal_reader=journal,
+        ports=lambda **asked: Connections(cast("Any", settings), **asked),
+    )
     limits = Limits(0.2, 1_000, 1 << 40)
     (gap,) = scan_epochs._lost(cluster, "e2", last, Referenced(), limits)  # pyright: ignore[reportPrivateUsage]
     assert (gap.code, gap.where) == (GapCode.LOST_REFERENCES, "managed_ledgers")
@@ -314,17 +332,19 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
             settings=settings,
             clock=system_clock(),
             journal=FileJournal(lake.location),
+            journal_reader=FileJournal(lake.location),
+            ports=lambda **asked: Connections(settings, **asked),
             roots=lambda: [""],
             parts=lambda epoch, table, root="": lake.parts(epoch, table),
         )
         return scan_epochs.close_epoch(where, epoch_id, at, census, at + 1)
 
-    first = close("e1", DAY, unreadable("R3", new.managed_ledger, "damaged: no entry", 17), listed=True)
-    assert [(gap.code, gap.where) for gap in first.coded_gaps] == [(GapCode.OTHER_ROOT, "/two")]
+    first = close("e1", DAY, unreadable("R3", new.managed_ledger, Problem.DAMAGED, "no entry", 17), listed=True)
+    assert [(gap.code, gap.where) for gap in first.gaps] == [(GapCode.OTHER_ROOT, "/two")]
     assert lake.context("e1").kept_topics == {str(old), str(new)}
     assert [word.subject for word in lake.words("c")] == ["acme"]
     cluster.remove("/two")
     second = close("e2", 2 * DAY, listed=True)
-    assert (second.gaps, second.coded_gaps) == ((), ())
+    assert second.gaps == ()
     third = close("e3", 3 * DAY, listed=False)
-    assert [(gap.code, gap.where) for gap in third.coded_gaps] == [(GapCode.LOST_REFERENCES, "managed_ledgers")]
+    assert [(gap.code, gap.where) for gap in third.gaps] == [(GapCode.LOST_REFERENCES, "managed_ledgers")]

@@ -9,6 +9,7 @@ from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.scan import history_check
+from pulsar_lifecycle.scan.coverage import history_gap
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import Scan, plan, scan, two_scans
 
@@ -66,7 +67,7 @@ def test_a_restored_store_is_report_only_and_every_effect_is_refused(cluster: Si
     assert "accept-restore" in why
     cluster.wait(1)
     later = scan(cluster, previous=[before, now])
-    assert later.epoch.gaps == (later.epoch.broken,)
+    assert later.epoch.gaps == (history_gap(later.epoch.broken),)
     assert not actionable(cluster, later, before)
     assert refused(cluster, later.epoch) == later.epoch.broken
 
@@ -84,7 +85,7 @@ def test_it_stays_refused_when_the_store_has_caught_up(cluster: SimulatedCluster
     assert refused(cluster, back.epoch)
     cluster.wait(1)
     caught_up = scan(cluster, previous=[before, now, back])
-    assert caught_up.epoch.gaps == (back.epoch.broken,)
+    assert caught_up.epoch.gaps == (history_gap(back.epoch.broken),)
 
 
 def test_once_accepted_two_new_scans_begin_afresh(cluster: SimulatedCluster) -> None:

@@ -11,7 +11,7 @@ from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.scan.neighbours import undeclared
 from pulsar_lifecycle.scan.other_roots import look_around
 from pulsar_lifecycle.settings import ZooKeeperSettings
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 
 def cluster(store: FakeStore, root: str = "", *, bookie: str = "b1", instance: str = "i1") -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import MANAGED_CURSORS, MANAGED_LEDGERS, SCHEMAS
+from pulsar_lifecycle.records.tables import MANAGED_CURSORS, MANAGED_LEDGERS, SCHEMAS, Problem
 from pulsar_lifecycle.scan import references
 from pulsar_lifecycle.scan.references import Word
 
@@ -90,10 +90,13 @@ def test_words_keep_errors_and_leave_out_what_names_nothing() -> None:
         Word(3, "R3", "a", "w"),
         Word(-1, "R3", "a", "w"),
         Word(None, "R3", "a", "w"),
-        Word(None, "R5", "b", "w", "unread: x"),
+        Word(None, "R5", "b", "w", Problem.UNREAD, "x"),
     ]
     table = references.from_words(words)
-    assert [(row["ledger_id"], row["error"]) for row in table.to_pylist()] == [(3, None), (None, "unread: x")]
+    assert [(row["ledger_id"], row["problem"], row["error"]) for row in table.to_pylist()] == [
+        (3, None, None),
+        (None, "unread", "x"),
+    ]
     assert references.referenced(table) == Referenced(BitMap64([3]))
 
 

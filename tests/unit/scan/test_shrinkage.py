@@ -126,5 +126,5 @@ def test_tables_are_turned_into_listings() -> None:
     version = {"version": 0, "ledger_id": 6, "entry_id": 0}
     schema = {"path": "/schemas/x", "schema_id": "x", "versions": [version]}
     assert shrinkage.by_schemas(pa.Table.from_pylist([schema], tables.SCHEMAS)).column("ledger_id").to_pylist() == [6]
-    unread = {"ledger_id": None, "referrer": "/a", "error": "unread: x"}
+    unread = {"ledger_id": None, "referrer": "/a", "problem": "unread", "error": "x"}
     assert not shrinkage.by_references(pa.Table.from_pylist([unread], tables.REFERENCES)).num_rows

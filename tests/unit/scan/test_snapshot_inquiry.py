@@ -59,7 +59,7 @@ def test_nobody_is_asked_about_what_is_known_or_was_not_said(cluster: SimulatedC
         row(ONE, broker_started=None),
         row(ONE, broker_started=MADE),
     ]
-    codes = [Memory.STORED_CURSOR, Memory.UNLISTED, Memory.UNSETTLED, Memory.LOADED_BEFORE, Memory.LOADED_BEFORE]
+    codes = [Memory.STORED_CURSOR, Memory.UNLISTED, Memory.MOVING, Memory.LOADED_BEFORE, Memory.LOADED_BEFORE]
     assert not any(map(snapshot_inquiry.must_ask, rows))
     assert memory(cluster, *rows) == [None, None, None, *codes]
     assert cluster.admin.touched == []
@@ -83,7 +83,7 @@ def test_topics_that_keep_their_snapshots_do_not_keep_others_from_being_asked(cl
 def test_a_topic_that_was_unloaded_since_the_scan_read_it_is_not_loaded_again(cluster: SimulatedCluster) -> None:
     cluster.topic(ONE, [cluster.ledger(data_tags(ONE))])
     cluster.remove(cluster.topic_path(TWO))
-    assert memory(cluster, row(ONE), row(TWO)) == [Memory.UNSETTLED, Memory.UNANSWERED]
+    assert memory(cluster, row(ONE), row(TWO)) == [Memory.MOVING, Memory.UNANSWERED]
     assert cluster.admin.touched == []
 
 

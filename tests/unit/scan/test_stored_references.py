@@ -20,7 +20,9 @@ from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata,
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.owner_names import parent_of
+from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan.references import Word
 from pulsar_lifecycle.scan.stored_references import (
     OTHER_TOPICS,
@@ -70,7 +72,7 @@ def test_a_compaction_cursor_ledger_that_bookies_lost_is_gone(state: LedgerState
     lost = cluster.ledger(TAGS, state=state)
     cluster.reader.failures[lost] = NotFound("every replica says that the ledger is gone")
     (word,) = words(cluster, lost)
-    assert (word.error or "").startswith("gone")
+    assert word.problem is Problem.GONE
 
 
 def test_an_open_one_with_an_earlier_ensemble_was_written() -> None:
@@ -80,26 +82,26 @@ def test_an_open_one_with_an_earlier_ensemble_was_written() -> None:
     metadata = LedgerMetadata(LedgerState.OPEN, 1, 1, 1, segments, 0, -1, DigestType.CRC32C)
     cluster.put(cluster.path(lost), ledger_metadata.encode(metadata))
     (word,) = words(cluster, lost)
-    assert (word.error or "").startswith("gone")
+    assert word.problem is Problem.GONE
 
 
 def test_one_without_a_z_node_is_gone() -> None:
     (word,) = words(SimulatedCluster(), 77)
-    assert (word.error or "").startswith("gone")
+    assert word.problem is Problem.GONE
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "problem"),
     [
-        (CorruptFormat("entry", 0, "its digest"), "damaged: "),
-        (StoreError("every replica answered and none has it"), "damaged: "),
-        (NotFound("every replica says that the ledger is gone"), "gone: "),
-        (Unavailable("no answer"), "unread: "),
-        (Failed("it never finished"), "unread: "),
-        (AccessDenied("the bookie demands authentication"), "unread: "),
+        (CorruptFormat("entry", 0, "its digest"), Problem.DAMAGED),
+        (StoreError("every replica answered and none has it"), Problem.DAMAGED),
+        (NotFound("every replica says that the ledger is gone"), Problem.GONE),
+        (Unavailable("no answer"), Problem.UNREAD),
+        (Failed("it never finished"), Problem.UNREAD),
+        (AccessDenied("the bookie demands authentication"), Problem.UNREAD),
     ],
 )
-def test_only_what_every_replica_answered_is_lost(error: LifecycleError, said: str) -> None:
+def test_only_what_every_replica_answered_is_lost(error: LifecycleError, problem: Problem) -> None:
     cluster = SimulatedCluster()
     cursor = cluster.ledger(TAGS, entries=[cluster.position_entry(7)])
     schema = cluster.ledger(schema_tags("acme/orders/placed"), entries=[cluster.schema_entry()])
@@ -107,8 +109,8 @@ def test_only_what_every_replica_answered_is_lost(error: LifecycleError, said: s
     (word,) = words(cluster, cursor)
     locator = ("acme/orders/placed", "/schemas/acme/orders/placed", [(0, schema, 0)])
     (other,) = schema_words(cluster.open_store(), cluster.reader, [locator], "/ledgers")
-    assert [(w.error or "").startswith(said) for w in (word, other)] == [True, True]
-    assert [w.keeps_owner for w in (word, other)] == [said != "unread: "] * 2
+    assert [w.problem for w in (word, other)] == [problem, problem]
+    assert [w.keeps_owner for w in (word, other)] == [problem is not Problem.UNREAD] * 2
     assert (word.referrer, word.held_in, word.entry_id) == ("/path", cursor, 0)
     assert (other.referrer, other.held_in, other.entry_id) == ("/schemas/acme/orders/placed", schema, 0)
 
@@ -117,10 +119,10 @@ def test_bytes_that_are_no_entry_are_damage_and_a_ledger_that_may_not_be_read_is
     cluster = SimulatedCluster()
     garbled = cluster.ledger(TAGS, entries=[cluster.position_entry(), b"\xff\xff\xff"])
     (word,) = words(cluster, garbled)
-    assert ((word.error or "")[:9], word.held_in, word.entry_id) == ("damaged: ", garbled, 1)
+    assert (word.problem, word.held_in, word.entry_id) == (Problem.DAMAGED, garbled, 1)
     cluster.zookeeper.unreadable.add(cluster.path(garbled))
     (word,) = words(cluster, garbled)
-    assert (word.error or "").startswith("unread: ")
+    assert word.problem is Problem.UNREAD
 
 
 def test_damage_keeps_its_owner_and_what_it_was_once_called_and_nobody_else() -> None:
@@ -172,7 +174,7 @@ def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its
     assert [(w.kind, w.owner) for w in words] == [("R3", PARTITION.managed_ledger), ("R5", "acme/orders/paid")]
     assert all(w.keeps_owner for w in words)
     assert {w.referrer for w in words} == {f"/managed-ledgers/{PARTITION.managed_ledger}"}
-    assert {w.error for w in words} == {f"unanswered: {error}"}
+    assert {(w.problem, w.error) for w in words} == {(Problem.UNANSWERED, str(error))}
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_what_a_broker_fails_at_saying_of_one_topic_alone_is_that_topics_and_its
 def test_what_is_about_us_or_about_the_broker_is_unread(error: LifecycleError, others: LifecycleError | None) -> None:
     (word,) = asked(error, others=others)
     assert not word.keeps_owner
-    assert word.error == f"unread: broker memory of {PARTITION}: {error}"
+    assert (word.problem, word.error) == (Problem.UNREAD, f"broker memory of {PARTITION}: {error}")
 
 
 @pytest.mark.parametrize("others", [BROKEN, AccessDenied("403")])
@@ -207,7 +209,7 @@ def test_a_broker_with_nothing_but_partitions_of_one_mute_topic_is_asked_otherwi
     names = [(str(topic), BROKER) for topic in partitions]
     found = broker_words(cluster.admin, names, other_topics(names))
     assert {w.owner for w in found} == {"acme/orders/paid", *(t.managed_ledger for t in partitions)}
-    assert {w.error for w in found} == {f"unanswered: {BROKEN}"}
+    assert {(w.problem, w.error) for w in found} == {(Problem.UNANSWERED, str(BROKEN))}
     cluster.admin.failing.add(BROKER)
     assert {w.keeps_owner for w in broker_words(cluster.admin, names, other_topics(names))} == {False}
 
@@ -222,7 +224,7 @@ def test_only_the_broker_of_a_topic_speaks_for_it() -> None:
     assert [w.keeps_owner for w in broker_words(cluster.admin, [(one, BROKER) for one, _ in both], {})] == [True, True]
 
 
-def test_witnesses_are_few_and_no_partitions_of_one_topic() -> None:
+def test_sampled_topics_are_few_and_no_partitions_of_one_topic() -> None:
     partitions = [(f"persistent://acme/orders/p-partition-{n}", BROKER) for n in range(99)]
     others = [(f"persistent://acme/orders/{n}", BROKER) for n in range(99)]
     found = other_topics([*partitions, *others, (str(OTHER), "broker-2:8080")])
@@ -230,7 +232,7 @@ def test_witnesses_are_few_and_no_partitions_of_one_topic() -> None:
     assert found["broker-2:8080"] == [str(OTHER)]
 
 
-def test_witnesses_are_the_same_in_any_order_and_are_not_the_first_ones() -> None:
+def test_sampled_topics_are_the_same_in_any_order_and_are_not_the_first_ones() -> None:
     """Some damage takes a whole namespace: its topics are listed one after another."""
     mute = [Topic.parse(f"persistent://acme/lost/{n}") for n in range(30)]
     healthy = [Topic.parse(f"persistent://acme/orders/{n}") for n in range(100)]
@@ -274,7 +276,7 @@ def test_a_topic_of_which_its_broker_does_not_say_what_it_holds_keeps_its_own_an
     assert scan(cluster).epoch.gaps == ()
     cluster.admin.failing.add(BROKER)  # it answers nothing else either: that is no topic's fault
     (gap,) = scan(cluster).epoch.gaps
-    assert f"broker memory of {PARTITION}" in gap
+    assert (gap.code, gap.where) == (GapCode.REFERENCE_UNREAD, f"broker memory of {PARTITION}")
     cluster.admin.silent = {PARTITION: AccessDenied("403")}
     (gap,) = scan(cluster).epoch.gaps
-    assert f"broker memory of {PARTITION}" in gap
+    assert (gap.code, gap.where) == (GapCode.REFERENCE_UNREAD, f"broker memory of {PARTITION}")

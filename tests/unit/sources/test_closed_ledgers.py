@@ -14,7 +14,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.sources import closed_ledgers
 from pulsar_lifecycle.sources.entries import pieces
-from tests.fakes.metadata_store import FakeStore, FakeZooKeeper
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 
 GONE = OffloadContext(uuid4(), True, True, 1, "aws-s3", {})
 COPIED = OffloadContext(uuid4(), True, False, 1, "aws-s3", {})

@@ -11,9 +11,9 @@ from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.sources import offload_listing
-from tests.fakes.clock import FakeClock
-from tests.fakes.metadata_store import FakeZooKeeper
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 
 BUCKET = "offloaded"
 

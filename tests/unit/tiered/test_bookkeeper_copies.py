@@ -1,4 +1,4 @@
-"""Giving up copies in BookKeeper, and the deletion run after it: no copy goes unless its objects are whole by then."""
+"""Releasing copies in BookKeeper, and the deletion run after it: no copy goes unless its objects are whole by then."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from pulsar_lifecycle.formats.deletion_message import (
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
+from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import (
@@ -207,12 +208,12 @@ def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> Non
     scene.released()
     assert scene.released_ids == scene.due
     assert (scene.broker.memory, scene.left_pending) == (None, [])
-    why = "its topic gave up its copy in BookKeeper, and its offloaded one is whole"
+    why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
     assert settled(scene.delete()) == {(DELETED, why)}
     assert before - scene.cluster.ledger_ids() == set(scene.due)
     assert scene.off.buckets.keys(BUCKET) == keys
     assert {n.ledger_id for n in scene.cluster.journal.nodes} == set(scene.due)
-    assert (scene.waiting, scene.cluster.journal.released("simulated")) == (0, {})
+    assert (scene.waiting, released_ledgers(scene.cluster.journal, "simulated")) == (0, {})
 
 
 def test_the_journal_proves_it(scene: Scene) -> None:
@@ -514,7 +515,7 @@ def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_same(when: str) -> None:
-    """One that took our lease over settles what is owed first."""
+    """One that took our lease over does the pending unloads first."""
     scene = Scene(loaded=True)
 
     def settle() -> None:
@@ -599,7 +600,7 @@ def test_a_bucket_that_is_not_configured_any_more(scene: Scene) -> None:
 
 def test_without_an_object_store_it_waits(scene: Scene) -> None:
     scene.released()
-    decisions = scene.delete(lambda tools: replace(tools, objects=None))
+    decisions = scene.delete(lambda ports: replace(ports, objects=None))
     assert settled(decisions) == {
         (WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
     }
@@ -625,12 +626,12 @@ CHANGES: dict[str, Callable[[Scene, int], object]] = {
     "no bucket": lambda scene, i: scene.change(i, driver_metadata={}),
     "its context is cleared": lambda scene, i: scene.write(i, None),
     "not complete": lambda scene, i: scene.change(i, complete=False),
-    "not given up": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
+    "not released": lambda scene, i: scene.change(i, bookkeeper_deleted=False),
     "the last": lambda scene, i: scene.list_only(scene.due[:1] if i == scene.due[0] else [i]),
-    "an unload is owed": lambda scene, i: control.note_unload(
+    "an unload is pending": lambda scene, i: control.note_unload(
         scene.store, PendingUnload(TOPIC, True, 1, control.LEASE)
     ),
-    "an unload may be owed": lambda scene, i: control.note_unload(
+    "an unload may be pending": lambda scene, i: control.note_unload(
         scene.store, PendingUnload(TOPIC, False, 1, control.LEASE)
     ),
     "it leaves its topic": lambda scene, i: scene.list_only(scene.ids[2:]),
@@ -738,7 +739,7 @@ def test_a_forged_message_about_what_we_never_released(scene: Scene) -> None:
 
 
 def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> None:
-    """Marked, and never given up: the process died between the two."""
+    """Marked, and never released: the process died between the two."""
 
     def die(name: str) -> None:
         if name == "before write" and any(outcome == MARKED for _, _, outcome in scene.rows):
@@ -881,7 +882,7 @@ def test_objects_that_are_lost_at_any_moment_before_the_last_look(key: Callable[
 
 
 def test_the_law_bites_where_copies_are_not_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "look_at_copies", lambda run, tools, live: None)
+    monkeypatch.setattr(batch, "look_at_copies", lambda run, ports, live: None)
     scene.released()
     scene.lose(scene.due[0])
     with pytest.raises(AssertionError):

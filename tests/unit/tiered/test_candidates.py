@@ -13,15 +13,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.records import offload_plan
+from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.offload_plan import CANDIDATES, DONE, KEEP, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.tiered.candidates import TopicState, judge
-from pulsar_lifecycle.topics.offload_policy import OffloadPolicy, Retention
+from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
+from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 
 TOPIC = "persistent://t/n/a+b c~é"
 NOW = 1_000_000_000
 MINE, THEIRS = UUID(int=1), UUID(int=2)
-FOREVER = Retention(-1, -1)
+
+
+def kept(minutes: int, megabytes: int) -> RetentionPolicy:
+    return RetentionPolicy(minutes, megabytes, Level.NAMESPACE)
+
+
+FOREVER = kept(-1, -1)
 LAG = 1000
 POLICY = OffloadPolicy("aws-s3", "b", "r", "http://s3", 0, -1, -1, 5 << 20, True, {})
 
@@ -234,11 +242,11 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
         ({"driver": "filesystem"}, FOREVER, "only aws-s3 and S3 act"),
         ({"driver": "transient"}, FOREVER, "unknown driver transient"),
         ({"threshold_bytes": -1}, FOREVER, "only when an operator asks"),
-        ({"threshold_bytes": 1 << 20}, Retention(-1, 1), "the threshold must be below the retention"),
-        ({"threshold_seconds": 60}, Retention(1, -1), "the threshold must be below the retention"),
+        ({"threshold_bytes": 1 << 20}, kept(-1, 1), "the threshold must be below the retention"),
+        ({"threshold_seconds": 60}, kept(1, -1), "the threshold must be below the retention"),
     ],
 )
-def test_a_policy_by_which_nothing_is_offloaded(changes: dict[str, Any], retention: Retention, why: str) -> None:
+def test_a_policy_by_which_nothing_is_offloaded(changes: dict[str, Any], retention: RetentionPolicy, why: str) -> None:
     policy = replace(POLICY, **changes)
     action, reason = one(ledger(1, size=9 << 20), policy, retention=retention)
     assert (action, why in reason) == (KEEP, True)
@@ -303,9 +311,9 @@ def test_a_driver_that_does_not_act_releases_nothing() -> None:
     assert one(complete(1), replace(POLICY, driver=""))[0] == DONE
 
 
-def test_what_is_given_up_already_is_done_unless_bookkeeper_has_it_still() -> None:
+def test_what_is_released_already_is_done_unless_bookkeeper_has_it_still() -> None:
     gone = complete(1, bookkeeper_deleted=True)
-    assert one(gone) == (DONE, "offloaded; its copy in BookKeeper was given up")
+    assert one(gone) == (DONE, "offloaded; its copy in BookKeeper was released")
     assert one(gone, leftovers={2})[0] == DONE
     assert one(gone, leftovers={1})[0] == RELEASE
     assert one(ledger(1, bookkeeper_deleted=True), leftovers={1})[0] == KEEP
@@ -320,7 +328,7 @@ def test_an_offload_without_a_name_is_never_proven_so_never_released(released: b
 
 
 @pytest.mark.parametrize("driver", ["azureblob", ""])
-def test_what_is_given_up_stays_where_its_driver_does_not_act(driver: str) -> None:
+def test_what_is_released_stays_where_its_driver_does_not_act(driver: str) -> None:
     gone = complete(1, bookkeeper_deleted=True)
     assert one(gone, replace(POLICY, driver=driver), leftovers={1})[0] == DONE
 
@@ -342,7 +350,7 @@ def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
         assert (action, "managedLedgerDataReadPriority" in reason) == (DONE, True)
 
 
-def test_copies_are_the_brokers_to_give_up_unless_they_are_ours() -> None:
+def test_copies_are_the_brokers_to_release_unless_they_are_ours() -> None:
     theirs = replace(POLICY, deletion_lag_ms=LAG)
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
         action, reason = one(item, theirs, leftovers={1}, our_lag_ms=None)
@@ -352,7 +360,7 @@ def test_copies_are_the_brokers_to_give_up_unless_they_are_ours() -> None:
 
 def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
     assert one(complete(1), replace(POLICY, threshold_bytes=-1))[0] == RELEASE
-    assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=Retention(1, 1))[0] == RELEASE
+    assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=kept(1, 1))[0] == RELEASE
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -382,7 +390,7 @@ def test_what_is_offloaded_again_goes_where_its_policy_says() -> None:
 
 
 def test_a_row_says_where_and_why() -> None:
-    rows = judged(state(ledger(1), complete(2), LAST), retention=Retention(0, 0))
+    rows = judged(state(ledger(1), complete(2), LAST), retention=kept(0, 0))
     assert rows[1] == {
         "ledger_id": 1,
         "action": OFFLOAD,
@@ -416,7 +424,25 @@ def table(count: int = 3, **changes: Any) -> pa.Table:
     return pa.Table.from_pylist([row | changes if row["ledger_id"] == 1 else row for row in rows], CANDIDATES)
 
 
-SUMMARY = OffloadPlan("p", "c", "f", "e", 1000, True, ("gap",), ("warning",), 3, 30, 1, 10, 2, 20, 0, 0, "")
+SUMMARY = OffloadPlan(
+    "p",
+    "c",
+    "f",
+    "e",
+    1000,
+    True,
+    (Gap(GapCode.POLICIES_UNKNOWN, "", "gap"),),
+    ("warning",),
+    3,
+    30,
+    1,
+    10,
+    2,
+    20,
+    0,
+    0,
+    "",
+)
 
 
 def digest(rows: pa.Table, **changes: Any) -> str:

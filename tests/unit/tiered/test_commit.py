@@ -62,9 +62,9 @@ from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remo
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unread
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
-from tests.fakes.metadata_store import Operation
 from tests.kit.builders import CHUNK, entry
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
+from tests.kit.fakes.metadata_store import Operation
 from tests.kit.offload_scene import BUCKET, PLACE, SAYS, Session, context
 from tests.kit.offload_scene import OffloadScene as Scene
 from tests.kit.topic_scene import OTHER, TOPIC, outcomes
@@ -155,7 +155,7 @@ def test_a_host_whose_clock_is_wrong_shortens_no_deletion_lag(scene: Scene, by: 
     scene.waived = True
     session, proven = begun(scene, scene.ids[:1])
     scene.cluster.wait(1)  # copying took a while since the lease was taken
-    session.tools = replace(session.tools, clock=Off(scene, by))
+    session.ports = replace(session.ports, clock=Off(scene, by))
     assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
     offload = scene.items[scene.ids[0]].offload
     assert offload
@@ -171,7 +171,7 @@ def test_an_attempt_that_was_ended_meanwhile_is_not_committed(scene: Scene) -> N
     assert scene.complete == []
 
 
-def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> None:
+def test_the_read_check_is_one_ledger_and_the_others_follow_once_it_was_read() -> None:
     scene = Scene(loaded=True)
     steps: list[object] = []
     read, unload = scene.broker.read, scene.broker.unload
@@ -190,7 +190,7 @@ def test_the_canary_is_one_ledger_and_the_others_follow_once_it_was_read() -> No
     assert steps == ["unload with 1", (first, 0, [first]), "unload with 1", "unload with 3"]
 
 
-def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: Scene) -> None:
+def test_the_others_follow_where_reading_the_read_check_has_loaded_its_topic(scene: Scene) -> None:
     unloads: list[list[int]] = []
     unload = scene.broker.unload
 
@@ -205,7 +205,7 @@ def test_the_others_follow_where_reading_the_canary_has_loaded_its_topic(scene: 
     assert (scene.open_attempts, scene.left_pending, scene.broker.memory) == ([], [], None)
 
 
-def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_canary(scene: Scene) -> None:
+def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_read_check(scene: Scene) -> None:
     session, proven = begun(scene)
     scene.on_write(scene.broker.load)
     assert {one.outcome for one in session.commit(proven)} == {LEFT_TO_BROKER}
@@ -257,10 +257,10 @@ def test_its_broker_is_asked_for_entries_that_rest_can_show(
     session = scene.session()
     copy = Copy(scene.ids[0], len(entries), uuid4(), "aws-s3", PLACE)
     if asked:
-        assert entries_to_ask(session.run, session.tools, copy) == asked
+        assert entries_to_ask(session.run, session.ports, copy) == asked
         return
     with pytest.raises(InconclusiveRead, match="none of its first 20 entries can be asked for by REST"):
-        entries_to_ask(session.run, session.tools, copy)
+        entries_to_ask(session.run, session.ports, copy)
 
 
 def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
@@ -268,12 +268,12 @@ def test_which_entries_can_be_asked_for_may_not_be_known(scene: Scene) -> None:
     copy = Copy(scene.ids[0], 5, uuid4(), "aws-s3", PLACE)
     scene.cluster.reader.failures[scene.ids[0]] = Unavailable("no bookie answers")
     with pytest.raises(InconclusiveRead, match="no bookie answers"):
-        entries_to_ask(session.run, session.tools, copy)
+        entries_to_ask(session.run, session.ports, copy)
     gone = replace(copy, ledger_id=9_999)
-    assert entries_to_ask(session.run, session.tools, gone) == [0, 4]
+    assert entries_to_ask(session.run, session.ports, gone) == [0, 4]
 
 
-def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_canary_to_the_next(scene: Scene) -> None:
+def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_read_check_to_the_next(scene: Scene) -> None:
     session, proven = begun(scene)
     fill(scene, scene.ids[0], [CHUNK])
     (found,) = session.commit(proven[:1])
@@ -313,7 +313,7 @@ def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene
 
 @pytest.mark.parametrize("error", [Unavailable("503"), AccessDenied("403: no superuser")])
 def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: Scene, error: LifecycleError) -> None:
-    """It ends what was seen before; what is given up already may go all the same."""
+    """It ends what was seen before; what is released already may go all the same."""
     session, proven = begun(scene, scene.ids[:1])
     scene.cluster.admin.on_read = raising(error)
     with pytest.raises(ReadCheckFailed):
@@ -332,7 +332,7 @@ def test_a_broker_that_does_not_answer_has_not_said_that_it_cannot_read(scene: S
     assert locations_that_failed([seen, row], "", now, ("read-failed", "read-unanswered")) == {SITE}
 
 
-def test_each_namespace_and_bucket_has_its_canary(scene: Scene) -> None:
+def test_each_namespace_and_bucket_has_its_read_check(scene: Scene) -> None:
     read_check = ReadCheck(False)
     ((attempt,), _) = scene.session().begin(scene.ids[:1])
     assert read_check.due(TOPIC, attempt)
@@ -433,7 +433,7 @@ def test_brokers_that_were_not_heard(scene: Scene) -> None:
     scene.error = "timed out"
     begun, (found,) = scene.session().begin(scene.ids[:1])
     assert (begun, found.outcome) == ([], LEFT_TO_BROKER)
-    assert "the brokers were not heard: timed out" in found.reason
+    assert "the brokers did not answer: timed out" in found.reason
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -583,7 +583,7 @@ def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: b
         scene.cluster.load(TOPIC)
     _, found = scene.session_again().finish_attempts()
     assert {one.outcome for one in found} == {FAILED}
-    assert ("not heard" if silent else "still lists") in found[0].reason
+    assert ("did not answer" if silent else "still lists") in found[0].reason
     assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
 
 
@@ -651,7 +651,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bo
     assert scene.broker.memory is None
 
 
-def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
+def test_an_unload_that_fails_stays_pending_and_no_read_is_asked_for() -> None:
     scene = Scene(loaded=True)
     session, proven = begun(scene)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
@@ -668,7 +668,7 @@ def test_an_unload_that_fails_stays_owed_and_the_canary_is_not_asked() -> None:
     assert scene.complete == []
 
 
-def test_without_the_canary_an_unload_that_fails_is_said(scene: Scene) -> None:
+def test_without_the_read_check_an_unload_that_fails_is_said(scene: Scene) -> None:
     scene = Scene(loaded=True)
     scene.waived = True
     session, proven = begun(scene)
@@ -690,7 +690,7 @@ def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
 
 @pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.parametrize("loaded", [False, True])
-def test_no_canary_that_could_not_be_taken_back(loaded: bool, limit: int) -> None:
+def test_no_read_check_that_could_not_be_reverted(loaded: bool, limit: int) -> None:
     scene = Scene(loaded=loaded, reads=False)
     scene.limit = limit
     session, proven = begun(scene)
@@ -834,7 +834,7 @@ def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
     assert scene.items[scene.ids[0]].offload == theirs
 
 
-def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_again_by_the_next() -> None:
+def test_a_read_check_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_again_by_the_next() -> None:
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
     scene.on_write(lambda: scene.on_write(scene.broker.load, times=99), "after")
@@ -844,7 +844,7 @@ def test_a_canary_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_agai
     assert outcomes(scene.settle_later())[scene.ids[0]] == REVERTED
 
 
-def test_a_canary_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
+def test_a_read_check_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
     scene = Scene(loaded=True, reads=False)
     session, proven = begun(scene)
     theirs = context(complete=True, timestamp=1)
@@ -880,7 +880,7 @@ def cut_off(scene: Scene, at: str, ledger_ids: Sequence[int], times: int = 1) ->
 @pytest.mark.parametrize("reads", [False, True])
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("at", ["before record", "before read_entry"])
-def test_a_canary_that_was_never_read_is_read_by_the_next_run(at: str, loaded: bool, reads: bool) -> None:
+def test_a_read_check_that_was_never_read_is_read_by_the_next_run(at: str, loaded: bool, reads: bool) -> None:
     scene = Scene(loaded=loaded, reads=reads)
     cut_off(scene, at, scene.ids[:1])
     assert scene.complete == scene.open_attempts == scene.ids[:1]
@@ -897,7 +897,7 @@ def test_a_canary_that_was_never_read_is_read_by_the_next_run(at: str, loaded: b
 
 
 @pytest.mark.parametrize("reads", [False, True])
-def test_a_canary_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(reads: bool) -> None:
+def test_a_read_check_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(reads: bool) -> None:
     """The read ends with an unload, and that would end what the broker is at."""
     scene = Scene(loaded=True, reads=reads)
     cut_off(scene, "before record", scene.ids[:1])
@@ -912,7 +912,7 @@ def test_a_canary_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(read
     assert (scene.version, scene.broker.memory is None, scene.open_attempts) == (before, False, scene.ids[:1])
 
 
-def test_a_canary_whose_topic_is_owed_an_unload_is_not_read() -> None:
+def test_a_read_check_whose_topic_has_a_pending_unload_is_not_read() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before unload", scene.ids[:1])
     assert scene.left_pending == [True]
@@ -921,7 +921,7 @@ def test_a_canary_whose_topic_is_owed_an_unload_is_not_read() -> None:
     assert scene.open_attempts == scene.ids[:1]
 
 
-def test_a_canary_that_could_not_be_taken_back_waits() -> None:
+def test_a_read_check_that_could_not_be_taken_back_waits() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.limit = 0
@@ -930,7 +930,7 @@ def test_a_canary_that_could_not_be_taken_back_waits() -> None:
     assert scene.open_attempts == scene.complete == scene.ids[:1]
 
 
-def test_where_the_canary_is_waived_a_committed_attempt_is_done() -> None:
+def test_where_the_read_check_is_waived_a_committed_attempt_is_done() -> None:
     scene = Scene(loaded=True, reads=False)
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.waived = True
@@ -1224,8 +1224,8 @@ def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
 def taken_back(scene: Scene, *, dry_run: bool = False) -> list[OffloadOutcome]:
     session = scene.session_again()
     if dry_run:
-        return revert.plan_revert(session.run, session.tools, TOPIC, scene.wanted)
-    return revert.revert_topic(session.run, session.tools, session.guard, TOPIC, scene.wanted)
+        return revert.plan_revert(session.run, session.ports, TOPIC, scene.wanted)
+    return revert.revert_topic(session.run, session.ports, session.guard, TOPIC, scene.wanted)
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -1342,7 +1342,7 @@ def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | Non
     session = scene.session_again()
     scene.on_write(act)
     run = replace(session.run, loaded_topics=True)
-    (found,) = revert.revert_topic(run, session.tools, session.guard, TOPIC, scene.ids[:1])
+    (found,) = revert.revert_topic(run, session.ports, session.guard, TOPIC, scene.ids[:1])
     assert (found.outcome, found.reason.startswith(why)) == (FAILED, True)
 
 
@@ -1368,7 +1368,7 @@ def test_a_plan_that_wants_it_elsewhere_begins_anew(scene: Scene, changes: dict[
     asked = {one.ledger_id: one for one in session.asked(scene.wanted, **changes)}
     ownership = Ownership("simulated", scene.named)
     resumed, found = finish_attempts(
-        session.run, session.tools, session.guard, asked, session.read_check, ownership, lambda _: None
+        session.run, session.ports, session.guard, asked, session.read_check, ownership, lambda _: None
     )
     assert (resumed, {one.outcome for one in found}) == ([], {ATTEMPT_ABORTED})
     assert (scene.keys, scene.open_attempts) == (set(), [])
@@ -1550,10 +1550,10 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
 
     scene.cluster.admin.on_read = unread
     wanted = session.asked(ids[:1])
-    begun_there, _ = tiered_commit.begin_topic(session.run, session.tools, session.guard, OTHER, wanted, uuid4)
+    begun_there, _ = tiered_commit.begin_topic(session.run, session.ports, session.guard, OTHER, wanted, uuid4)
     proven = [session.copy(one) for one in begun_there]
     with pytest.raises(ReadCheckFailed, match="cannot read it"):
-        tiered_commit.commit_topic(session.run, session.tools, session.guard, OTHER, proven, session.read_check)
+        tiered_commit.commit_topic(session.run, session.ports, session.guard, OTHER, proven, session.read_check)
 
 
 def words(scene: Scene) -> list[dict[str, Any]]:
@@ -1565,7 +1565,7 @@ HERE: NamespaceLocation = (str(TOPIC.namespace), "aws-s3", tuple(sorted(PLACE)))
 SITE: OffloadLocation = ("aws-s3", BUCKET, "r", "http://s3")
 
 
-def test_the_place_of_a_canary_is_in_the_journal(scene: Scene) -> None:
+def test_the_place_of_a_read_check_is_in_the_journal(scene: Scene) -> None:
     scene.proceed()
     (row,) = words(scene)
     now, at = scene.cluster.clock.now_ms(), row["at"]
@@ -1615,11 +1615,11 @@ def test_a_failure_at_a_location_stands_until_a_read_there_works(scene: Scene) -
 def unread_reason(scene: Scene, session: Session, ledger: int = 0) -> str:
     copy = Copy.of_item(scene.items[scene.ids[ledger]], 1)
     assert copy
-    said = why_unread(session.run, session.tools, session.guard, TOPIC, copy, session.read_check)
+    said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
     return said.reason if said else ""
 
 
-def offloaded_without_a_canary(scene: Scene) -> None:
+def offloaded_without_a_read_check(scene: Scene) -> None:
     scene.waived = True
     scene.proceed(scene.ids[:1])
     scene.waived = False
@@ -1627,7 +1627,7 @@ def offloaded_without_a_canary(scene: Scene) -> None:
 
 
 def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Scene) -> None:
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     session = scene.session_again()
     assert unread_reason(scene, session) == ""
     assert (scene.left_pending, scene.broker.memory) == ([], None)
@@ -1640,7 +1640,7 @@ def test_before_the_first_release_a_broker_reads_what_it_is_to_live_on(scene: Sc
 
 def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene) -> None:
     """A topic that clients have loaded is left alone, or unloaded before it is read."""
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     scene.broker.load()
     scene.cluster.wait(1)
     reads: list[Topic] = []
@@ -1653,13 +1653,13 @@ def test_a_broker_that_may_have_bookkeepers_copy_open_shows_nothing(scene: Scene
 
 
 def test_a_read_of_what_a_topic_reads_from_bookkeeper_shows_nothing(scene: Scene) -> None:
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     scene.tiered_first = ()
     assert "BookKeeper first" in unread_reason(scene, scene.session_again())
 
 
 def test_what_no_broker_can_read_is_not_released(scene: Scene) -> None:
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     scene.broker.reads = False
     session = scene.session_again()
     assert "its broker cannot read it from bucket" in unread_reason(scene, session)
@@ -1698,7 +1698,7 @@ def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> Non
 
 def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> None:
     """It is reverted, or made anew, while its broker is asked: what was read then is BookKeeper's copy."""
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     session = scene.session_again()
     read = scene.cluster.admin.on_read
 
@@ -1709,7 +1709,7 @@ def test_what_a_broker_reads_of_another_offload_shows_nothing(scene: Scene) -> N
     copy = Copy.of_item(scene.items[scene.ids[0]], 1)
     assert copy
     scene.cluster.admin.on_read = taken_back_meanwhile
-    said = why_unread(session.run, session.tools, session.guard, TOPIC, copy, session.read_check)
+    said = why_unread(session.run, session.ports, session.guard, TOPIC, copy, session.read_check)
     assert said
     assert "names another offload or none by now" in said.reason
     assert (session.read_check.reads(SITE, ""), words(scene)) == (False, [])
@@ -1726,7 +1726,7 @@ def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene
     assert (session.read_check.reads(SITE, ""), words(scene)) == (False, [])
 
 
-def test_what_is_read_and_shows_nothing_leaves_the_canary_due(scene: Scene) -> None:
+def test_what_is_read_and_shows_nothing_leaves_the_read_check_due(scene: Scene) -> None:
     """After a run that was cut off its broker may have BookKeeper's copy open."""
     cut_off_after_the_commit(scene)
     session = scene.session_again()
@@ -1741,7 +1741,7 @@ def test_every_read_counts_from_when_it_was(scene: Scene) -> None:
     assert [row["outcome"] for row in words(scene)] == ["read-passed"]
 
 
-def test_a_canary_is_taken_back_though_the_journal_is_full() -> None:
+def test_a_read_check_is_taken_back_though_the_journal_is_full() -> None:
     scene = Scene(reads=False)
     session, proven = begun(scene)
     read = scene.cluster.admin.on_read
@@ -1766,7 +1766,7 @@ def refuse_to_hold(scene: Scene) -> None:
     scene.store.before = deny
 
 
-def test_a_canary_is_taken_back_though_its_location_cannot_be_held() -> None:
+def test_a_read_check_is_taken_back_though_its_location_cannot_be_held() -> None:
     """The run stops all the same, and the journal tells those that begin later."""
     scene = Scene(reads=False)
     session, proven = begun(scene)
@@ -1787,7 +1787,7 @@ def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene
     assert "could not be told" in session.read_check.unheld
 
 
-def test_a_canary_holds_its_location_until_one_is_read() -> None:
+def test_a_read_check_holds_its_location_until_one_is_read() -> None:
     scene = Scene(reads=False)
     with pytest.raises(ReadCheckFailed):
         scene.proceed()
@@ -1823,7 +1823,7 @@ def test_what_a_broker_could_not_read_is_in_the_journal_before_it_is_taken_back(
 
 def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(scene: Scene) -> None:
     """Each loads a topic."""
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     session = scene.session_again()
     scene.tick = lambda name: raising(StoreError("no space left"))() if name == "before record" else None
     assert unread_reason(scene, session) == "no broker has read its location yet: no space left"
@@ -1832,7 +1832,7 @@ def test_a_read_that_the_journal_does_not_hear_of_counts_as_one_that_was_asked(s
 
 
 def test_an_error_before_its_broker_is_asked_says_nothing_of_it(scene: Scene) -> None:
-    offloaded_without_a_canary(scene)
+    offloaded_without_a_read_check(scene)
     session = scene.session_again()
     scene.store.before = lambda operation: raising(StoreError("no quorum"))() if operation.name == "create" else None
     assert unread_reason(scene, session) == (
@@ -1851,8 +1851,8 @@ def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(sce
     scene.cluster.wait(1)
     session = scene.session_again()
     scene.write(first, replace(offload, bookkeeper_deleted=True))
-    tools = replace(session.tools, clock=Off(scene, ahead))
-    (said,) = revert.revert_topic(session.run, tools, session.guard, TOPIC, [first])
+    ports = replace(session.ports, clock=Off(scene, ahead))
+    (said,) = revert.revert_topic(session.run, ports, session.guard, TOPIC, [first])
     assert said.outcome == REFUSED
     assert "its broker be deleting it" in said.reason
 
@@ -1876,7 +1876,7 @@ def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
     assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["reverting"] * 3
 
 
-def test_a_condemned_attempt_is_never_finished(scene: Scene) -> None:
+def test_an_aborted_attempt_is_never_finished(scene: Scene) -> None:
     """An object store may carry out a deletion after the run that asked for it is gone."""
     _, (one,) = begun(scene, scene.ids[:1])
     aborting = attempts.abort(scene.store, one.attempt)

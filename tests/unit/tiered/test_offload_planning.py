@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap64
 
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
@@ -37,10 +38,12 @@ from pulsar_lifecycle.tiered.offload_planning import (
     unlike_object_store,
     unproven,
 )
-from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, Retention, in_force, retention_in_force
+from pulsar_lifecycle.topics import retention_policy
+from pulsar_lifecycle.topics.offload_policy import BROKER_READ_PRIORITY, DRIVER, in_force
 from pulsar_lifecycle.topics.policies import InForce, Unknown, Unreadable
-from tests.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
+from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 from tests.kit.builders import PROOF, ROW
+from tests.kit.fakes.broker_admin import FakeBrokerAdmin, FakeSubscription
 
 TIERED, BOOKKEEPER = "tiered-storage-first", "bookkeeper-first"
 
@@ -93,7 +96,7 @@ def test_a_namespace_with_a_bucket_of_its_own_is_left_out_alone() -> None:
 
 
 def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -> None:
-    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     own, other = Topic.parse("persistent://t/b/own-partition-1"), Topic.parse("persistent://t/b/other")
     offloading = InForce({"t/b": policy}, {"persistent://t/b/own": policy})
     policies = Policies(offloading, InForce({"t/b": retention}), {"t/b": "its bucket"}, ())
@@ -103,15 +106,15 @@ def test_a_topic_with_policies_of_its_own_is_not_left_out_with_its_namespace() -
 
 
 def test_a_topic_that_has_only_a_retention_of_its_own_is_left_out_with_its_namespace() -> None:
-    policy, retention = in_force(None, None, {}), Retention(7, 7)
+    policy, retention = in_force(None, None, {}), RetentionPolicy(7, 7, Level.TOPIC)
     own = Topic.parse("persistent://t/b/own")
-    retentions = InForce({"t/b": retention_in_force(None, None, {})}, {str(own): retention})
+    retentions = InForce({"t/b": retention_policy.in_force(TopicPolicies(), None, {})}, {str(own): retention})
     policies = Policies(InForce({"t/b": policy}), retentions, {"t/b": "its bucket"}, ())
     assert policies.of(own) == (policy, retention, "its bucket")
 
 
 def test_topics_whose_policies_are_not_known_are_left_out() -> None:
-    policy, retention = in_force(None, None, {}), retention_in_force(None, None, {})
+    policy, retention = in_force(None, None, {}), retention_policy.in_force(TopicPolicies(), None, {})
     unknown = Unknown(Unreadable.UNREAD, "ledger 7: timed out")
     left_out = {"t/b": str(unknown)}
     policies = Policies(InForce({"t/b": policy}), InForce({"t/b": retention}), left_out, (), (), {"t/b": unknown})
@@ -135,14 +138,14 @@ def lake(tmp_path: Path) -> str:
 
 
 def test_a_ledger_that_was_released_and_whose_message_waits_is_in_flight(lake: str) -> None:
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
-    assert in_flight(lake, ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT, NOW) == BitMap64()
-    assert in_flight(lake, ROW.cluster, BitMap64(), AT, NOW) == BitMap64()
-    assert in_flight(lake, "another", ONE, AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(FileJournal(lake), ROW.cluster, BitMap64([ROW.ledger_id + 1]), AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, BitMap64(), AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), "another", ONE, AT, NOW) == BitMap64()
 
 
 def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
-    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
 
 
 @pytest.mark.parametrize(
@@ -150,7 +153,7 @@ def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
 )
 def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: bool) -> None:
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=outcome, at=AT + 1)])
-    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == waits
+    assert bool(in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW)) == waits
 
 
 @pytest.mark.parametrize(("waiting", "counts"), [(Waiting.NO_SCAN, True), (Waiting.UNREAD_LOCATION, False)])
@@ -160,23 +163,23 @@ def test_a_message_that_waits_for_a_read_leaves_its_ledger_to_the_plan(
     """The read that frees its location is made by a run that has a ledger there to release."""
     decided = replace(MESSAGE, phase="delete", outcome=WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1)
     FileJournal(lake).record([decided])
-    assert bool(in_flight(lake, ROW.cluster, ONE, AT, NOW)) == counts
+    assert bool(in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW)) == counts
     FileJournal(lake).record([replace(decided, outcome=RETRYING, detail="{}", at=AT + 2)])
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
 
 
 def test_a_message_is_as_old_as_its_sending_however_often_it_was_decided_since(lake: str) -> None:
     again = [replace(MESSAGE, phase="delete", outcome=WAITING, at=AT + day) for day in range(1, 9)]
     FileJournal(lake).record(again)
-    assert in_flight(lake, ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
     FileJournal(lake).record([replace(MESSAGE, phase="redrive", at=AT + 5)])
-    assert in_flight(lake, ROW.cluster, ONE, AT + 5, NOW) == ONE
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT + 5, NOW) == ONE
 
 
 def test_a_message_about_a_ledger_that_nobody_released_is_another(tmp_path: Path) -> None:
     FileJournal(str(tmp_path)).record([MESSAGE])
-    assert in_flight(str(tmp_path), ROW.cluster, ONE, AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(str(tmp_path)), ROW.cluster, ONE, AT, NOW) == BitMap64()
 
 
 @pytest.mark.parametrize(("main", "retry", "found"), [(0, 0, False), (1, 0, True), (0, 1, True)])
@@ -198,13 +201,13 @@ def test_a_message_that_waits_for_a_read_and_was_sent_again_is_in_flight(lake: s
     """Else every offload run would send another, until a deletion run decides the first."""
     waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 1)])
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == BitMap64()
     FileJournal(lake).record([replace(MESSAGE, at=AT + 2)])
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == ONE
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
 
 
 def test_a_send_that_a_clock_ahead_has_dated_hides_no_wait(lake: str) -> None:
     FileJournal(lake).record([replace(MESSAGE, at=NOW + 1)])
     waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 3)])
-    assert in_flight(lake, ROW.cluster, ONE, AT, NOW) == BitMap64()
+    assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == BitMap64()

@@ -9,6 +9,7 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
@@ -16,8 +17,8 @@ from pulsar_lifecycle.settings import load_settings
 from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
-from tests.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.copy_scene import BUCKET, PAYLOADS
+from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
@@ -52,7 +53,7 @@ class Scene:
 
     @property
     def journalled(self):
-        return verified_copies(self.settings.lake.path, self.settings.cluster, [self.ledger])
+        return verified_copies(FileJournal(self.settings.lake.path), self.settings.cluster, [self.ledger])
 
     def spoil(self):
         """One byte of one entry is another."""

@@ -50,8 +50,8 @@ from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_befor
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
 from pulsar_lifecycle.topics.write import Outcome, TopicRun
-from tests.fakes.metadata_store import Operation
 from tests.kit.crash import Crash, Watched
+from tests.kit.fakes.metadata_store import Operation
 from tests.kit.release_scene import SITE, own, reading, theirs
 from tests.kit.release_scene import ReleaseScene as Scene
 from tests.kit.topic_scene import TOPIC, outcomes
@@ -109,8 +109,8 @@ def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
 
 def beside(scene: Scene) -> tuple[TopicRun, Ports]:
     """An offload run in another process, and so with a session and a journal of its own."""
-    run, tools, _ = scene.begin()
-    return run, replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
+    run, ports, _ = scene.begin()
+    return run, replace(ports, store=scene.cluster.open_store(), journal=scene.cluster.journal)
 
 
 def held(scene: Scene) -> bool:
@@ -119,13 +119,13 @@ def held(scene: Scene) -> bool:
 
 def read_once(scene: Scene, *, works: bool, run_id: str = "another", read_check: ReadCheck | None = None) -> None:
     """What an offload run makes of one read at the location, of another namespace."""
-    run, tools = beside(scene)
+    run, ports = beside(scene)
     run, copy = replace(run, run_id=run_id), copy_of(scene, scene.due[0])
     read_check = read_check or ReadCheck(False, [str(FAR)])
     if works:
-        record_passed(run, tools, FAR, copy, read_check, location_before(tools, copy))
+        record_passed(run, ports, FAR, copy, read_check, location_before(ports, copy))
     else:
-        record_failed(run, tools, FAR, copy, read_check, NO)
+        record_failed(run, ports, FAR, copy, read_check, NO)
 
 
 def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper() -> None:
@@ -294,7 +294,7 @@ def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that
     """Which was first the z-node's versions tell."""
     scene = Scene()
     scene.released()
-    run, tools = beside(scene)
+    run, ports = beside(scene)
 
     class Ahead:
         def now_ms(self) -> int:
@@ -304,7 +304,7 @@ def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that
             scene.cluster.clock.sleep(seconds)
 
     wrong = replace(run, run_id="wrong clock")
-    ahead = replace(tools, clock=Ahead())
+    ahead = replace(ports, clock=Ahead())
     record_failed(wrong, ahead, FAR, copy_of(scene, scene.due[0]), ReadCheck(False, [str(FAR)]), NO)
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == {SITE}
@@ -344,12 +344,12 @@ def test_killed_while_a_read_lets_a_location_go(at: str) -> None:
         if name == at:
             raise Crash
 
-    run, tools = beside(scene)
-    watched = replace(tools, store=Watched(tools.store, die), journal=Watched(tools.journal, die))
+    run, ports = beside(scene)
+    watched = replace(ports, store=Watched(ports.store, die), journal=Watched(ports.journal, die))
     copy = copy_of(scene, scene.due[0])
     with pytest.raises(Crash):
         record_passed(
-            replace(run, run_id="later"), watched, FAR, copy, ReadCheck(False, [str(FAR)]), location_before(tools, copy)
+            replace(run, run_id="later"), watched, FAR, copy, ReadCheck(False, [str(FAR)]), location_before(ports, copy)
         )
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     if not held(scene):
@@ -447,7 +447,7 @@ def test_a_z_node_that_cannot_be_read_keeps() -> None:
     assert {d.outcome for d in scene.delete(run_id="again")} == {DELETED}
 
 
-def test_given_up_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
+def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
     """Nothing else is offloaded there: planned once more, they free their location."""
     scene = Scene()
     scene.released()
@@ -469,9 +469,9 @@ def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() ->
     read_once(scene, works=False)
     assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
     scene.cluster.wait(1)
-    run, tools, guard = scene.begin()
+    run, ports, guard = scene.begin()
     scene.loaded_topics = True
-    found = revert.revert_topic(run, tools, guard, TOPIC, scene.due, policy="")
+    found = revert.revert_topic(run, ports, guard, TOPIC, scene.due, policy="")
     assert {one.outcome for one in found} == {REVERTED}
     scene.cluster.wait(2)
     scene.scan()
@@ -570,8 +570,8 @@ def test_a_topic_that_a_killed_run_has_loaded_is_unloaded_by_the_next(at: str) -
         scene.release()
     assert scene.left_pending == [True]
     scene.tick = lambda name: None
-    _, tools, guard = scene.begin()
-    assert finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False) == {}
+    _, ports, guard = scene.begin()
+    assert finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False) == {}
     assert (scene.broker.memory, scene.left_pending, scene.released_ids) == (None, [], [])
 
 
@@ -579,13 +579,13 @@ def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_br
     """Hours may pass between the read and the release: the policy on loaded topics counts again."""
     scene = Scene()
     reading(scene)
-    run, tools, guard = scene.begin()
+    run, ports, guard = scene.begin()
     due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
-    bookkeeper_copies.read_first(run, tools, guard, TOPIC, due, 0, scene.read_check)
+    bookkeeper_copies.read_first(run, ports, guard, TOPIC, due, 0, scene.read_check)
     assert scene.broker.memory is None
     scene.cluster.wait(3)
     scene.broker.load()
-    said = bookkeeper_copies.release_topic(run, tools, guard, TOPIC, due, 0, scene.read_check)
+    said = bookkeeper_copies.release_topic(run, ports, guard, TOPIC, due, 0, scene.read_check)
     assert {one.outcome for one in said} == {LEFT_TO_BROKER}
     assert (scene.broker.memory is None, scene.released_ids, scene.waiting) == (False, [], 0)
 
@@ -599,13 +599,13 @@ def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
         raise Unavailable("503")
 
     scene.cluster.admin.on_unload = fails
-    run, tools, guard = scene.begin()
+    run, ports, guard = scene.begin()
     due = [scene.proven(i, scene.uuids[i]) for i in scene.due]
-    bookkeeper_copies.read_first(run, tools, guard, TOPIC, due, 0, scene.read_check)
+    bookkeeper_copies.read_first(run, ports, guard, TOPIC, due, 0, scene.read_check)
     assert (scene.left_pending, scene.broker.memory is None) == ([True], False)
     scene.cluster.admin.on_unload = unload
-    control.pending_unloads(tools.store)
-    assert finish_unloads(tools.store, tools.admin, tools.clock, guard, wait=False) == {}
+    control.pending_unloads(ports.store)
+    assert finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=False) == {}
     assert (scene.broker.memory, scene.left_pending) == (None, [])
 
 
@@ -613,12 +613,12 @@ def test_an_unload_that_fails_after_a_read_stays_owed() -> None:
 
 
 def unproven(scene: Scene, **changes: Any) -> dict[int, Any]:
-    run, tools, _ = scene.begin()
+    run, ports, _ = scene.begin()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
     one = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
     return {
         said.ledger_id: said
-        for said in bookkeeper_copies.record_failed_proofs(tools, run, TOPIC, [replace(one, **changes)])
+        for said in bookkeeper_copies.record_failed_proofs(ports, run, TOPIC, [replace(one, **changes)])
     }
 
 
@@ -644,7 +644,7 @@ def test_what_its_topic_does_not_read_disproves_nothing() -> None:
     assert scene.cluster.journal.rows == []
 
 
-def test_what_fails_its_proof_after_it_was_given_up_is_not_deleted_in_bookkeeper() -> None:
+def test_what_fails_its_proof_after_it_was_released_is_not_deleted_in_bookkeeper() -> None:
     """Its message is under way, and the bucket says of the object what it said when it was proven."""
     scene = Scene()
     scene.released()
@@ -662,8 +662,8 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
     scene.released()
     due = scene.proven(scene.due[0], scene.uuids[scene.due[0]])
     damaged = FailedProof(due.ledger_id, due.location, "one byte is another", due.endpoint, due.region)
-    run, tools, _ = scene.begin()
-    beside = replace(tools, store=scene.cluster.open_store(), journal=scene.cluster.journal)
+    run, ports, _ = scene.begin()
+    beside = replace(ports, store=scene.cluster.open_store(), journal=scene.cluster.journal)
 
     def prove(name: str) -> None:
         if name == "before receive":

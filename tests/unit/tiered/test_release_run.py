@@ -36,8 +36,8 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
-from tests.fakes.connections import connect_to
 from tests.kit.crash import raising
+from tests.kit.fakes.connections import connect_to
 from tests.kit.release_scene import CONTEXT, disown, own, theirs
 from tests.kit.release_scene import ReleaseScene as Scene
 from tests.kit.topic_scene import TOPIC
@@ -51,7 +51,7 @@ class Driver(_Work):
     """A run over the scene's cluster; what executors prove is given."""
 
     def __init__(self, scene: Scene, due: Mapping[Topic, Sequence[Due]], **settings: Any) -> None:
-        run, tools, guard = scene.begin()
+        run, ports, guard = scene.begin()
         cluster: Any = SimpleNamespace(
             settings=SimpleNamespace(
                 cluster="simulated",
@@ -59,7 +59,7 @@ class Driver(_Work):
                 zookeeper=SimpleNamespace(session_timeout=0),
             )
         )
-        super().__init__(cluster, run, tools, guard, None, scene.read_check, None, (), ())  # type: ignore[arg-type]
+        super().__init__(cluster, run, ports, guard, None, scene.read_check, None, (), ())  # type: ignore[arg-type]
         self.due = due
 
     def _proven(self, rows: Sequence[Any], progress: object) -> dict[str, list[Due]]:
@@ -261,8 +261,8 @@ def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
 
 def test_what_was_left_to_brokers_is_in_the_journal() -> None:
     scene = Scene()
-    run, tools, _ = scene.begin()
-    record_topics(run, tools, OUTCOMES[1:], "offload")
+    run, ports, _ = scene.begin()
+    record_topics(run, ports, OUTCOMES[1:], "offload")
     (row,) = scene.cluster.journal.rows
     assert (row.topic, row.ledger_id, row.action, row.phase) == (str(TOPIC), -1, "offload", "offload")
     assert (row.outcome, row.bytes, '"ledgers": 19' in row.detail) == (LEFT_TO_BROKER, 190, True)
@@ -311,12 +311,12 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
     monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
     monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
 
-    def revert_offloads(run: Any, tools: Ports, *_: object) -> list[OffloadOutcome]:
+    def revert_offloads(run: Any, ports: Ports, *_: object) -> list[OffloadOutcome]:
         for lease in (control.LEASE, control.OFFLOAD_LEASE):
-            (node,) = tools.store.read([control.holder_of(lease)])
+            (node,) = ports.store.read([control.holder_of(lease)])
             assert isinstance(node, Node)
             holders.extend(one for one in sessions if one._session == node.stat.ephemeral_owner)
-        holders.append(tools.store)
+        holders.append(ports.store)
         return []
 
     monkeypatch.setattr(spark_offload.revert, "revert_topic", revert_offloads)

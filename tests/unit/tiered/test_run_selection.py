@@ -200,7 +200,7 @@ def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
     assert (aside.rows, aside.outcomes(OFFLOAD)) == ([], [])
 
 
-def test_a_copy_that_is_given_up_already_goes_whoever_has_the_topic() -> None:
+def test_a_copy_that_is_released_already_goes_whoever_has_the_topic() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
     scene.write(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
@@ -222,13 +222,13 @@ def test_a_pause_stops_the_look() -> None:
 
     session = Scene().session()
     with pytest.raises(Paused):
-        Waiting(session.run, session.tools.store, paused).without([row(1)])
+        Waiting(session.run, session.ports.store, paused).without([row(1)])
 
 
 # ------------------------------------------------------------------------------------------------------------ the order
 
 
-def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit makes the z-node too young to be written again: what every run offloads, no run would release."""
     done: list[tuple[str, list[int]]] = []
 
@@ -266,7 +266,7 @@ def test_copies_are_given_up_before_others_are_made(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_a_canary_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
     taken_back = OffloadOutcome(str(TOPIC), 1, REVERTED, "its broker cannot read it")
 

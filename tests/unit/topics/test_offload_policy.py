@@ -11,12 +11,11 @@ from pulsar_lifecycle.topics.offload_policy import (
     ACTING_DRIVERS,
     KNOWN_DRIVERS,
     OffloadPolicy,
-    Retention,
     in_force,
     refusal,
-    retention_in_force,
     warning,
 )
+from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
 
 BYTES = "managedLedgerOffloadThresholdInBytes"
 SECONDS = "managedLedgerOffloadThresholdInSeconds"
@@ -280,41 +279,8 @@ def test_namespace_policies_that_are_none(value: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------- retention
 
 
-@pytest.mark.parametrize(
-    ("topic", "of_namespace", "broker", "expected"),
-    [
-        ((1, 2), (3, 4), (5, 6), (1, 2)),
-        (None, (3, 4), (5, 6), (3, 4)),
-        (None, None, (5, 6), (5, 6)),
-        (None, None, None, (0, 0)),
-        ((-1, -1), (3, 4), (5, 6), (-1, -1)),
-        ((0, 0), (3, 4), (5, 6), (0, 0)),
-        ((10, -1), None, None, (10, -1)),
-    ],
-)
-def test_the_retention_in_force_is_the_first_whole_policy(
-    topic: Any, of_namespace: Any, broker: Any, expected: tuple[int, int]
-) -> None:
-    def document(pair: tuple[int, int] | None) -> dict[str, int] | None:
-        return pair and {"retentionTimeInMinutes": pair[0], "retentionSizeInMB": pair[1]}
-
-    names = ("defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB")
-    config = {name: str(value) for name, value in zip(names, broker or (), strict=False)}
-    found = retention_in_force(document(topic), {"retention_policies": document(of_namespace)}, config)
-    assert found == Retention(*expected)
-
-
-@pytest.mark.parametrize("bad", [{"retentionTimeInMinutes": 1}, {"retentionTimeInMinutes": "x"}, [1], "x", 7])
-def test_a_retention_that_is_none(bad: Any) -> None:
-    with pytest.raises(CorruptFormat, match="retention policy"):
-        retention_in_force(bad, None, {})
-    with pytest.raises(CorruptFormat, match="retention policy"):
-        retention_in_force(None, {"retention_policies": bad}, {})
-
-
-def test_a_brokers_retention_that_is_no_number() -> None:
-    with pytest.raises(CorruptFormat, match="retention policy"):
-        retention_in_force(None, None, {"defaultRetentionTimeInMinutes": "x"})
+def kept(minutes: int, megabytes: int) -> RetentionPolicy:
+    return RetentionPolicy(minutes, megabytes, Level.NAMESPACE)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +297,7 @@ def test_a_brokers_retention_that_is_no_number() -> None:
     ],
 )
 def test_a_threshold_in_seconds_must_be_below_a_finite_retention(seconds: int, minutes: int, refused: bool) -> None:
-    found = refusal(policy(**{SECONDS: seconds}), Retention(minutes, -1))
+    found = refusal(policy(**{SECONDS: seconds}), kept(minutes, -1))
     assert bool(found) == refused
     assert not refused or (SECONDS in found and "retentionTimeInMinutes" in found)
 
@@ -349,28 +315,28 @@ def test_a_threshold_in_seconds_must_be_below_a_finite_retention(seconds: int, m
     ],
 )
 def test_a_threshold_in_bytes_must_be_below_a_finite_retention(size: int, megabytes: int, refused: bool) -> None:
-    found = refusal(policy(**{AUTO: size}), Retention(-1, megabytes))
+    found = refusal(policy(**{AUTO: size}), kept(-1, megabytes))
     assert bool(found) == refused
     assert not refused or (BYTES in found and "retentionSizeInMB" in found)
 
 
 def test_one_dimension_that_makes_no_sense_is_enough() -> None:
     both = policy(**{AUTO: 0, SECONDS: 60})
-    assert "retentionTimeInMinutes" in refusal(both, Retention(1, 5))
-    assert refusal(both, Retention(2, 5)) == ""
-    assert refusal(policy(), Retention(1, 1)) == ""
+    assert "retentionTimeInMinutes" in refusal(both, kept(1, 5))
+    assert refusal(both, kept(2, 5)) == ""
+    assert refusal(policy(), kept(1, 1)) == ""
 
 
 @pytest.mark.parametrize(
     ("fields", "retention", "warned"),
     [
-        ({AUTO: 0}, Retention(0, 0), True),
-        ({SECONDS: 5}, Retention(0, -1), True),
-        ({AUTO: 0}, Retention(5, 0), True),
-        ({AUTO: 0}, Retention(-1, -1), False),
-        ({AUTO: 0}, Retention(1, 1), False),
-        ({}, Retention(0, 0), False),
+        ({AUTO: 0}, kept(0, 0), True),
+        ({SECONDS: 5}, kept(0, -1), True),
+        ({AUTO: 0}, kept(5, 0), True),
+        ({AUTO: 0}, kept(-1, -1), False),
+        ({AUTO: 0}, kept(1, 1), False),
+        ({}, kept(0, 0), False),
     ],
 )
-def test_what_is_worth_a_word_without_retention(fields: Any, retention: Retention, warned: bool) -> None:
+def test_what_is_worth_a_word_without_retention(fields: Any, retention: RetentionPolicy, warned: bool) -> None:
     assert bool(warning(policy(**fields), retention)) == warned

@@ -55,10 +55,16 @@ def test_a_system_topic_has_only_its_own() -> None:
     assert own == RetentionPolicy(1, 2, Level.TOPIC)
 
 
-def test_without_a_word_of_the_brokers_it_is_not_known() -> None:
-    assert in_force(NOTHING, {}, None) is None
-    assert in_force(NOTHING, of_namespace(said(5, 7)), None) == RetentionPolicy(5, 7, Level.NAMESPACE)
+def test_what_the_brokers_do_not_say_is_0() -> None:
     assert in_force(NOTHING, {}, {}) == RetentionPolicy(0, 0, Level.BROKER)
+    assert in_force(NOTHING, {}, {"defaultRetentionSizeInMB": ""}) == RetentionPolicy(0, 0, Level.BROKER)
+    assert in_force(NOTHING, of_namespace(said(5, 7)), {}) == RetentionPolicy(5, 7, Level.NAMESPACE)
+
+
+@pytest.mark.parametrize("name", ["defaultRetentionTimeInMinutes", "defaultRetentionSizeInMB"])
+def test_a_word_of_the_brokers_that_is_no_number_is_refused(name: str) -> None:
+    with pytest.raises(CorruptFormat, match="broker"):
+        in_force(NOTHING, None, {name: "x"})
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
 from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Outcome, TopicRun, TopicWrite, edit_topic
-from tests.fakes.metadata_store import Operation
 from tests.kit.crash import Tell, killed_at_every_step, raising, watch
+from tests.kit.fakes.metadata_store import Operation
 from tests.kit.topic_scene import TOPIC, TopicScene
 from tests.simulation.cluster import data_tags
 
@@ -47,7 +47,7 @@ DONE = "done"
 POLICY = "offload.loaded_topics"
 CONTEXT = Context(now=0, grace=0, namespaces=frozenset({"acme/orders"}))
 MINE = "mine"
-OWED = control.PENDING_UNLOADS[LEASE]
+PENDING = control.PENDING_UNLOADS[LEASE]
 
 
 class Scene(TopicScene):
@@ -74,11 +74,11 @@ class Scene(TopicScene):
 
     def look(self, operation: Operation) -> None:
         if operation.name in ("create", "write", "delete"):
-            self.steps.append(f"{operation.name} {operation.paths[0].removeprefix(OWED)}")
+            self.steps.append(f"{operation.name} {operation.paths[0].removeprefix(PENDING)}")
 
     @property
     def owed_name(self) -> str:
-        return PendingUnload(TOPIC, True, 0, LEASE).path.removeprefix(OWED)
+        return PendingUnload(TOPIC, True, 0, LEASE).path.removeprefix(PENDING)
 
     @property
     def written(self) -> bool:
@@ -105,9 +105,9 @@ class Scene(TopicScene):
         self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Outcome]]] | None = None
     ) -> dict[int, Outcome]:
         cluster = self.cluster
-        tools = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+        ports = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
         run = self.topic_run(self.store, CONTEXT)
-        return edit_topic(run, tools, self.guard, TOPIC, change or self.change, POLICY)
+        return edit_topic(run, ports, self.guard, TOPIC, change or self.change, POLICY)
 
     def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
         self.looks += 1
@@ -173,11 +173,11 @@ def test_who_says_that_a_loaded_topic_may_be_written(policy: bool | frozenset[st
 def test_an_edit_that_no_policy_stops() -> None:
     scene = Scene(loaded=True, policy=False)
     cluster = scene.cluster
-    tools = Ports(scene.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+    ports = Ports(scene.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
     shadows = snapshot.Shadows(snapshot.ShadowSources, cluster.clock)
     brokers, now = Brokers(dict(cluster.admin.loaded), 60_000), cluster.clock.now_ms()
     run = TopicRun("run", "simulated", "/ledgers", now, brokers, CONTEXT, 0, False, shadows)
-    assert outcomes(edit_topic(run, tools, scene.guard, TOPIC, scene.change, "")) == [DONE, "kept"]
+    assert outcomes(edit_topic(run, ports, scene.guard, TOPIC, scene.change, "")) == [DONE, "kept"]
     assert (scene.written, scene.left_pending, "unload" in scene.steps) == (True, [], True)
 
 
@@ -379,7 +379,7 @@ def test_a_run_of_another_lease_settles_nothing_that_is_owed_while_we_are_at_it(
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
     scene.edit()
     assert (scene.written, scene.left_pending) == (True, [True])
-    Other(Scene(loaded=True)).settle()  # no holder, nothing owed
+    Other(Scene(loaded=True)).settle()  # no holder, nothing pending
 
 
 def created_again(scene: Scene, surviving: Collection[int] = ()) -> tuple[LedgerInfo, ...]:
@@ -422,7 +422,7 @@ def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledg
     assert not made or scene.info.ledgers == made[0]
 
 
-def test_what_is_given_up_in_bookkeeper_is_no_witness() -> None:
+def test_what_is_released_in_bookkeeper_backs_no_topic() -> None:
     """A broker that deletes the topic leaves it behind."""
     scene = Scene(loaded=True)
     first, last = scene.info.ledgers
@@ -439,8 +439,8 @@ def test_a_run_of_another_lease_that_lost_the_race_takes_no_watch_away() -> None
     scene = Scene(loaded=False)
     other = Other(scene)
     cluster = scene.cluster
-    tools = Ports(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
-    late = TopicWrite(tools, other.guard, TOPIC)
+    ports = Ports(other.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
+    late = TopicWrite(ports, other.guard, TOPIC)
     node = other.store.read([scene.path])[0]
     assert isinstance(node, Node)
     late.note_unload(False)
@@ -464,7 +464,7 @@ def test_what_is_owed_under_a_lease_that_nobody_holds_is_settled_by_whoever_come
 
 
 def test_what_a_run_owes_that_begins_while_owed_unloads_are_listed_is_its_own() -> None:
-    """It has not written yet: settled now, nothing would be owed when it dies after its write."""
+    """It has not written yet: settled now, nothing would be pending when it dies after its write."""
     scene = Scene()
 
     def begin(operation: Operation) -> None:

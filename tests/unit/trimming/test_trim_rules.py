@@ -28,8 +28,10 @@ def row(ledger_id: int, **changes: Any) -> dict[str, Any]:
     """A ledger's z-node as the inventory reads it."""
     return {
         "ledger_id": ledger_id,
+        "problem": None,
         "error": None,
         "state": "CLOSED",
+        "entries": 1,
         "length": 10,
         "czxid": 100 + ledger_id,
         "ctime": 200 + ledger_id,
@@ -92,6 +94,52 @@ def test_nothing_at_or_past_a_cursor_goes() -> None:
     assert reasons[3] == reasons[4] == "cursor a+b stands at 3:-1"
 
 
+def of_entries(said: int | None, stored: int | None = None, **changes: Any) -> tuple[LedgerInfo, Copy | None]:
+    copy = (
+        None if stored is None and not changes else listed_ledgers.copy_of(3, row(3, entries=stored, **changes), TOPIC)
+    )
+    return LedgerInfo(3, said, 10, 1), copy
+
+
+@pytest.mark.parametrize(
+    ("ledger", "position", "behind"),
+    [
+        (of_entries(5, 5), Position(3, 4), True),
+        (of_entries(5, 5), Position(3, 3), False),
+        (of_entries(5, 5), Position(3, 9), False),
+        (of_entries(5, 5), Position(4, -1), True),
+        (of_entries(5, 5), Position(2, 9), False),
+        (of_entries(5), Position(3, 4), True),
+        (of_entries(5), Position(3, 3), False),
+        (of_entries(5, 7), Position(3, 4), False),
+        (of_entries(7, 5), Position(3, 4), False),
+        (of_entries(7, 5), Position(3, 6), False),
+        (of_entries(None, 5), Position(3, 4), True),
+        (of_entries(None), Position(3, 4), False),
+        (of_entries(0), Position(3, -1), False),
+        (of_entries(5, None, state="OPEN"), Position(3, 4), False),
+        (of_entries(5, None, state="OPEN"), Position(4, 0), True),
+        (of_entries(0, 0), Position(3, -1), True),
+        (of_entries(0, 0), Position(1, 0), True),
+        (of_entries(None, 0), Position(1, 0), True),
+        (of_entries(5, 0), Position(3, 4), False),
+    ],
+)
+def test_a_ledger_whose_last_entry_a_cursor_stands_at_is_behind_it(
+    ledger: tuple[LedgerInfo, Copy | None], position: Position, behind: bool
+) -> None:
+    """``ManagedLedgerImpl.internalTrimLedgers``; where topic and BookKeeper count otherwise, it stays."""
+    assert trim_rules.acknowledged(*ledger, position) is behind
+
+
+def test_the_ledger_that_all_cursors_have_read_to_its_end_goes() -> None:
+    assert judged(info(1, 2, 3, 4), {1, 2, 3}, {"s": Position(2, 0), "t": Position(3, 0)}) == {
+        1: "",
+        2: "",
+        3: "cursor s stands at 2:0",
+    }
+
+
 def test_a_cursor_in_a_ledger_that_is_gone_holds_everything_after_it() -> None:
     assert set(judged(info(5, 6, 7), {5, 6}, {"s": Position(4, 9)}).values()) == {"cursor s stands at 4:9"}
 
@@ -134,7 +182,7 @@ def test_an_offloaded_ledger_needs_no_copy_in_bookkeeper_once_that_is_deleted() 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"error": "no permission"}, "no permission"),
+        ({"problem": "unread", "error": "no permission"}, "no permission"),
         ({"application": None}, "does not call it a topic's data"),
         ({"component": "schema"}, "does not call it a topic's data"),
         ({"cursor": "s"}, "does not call it a topic's data"),
@@ -181,8 +229,8 @@ def test_without_an_object_store_no_offloaded_ledger_leaves() -> None:
 
 def test_nothing_leaves_a_topic_with_a_leaked_open_ledger() -> None:
     context = replace(CONTEXT, open_topics=frozenset({str(TOPIC)}))
-    assert "never closed" in trim_rules.intent_rule(TOPIC, context)
-    assert trim_rules.intent_rule(TOPIC.partitioned_parent, context) == ""
+    assert "never closed" in protection.deletion_rule(TOPIC, context)
+    assert protection.deletion_rule(TOPIC.partitioned_parent, context) == ""
 
 
 def test_a_reason_of_the_topic_holds_all_of_it() -> None:
@@ -240,10 +288,10 @@ def test_one_message_per_copy() -> None:
     assert kinds(None, row(1)) == [LedgerType.LEDGER]
     assert kinds(context_of(complete=False), row(1)) == [LedgerType.LEDGER]
     assert kinds(context_of(), row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
-    given_up = context_of(bookkeeper_deleted=True)
-    assert kinds(given_up, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
+    released_copies = context_of(bookkeeper_deleted=True)
+    assert kinds(released_copies, row(1)) == [LedgerType.LEDGER, LedgerType.OFFLOAD_LEDGER]
     for bad in (None, row(1, state="OPEN"), row(1, component="schema"), row(1, managed_ledger="a/b/persistent/c")):
-        assert kinds(given_up, bad) == [LedgerType.OFFLOAD_LEDGER]
+        assert kinds(released_copies, bad) == [LedgerType.OFFLOAD_LEDGER]
 
 
 def test_a_message_carries_what_phase_two_compares() -> None:
@@ -280,7 +328,13 @@ def test_other_components_are_named_by_their_own_tags() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"error": "x"}, {"application": None}, {"component": "other"}, {"managed_ledger": "a/b/persistent/c"}]
+    "changes",
+    [
+        {"problem": "corrupt", "error": "x"},
+        {"application": None},
+        {"component": "other"},
+        {"managed_ledger": "a/b/persistent/c"},
+    ],
 )
 def test_a_ledger_whose_tags_name_another_owner_gives_no_message(changes: dict[str, Any]) -> None:
     assert trim_rules.tagged_message(TOPIC, row(1, **changes), 7) is None
@@ -318,8 +372,8 @@ def test_never_a_hole_never_the_last_never_at_or_past_a_cursor(
     assert not goes & broken
     assert not goes or running.isdisjoint(listed)
     assert not listed or in_order[-1] not in goes
-    assert all(i < position.ledger_id for i in goes for position in cursors.values())
+    assert all(i < position.ledger_id or position == Position(i, 0) for i in goes for position in cursors.values())
     stopped = in_order[len(goes)] if len(goes) < len(listed) else None
     if stopped is not None and stopped in asked:  # it stays for a reason of its own
-        held = any(stopped >= position.ledger_id for position in cursors.values())
+        held = any(stopped >= position.ledger_id and position != Position(stopped, 0) for position in cursors.values())
         assert held or stopped in broken or not running.isdisjoint(listed) or stopped == in_order[-1]

@@ -98,8 +98,8 @@ def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.
         ],
         other.topic: [LedgerOutcome(str(other.topic), -1, "refused", "a z-node could not be read")],
     }
-    monkeypatch.setattr(trim_run, "plan_trim", lambda run, tools, order: planned[order.topic])
-    monkeypatch.setattr(trim_run, "trim_topics", lambda run, tools, guard, orders, report: orders)
+    monkeypatch.setattr(trim_run, "plan_trim", lambda run, ports, order: planned[order.topic])
+    monkeypatch.setattr(trim_run, "trim_topics", lambda run, ports, guard, orders, report: orders)
     monkeypatch.setattr(trim_run, "_acting", lambda cluster, run_id: nullcontext((None, None, None)))
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
     epoch = Epoch("e1", "c", "fp", 1, 2, (census,), 1, 1, ())

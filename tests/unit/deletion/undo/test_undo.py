@@ -34,8 +34,8 @@ from pulsar_lifecycle.ports import Archived, JournalRow, ReplicaCheck
 from pulsar_lifecycle.records.outcomes import DELETED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
-from tests.fakes.metadata_store import Operation
 from tests.kit.crash import Crash, Steps, watch
+from tests.kit.fakes.metadata_store import Operation
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.offloaded import attempt
 from tests.simulation.pipeline import delete, scan, two_scans
@@ -117,7 +117,7 @@ class Scene:
         )
 
     @property
-    def tools(self) -> UndoPorts:
+    def ports(self) -> UndoPorts:
         return UndoPorts(self.store, self._check, _Journal(self), self.cluster.clock, self.said.append)
 
     def _check(self, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
@@ -128,11 +128,11 @@ class Scene:
         return begun([asdict(row) for row in self.cluster.journal.rows], "simulated")
 
     def preview(self, **options: Any) -> dict[int, Undone]:
-        done = preview(self.run(**options), self.tools, self.cluster.journal.nodes, self.pending())
+        done = preview(self.run(**options), self.ports, self.cluster.journal.nodes, self.pending())
         return {one.ledger_id: one for one in done}
 
     def undo(self, **options: Any) -> dict[int, Undone]:
-        done = undo(self.run(**options), self.tools, self.cluster.journal.nodes, self.pending())
+        done = undo(self.run(**options), self.ports, self.cluster.journal.nodes, self.pending())
         return {one.ledger_id: one for one in done}
 
     # ------------------------------------------------------------------------------------------------------- the ends
@@ -191,7 +191,7 @@ def test_the_parents_that_bookkeeper_took_away_come_back_too(scene: Scene) -> No
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
-def test_a_ledger_that_its_topic_lists_as_given_up_is_told_from_the_others(scene: Scene, dry_run: bool) -> None:
+def test_a_ledger_that_its_topic_lists_as_released_is_told_from_the_others(scene: Scene, dry_run: bool) -> None:
     released, kept, unlisted = scene.ids
     copies = {i: attempt(UUID(int=i), bookkeeper_deleted=i == released) for i in (released, kept)}
     scene.cluster.topic(TOPIC, [released, kept], offloaded=copies)
@@ -211,9 +211,9 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(scene: Scene) -> N
     writes: list[str] = []
     reading = scene.cluster.open_store(read_only=True)
     reading.before = lambda operation: writes.append(operation.name)
-    tools = replace(scene.tools, store=reading)
+    ports = replace(scene.ports, store=reading)
 
-    done = preview(scene.run(), tools, scene.cluster.journal.nodes, {})
+    done = preview(scene.run(), ports, scene.cluster.journal.nodes, {})
 
     assert [one.outcome for one in done] == [RESTORABLE, RESTORABLE, LOST]
     assert "all there" in done[0].reason
@@ -587,8 +587,8 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
     lease = control.take_lease(store, "undo", cluster.clock, 60)
     (row,) = cluster.journal.nodes
     run = replace(Scene().run(), guard=lease.guard, cluster=row.cluster)
-    tools = UndoPorts(store, cluster.reader.check_replicas, cluster.journal, cluster.clock, lambda text: None)
-    assert [one.outcome for one in undo(run, tools, [row], {})] == [RESTORED]
+    ports = UndoPorts(store, cluster.reader.check_replicas, cluster.journal, cluster.clock, lambda text: None)
+    assert [one.outcome for one in undo(run, ports, [row], {})] == [RESTORED]
     control.release_lease(store, lease)
 
     assert deliver() == [REFUSED]

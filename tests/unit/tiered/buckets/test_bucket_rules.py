@@ -26,14 +26,14 @@ ONE, TWO, THREE = UUID(int=1), UUID(int=2 << 64), UUID(int=3)
 )
 def test_both_objects_of_a_copy_meet_in_a_sorted_listing(drawn: list[tuple[UUID, int, bool]]) -> None:
     keys = sorted((data_key if data else index_key)(uuid, ledger) for uuid, ledger, data in drawn)
-    strangers = sorted(f"{key}-z" for key in keys)
-    listed = [(key, StoredObject(len(key), 5)) for key in sorted([*keys, *strangers])]
+    unknown = sorted(f"{key}-z" for key in keys)
+    listed = [(key, StoredObject(len(key), 5)) for key in sorted([*keys, *unknown])]
     found = list(object_pairs.paired("b", listed))
     copies = [one for one in found if isinstance(one, Copy)]
     assert {(one.uuid, one.ledger_id) for one in copies} == {(uuid, ledger) for uuid, ledger, _ in drawn}
     assert len(copies) == len({(one.uuid, one.ledger_id) for one in copies})
     assert sorted(key for one in copies for key in one.keys.values()) == keys
-    assert sorted(one.key for one in found if isinstance(one, UnknownObject)) == strangers
+    assert sorted(one.key for one in found if isinstance(one, UnknownObject)) == unknown
 
 
 def test_the_prefixes_of_a_uuid_and_the_gaps_between_them() -> None:

@@ -29,7 +29,7 @@ from pulsar_lifecycle.ports import (
     Stat,
     Unread,
 )
-from tests.fakes.clock import FakeClock
+from tests.kit.fakes.clock import FakeClock
 
 T = TypeVar("T")
 

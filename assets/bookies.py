@@ -1,0 +1,136 @@
+"""What the bookies' disks hold, what metadata places there, and why they do not free the rest.
+
+Source of truth: the bookies' HTTP servers, against the newest scan's ``bookkeeper_ledgers``.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from assets.epochs import epoch_to_read
+from assets.names import EPOCH, key
+from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.disk_run import TABLE, build_bookie_disk, forecasts
+from pulsar_lifecycle.lifecycle.placement import Placement
+from pulsar_lifecycle.runs.progress import of_stages, reporting
+from resources.lifecycle import LifecycleResource
+
+FULL_WITHIN_DAYS = 7
+WRITABLE, COMPACTING, FORECAST = "bookies_writable", "compaction_not_suspended", "disks_not_full_soon"
+COLUMNS = {
+    "bookie": "string",
+    "verdict": "string",
+    "detail": "string",
+    "free": "string",
+    "fullest disk": "string",
+    "entry logs": "string",
+    "placed by metadata": "string",
+    "to collect": "string",
+    "to compact": "string",
+    "full in": "string",
+}
+
+
+def bookie_disk_asset(cluster: str) -> dg.AssetsDefinition:
+    """``bookie_disk`` with its checks."""
+    asset_key = key(cluster, "bookie_disk")
+    checks = {
+        WRITABLE: "Fails while a registered bookie is read-only, or one that holds ledgers is not registered.",
+        COMPACTING: "Fails while a bookie's compaction is suspended, over the API or as a disk is too full.",
+        FORECAST: f"Fails where a bookie's disks are full within {FULL_WITHIN_DAYS} days, as the last two weeks went.",
+    }
+
+    @dg.asset(
+        key=asset_key,
+        group_name="lifecycle",
+        description="Per bookie: used and free bytes, entry logs, what the newest scan's metadata places there, and "
+        "what it waits for before it frees the rest. Asks the bookies' HTTP servers; changes nothing.",
+        deps=[key(cluster, "bookkeeper_ledgers"), key(cluster, "bookkeeper")],
+        check_specs=[
+            dg.AssetCheckSpec(name, asset=asset_key, description=description) for name, description in checks.items()
+        ],
+        kinds={"bookkeeper", "parquet"},
+    )
+    def bookie_disk(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id = epoch_to_read(context, where)
+        with reporting(context.log.info, of_stages(where.spark)):
+            disks, placement = build_bookie_disk(where, epoch_id)
+        days = forecasts(where)
+        return dg.MaterializeResult(
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **bookies_shown(disks, placement, days),
+            },
+            check_results=check_results(disks, days),
+        )
+
+    return bookie_disk
+
+
+def bookies_shown(disks: Sequence[BookieDisk], placement: Placement, days: Mapping[str, float]) -> dict[str, Any]:
+    """The page: totals, bookies by verdict, and those with the least room first."""
+    known = [one for one in disks if one.said is not None]
+    verdicts = [one.verdict for one in disks]
+    return {
+        "dagster/row_count": len(disks),
+        "free bytes": sum(one.said.free for one in known if one.said),
+        "bytes placed by metadata": sum(one.placed.bytes for one in disks),
+        "bytes to collect, at least": sum(one.bytes_to_collect or 0 for one in disks),
+        "bytes to compact, at most": sum(one.bytes_to_compact or 0 for one in disks),
+        "ledgers whose bookies are not known": placement.unknown,
+        "by verdict": dg.MetadataValue.md(
+            show.markdown(["verdict", "bookies"], [(v.value, verdicts.count(v)) for v in DiskVerdict if v in verdicts])
+        ),
+        "bookies": show.table([_row(one, days) for one in sorted(disks, key=_room)], COLUMNS),
+    }
+
+
+def check_results(disks: Sequence[BookieDisk], days: Mapping[str, float]) -> list[dg.AssetCheckResult]:
+    """The checks; each names the bookies that it fails for."""
+    unwritable = [one for one in disks if one.verdict in (DiskVerdict.READ_ONLY, DiskVerdict.NOT_REGISTERED)]
+    suspended = [one for one in disks if one.verdict == DiskVerdict.SUSPENDED]
+    soon = {bookie: left for bookie, left in days.items() if left < FULL_WITHIN_DAYS}
+    return [
+        _check(WRITABLE, {one.bookie: one.detail or one.verdict.value for one in unwritable}),
+        _check(COMPACTING, {one.bookie: one.detail for one in suspended}),
+        _check(FORECAST, {bookie: f"{left:.1f} days" for bookie, left in soon.items()}),
+    ]
+
+
+def _check(name: str, wrong: Mapping[str, str]) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        check_name=name,
+        passed=not wrong,
+        severity=dg.AssetCheckSeverity.WARN,
+        description=f"{len(wrong)} bookies" if wrong else "",
+        metadata={"bookies": dg.MetadataValue.md(show.markdown(["bookie", "why"], sorted(wrong.items())))},
+    )
+
+
+def _room(one: BookieDisk) -> float:
+    return one.said.free / one.said.total if one.said and one.said.total else 0.0
+
+
+def _row(one: BookieDisk, days: Mapping[str, float]) -> dict[str, Any]:
+    row = one.row()
+    fullest, left = row["fullest"], days.get(one.bookie)
+    return {
+        "bookie": one.bookie,
+        "verdict": one.verdict.value,
+        "detail": one.detail,
+        "free": f"{show.size(one.said.free)} of {show.size(one.said.total)}" if one.said else "",
+        "fullest disk": f"{fullest:.1%}" if isinstance(fullest, float) else "",
+        "entry logs": _size(one.log_bytes),
+        "placed by metadata": show.size(one.placed.bytes),
+        "to collect": _size(one.bytes_to_collect),
+        "to compact": _size(one.bytes_to_compact),
+        "full in": "" if left is None else f"{left:.1f} days",
+    }
+
+
+def _size(count: int | None) -> str:
+    return "" if count is None else show.size(count)

@@ -1,0 +1,165 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+# pyarrow has no types.
+"""Plans of orphans and of expired ledgers: what ``plan`` must know of each kind to show it.
+
+Not here: what they have in common (``cli/plans.py``). Imported by a command that needs it: pyarrow takes its time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.deletion import deletion_planning
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.records import deletion_plan, retention_plan
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
+from pulsar_lifecycle.topics.first_phase import REMOVED
+
+Groups = list[tuple[str, int, str]]
+"""A group's name, its ledgers, what they free."""
+
+
+class PlanKind(Protocol):
+    """One kind of plan. ``job`` applies it; ``columns`` are those of a line of its sample."""
+
+    @property
+    def job(self) -> str: ...  # noqa: D102 - see above
+    @property
+    def columns(self) -> Sequence[str]: ...  # noqa: D102
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """Summary and rows. Raises NotFound."""
+        ...
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """What the files' digest is."""
+        ...
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """What :attr:`job` is launched with."""
+        ...
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """The rows with the column that the caps count."""
+        ...
+
+    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
+        """How many of its ledgers the plan's runs are done with, by the plan's rows of the journal."""
+        ...
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """Ledgers by what an operator asks for, most first."""
+        ...
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """A row of the sample."""
+        ...
+
+
+def kind_of(plan_id: str) -> PlanKind:
+    """By the beginning of a plan's id."""
+    return RetentionPlans() if plan_id.startswith(f"{retention_planning.KIND}-") else OrphanPlans()
+
+
+class OrphanPlans:
+    """Plans of ledgers that nothing refers to."""
+
+    job = "apply_plan"
+    columns = ("ledger", "component", "topic", "entries", "frees", "made")
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return deletion_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``apply_plan``."""
+        return deletion_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """As they are."""
+        return rows
+
+    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
+        """Deleted, gone, kept or refused by deletion runs."""
+        ended = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FINAL))
+        return _both(rows, journalled.filter(ended & (pc.field("action") == DELETE_LEDGER)))
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By component, and by reason."""
+        listed = rows.to_pylist()
+        return {
+            "component": _grouped((_component(row), row["physical_bytes"]) for row in listed),
+            "reason": _grouped((row["reason"], row["physical_bytes"]) for row in listed),
+        }
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Ledger, component, topic, entries, bytes on disk, when it was made."""
+        made, size = show.moment(row["ctime"]), show.size(row["physical_bytes"])
+        return row["ledger_id"], _component(row), row["topic"], row["entries"], size, made
+
+
+class RetentionPlans:
+    """Plans of ledgers past their retention."""
+
+    job = "apply_retention"
+    columns = ("ledger", "topic", "expired by", "set at", "since", "frees")
+
+    def stored(self, lake: Lake, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """From the lake."""
+        return lake.retention_plan(plan_id)
+
+    def digest(self, rows: pa.Table, summary: PlanSummary) -> str:
+        """Over rows and facts."""
+        return retention_plan.digest(rows, summary.to_json())
+
+    def run_config(self, summary: PlanSummary) -> dict[str, Any]:
+        """Of ``apply_retention``."""
+        return retention_planning.run_config(summary)
+
+    def sized(self, rows: pa.Table) -> pa.Table:
+        """Bytes of one copy: how many there are the plan does not know."""
+        return rows.append_column("physical_bytes", rows.column("bytes"))
+
+    def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
+        """Taken off their topics' lists."""
+        return _both(rows, journalled.filter(pc.field("outcome") == REMOVED))
+
+    def groups(self, rows: pa.Table) -> dict[str, Groups]:
+        """By namespace, and by limit."""
+        listed = rows.select(["namespace", "expired_by", "bytes"]).to_pylist()
+        return {name: _grouped((row[name], row["bytes"]) for row in listed) for name in ("namespace", "expired_by")}
+
+    def line(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """Ledger, topic, limit, level, since when, bytes."""
+        since = show.moment(row["expired_at"]) if row["expired_at"] else None
+        return row["ledger_id"], row["topic"], row["expired_by"], row["level"], since, show.size(row["bytes"])
+
+
+def _both(rows: pa.Table, journalled: pa.Table) -> int:
+    return len(set(rows["ledger_id"].to_pylist()).intersection(journalled["ledger_id"].to_pylist()))
+
+
+def _grouped(sized: Any) -> Groups:
+    ledgers: Counter[str] = Counter()
+    bytes_: Counter[str] = Counter()
+    for name, size in sized:
+        ledgers[name] += 1
+        bytes_[name] += size
+    return [(name, count, show.size(bytes_[name])) for name, count in ledgers.most_common()]
+
+
+def _component(row: dict[str, Any]) -> str:
+    return "cursor" if row["component"] == "managed-ledger" and row["cursor"] else row["component"]

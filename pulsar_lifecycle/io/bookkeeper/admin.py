@@ -1,0 +1,237 @@
+"""The bookies' HTTP admin API, as a :class:`~pulsar_lifecycle.ports.BookieAdmin`.
+
+Belongs here: finding a bookie's HTTP server, requests, status codes and the shapes of answers, of BookKeeper 4.17
+(``org.apache.bookkeeper.server.http.service``, ``GarbageCollectorStats``, ``LedgerDirsMonitor``). Not here: what an
+answer means for a disk. Nothing is repeated: the caller decides by the class of the error.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from ipaddress import ip_address
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, OutcomeUnknown, StoreError, Unavailable
+from pulsar_lifecycle.formats import bookie_info
+from pulsar_lifecycle.io.tls import tls_context
+from pulsar_lifecycle.ports import BookieStatus, Compaction, LedgerDirectory, MetadataStore, Node, Unread
+from pulsar_lifecycle.settings import BookieAdminSettings
+
+_API = "/api/v1"
+_ENTRY_LOG = re.compile(r"(0|[1-9a-f][0-9a-f]*)\.log")
+"""``Long.toHexString(logId)``; the list also has RocksDB's logs, which are padded with zeros."""
+_WANTED = ("bookie_ACTIVE_", "bookie_ledger_dir_", "bookie_BOOKIE_ADD_ENTRY")
+
+
+class HttpBookieAdmin:
+    """One connection pool to the HTTP servers that bookies register beside their own address.
+
+    ``ledgers_root`` is where they register. Reads raise Unavailable when there was no answer or a 5xx one, writes
+    OutcomeUnknown.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        ledgers_root: str,
+        settings: BookieAdminSettings,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._store = store
+        self._available = f"{ledgers_root}/available"
+        self._scheme = "https" if settings.tls else "http"
+        self._http = httpx.Client(
+            transport=transport,
+            verify=tls_context(settings.tls, "bookkeeper.admin.tls"),
+            timeout=settings.request_timeout,
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        """Close the connection pool."""
+        self._http.close()
+
+    def bookies(self) -> dict[str, bool]:
+        """Every registered bookie, and whether it is registered as read-only."""
+        self._store.sync("/")
+        found: dict[str, bool] = {}
+        for path, read_only in ((self._available, False), (f"{self._available}/readonly", True)):
+            children = self._store.children([path])[0]
+            if isinstance(children, Unread):
+                raise StoreError(f"{path}: {children.reason}")
+            names = children.names if children else ()
+            found |= dict.fromkeys((name for name in names if name != "readonly"), read_only)
+        return dict(sorted(found.items()))
+
+    def status(self, bookie: str) -> BookieStatus:
+        """What it says of itself; eight small requests."""
+        base = self._base(bookie)
+        info, state = self._object(base, "/bookie/info"), self._object(base, "/bookie/state")
+        suspended = self._object(base, "/bookie/gc/suspend_compaction")
+        details = self._get(base, "/bookie/gc_details")
+        files = self._object(base, "/bookie/list_disk_file?file_type=entrylog")
+        configuration = self._object(base, "/config/server_config")
+        try:
+            compactions = tuple(map(_compaction, details))
+            logs = str(files["entrylog files"]).split("\t")
+            directories, latency = self._metrics(base)
+            return BookieStatus(
+                bookie=bookie,
+                read_only=_flag(state["readOnly"]),
+                total=int(info["totalSpace"]),
+                free=int(info["freeSpace"]),
+                minor_suspended=_flag(suspended["isMinorGcSuspended"]),
+                major_suspended=_flag(suspended["isMajorGcSuspended"]),
+                collecting=_flag(self._object(base, "/bookie/gc")["is_in_force_gc"]),
+                compactions=compactions,
+                entry_log_files=sum(1 for name in logs if _ENTRY_LOG.fullmatch(name)),
+                directories=directories,
+                add_latency_ms=latency,
+                configuration={str(name): str(value) for name, value in configuration.items()},
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StoreError(
+                f"bookie {bookie}: {base}: an answer is not what BookKeeper 4.17 sends: {error!r}"
+            ) from error
+
+    def collect(self, bookie: str, *, major: bool) -> None:
+        """Start a garbage collection now, with a major or a minor compaction."""
+        self._put(bookie, "/bookie/gc", {"forceMajor": major, "forceMinor": not major})
+
+    def suspend_compaction(self, bookie: str) -> None:
+        """Suspend minor and major compaction."""
+        self._put(bookie, "/bookie/gc/suspend_compaction", {"suspendMajor": True, "suspendMinor": True})
+
+    def resume_compaction(self, bookie: str) -> None:
+        """Resume minor and major compaction."""
+        self._put(bookie, "/bookie/gc/resume_compaction", {"resumeMajor": True, "resumeMinor": True})
+
+    # ----------------------------------------------------------------------------------------------------- requests
+
+    def _base(self, bookie: str) -> httpx.URL:
+        """The address of a bookie's HTTP server.
+
+        A server that listens on every address registers that as its host: then the bookie's own host is asked.
+        """
+        nodes = self._store.read([f"{self._available}/{bookie}", f"{self._available}/readonly/{bookie}"])
+        node = next((node for node in nodes if isinstance(node, Node)), None)
+        if node is None:
+            raise NotFound(f"bookie {bookie} is not registered below {self._available}")
+        try:
+            info = bookie_info.decode(node.data, bookie)
+        except CorruptFormat as error:
+            raise StoreError(f"{node.path}: {error}") from error
+        if info.http is None:
+            raise NotFound(f"bookie {bookie} has no HTTP server: set httpServerEnabled=true in its configuration")
+        host = info.http.host
+        if info.rpc is not None and (not host or _is_wildcard(host)):
+            host = info.rpc.host
+        return httpx.URL(scheme=self._scheme, host=host, port=info.http.port)
+
+    def _get(self, base: httpx.URL, path: str) -> Any:
+        url = base.join(_API + path)
+        response = self._send("GET", url, None)
+        try:
+            return response.json()
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"GET {url}: the answer is no JSON") from error
+
+    def _object(self, base: httpx.URL, path: str) -> Mapping[str, Any]:
+        answer = self._get(base, path)
+        if not isinstance(answer, dict):
+            raise StoreError(f"GET {base}{path}: expected a JSON object")
+        return answer
+
+    def _put(self, bookie: str, path: str, body: Mapping[str, bool]) -> None:
+        self._send("PUT", self._base(bookie).join(_API + path), body)
+
+    def _send(self, method: str, url: httpx.URL, body: Mapping[str, bool] | None) -> httpx.Response:
+        lost = Unavailable if method == "GET" else OutcomeUnknown
+        try:
+            response = self._http.request(method, url, json=body)
+        except httpx.ConnectError as error:
+            raise Unavailable(f"{method} {url}: {type(error).__name__}: {error}") from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise lost(f"{method} {url}: {type(error).__name__}: {error}") from error
+        if response.is_success:
+            return response
+        message = f"{method} {url}: {response.status_code}: {' '.join(response.text.split())[:200]}"
+        if response.status_code in (401, 403):
+            raise AccessDenied(message)
+        if response.status_code == 404:
+            raise NotFound(message)
+        raise (lost if response.status_code >= 500 else StoreError)(message)
+
+    def _metrics(self, base: httpx.URL) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
+        """The ledger directories, None without metrics, and the latency of adds (ms)."""
+        try:
+            page = self._send("GET", base.join("/metrics"), None).text
+        except NotFound:
+            return None, None
+        wanted = [line for line in page.splitlines() if line.startswith(_WANTED)]
+        return _directories(_samples(wanted))
+
+
+def _samples(lines: Iterable[str]) -> list[tuple[str, Mapping[str, str], float]]:
+    families = text_string_to_metric_families("".join(f"{line}\n" for line in lines))
+    return [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+
+
+def _directories(
+    samples: Iterable[tuple[str, Mapping[str, str], float]],
+) -> tuple[tuple[LedgerDirectory, ...] | None, float | None]:
+    active: dict[str, dict[str, int]] = {}
+    usage: dict[str, float] = {}
+    latency: float | None = None
+    for name, labels, value in samples:
+        if name.startswith("bookie_ACTIVE_") and "ledgerDir" in labels:
+            path = labels["ledgerDir"].removesuffix("/current")
+            active.setdefault(path, {})[name.removeprefix("bookie_ACTIVE_")] = int(value)
+        elif name.startswith("bookie_ledger_dir_") and name.endswith("_usage"):
+            usage[name.removeprefix("bookie_ledger_dir_").removesuffix("_usage")] = value / 100
+        elif name == "bookie_BOOKIE_ADD_ENTRY" and labels.get("success") == "true" and labels.get("quantile") == "0.99":
+            latency = None if math.isnan(value) else value
+    if not active:
+        return None, latency
+    found = [
+        LedgerDirectory(
+            path,
+            values["ENTRY_LOG_TOTAL"],
+            values["ENTRY_LOG_SPACE_BYTES"],
+            values["LEDGER_TOTAL"],
+            usage.get(re.sub(r"[^A-Za-z0-9_]", "_", path)),
+        )
+        for path, values in sorted(active.items())
+    ]
+    return tuple(found), latency
+
+
+def _compaction(row: Mapping[str, Any]) -> Compaction:
+    return Compaction(
+        forced=_flag(row["forceCompacting"]),
+        minor=_flag(row["minorCompacting"]),
+        major=_flag(row["majorCompacting"]),
+        last_minor=int(row["lastMinorCompactionTime"]),
+        last_major=int(row["lastMajorCompactionTime"]),
+        minors=int(row["minorCompactionCounter"]),
+        majors=int(row["majorCompactionCounter"]),
+    )
+
+
+def _flag(value: object) -> bool:
+    """A boolean, which some answers write as text."""
+    if value not in (True, False, "true", "false"):
+        raise ValueError(f"expected true or false, found {value!r}")
+    return value in (True, "true")
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return False

@@ -1,0 +1,261 @@
+"""Why a bookie's disk is as full as it is: what metadata places there, what it holds, and what it waits for.
+
+Belongs here: the rule, as codes. Pure: placement and what bookies said come in. Not here: asking them. Upstream:
+``GarbageCollectorThread``, ``LedgerDirsMonitor`` and the defaults of ``ServerConfiguration``, bookkeeper-server 4.17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import linear_regression
+
+import pyarrow as pa
+
+from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
+from pulsar_lifecycle.lifecycle.placement import Placed, Placement
+from pulsar_lifecycle.ports import BookieStatus
+
+DEFAULTS: Mapping[str, str] = {
+    "gcWaitTime": "600000",
+    "diskUsageThreshold": "0.95",
+    "diskUsageWarnThreshold": "0.90",
+    "minorCompactionThreshold": "0.2",
+    "minorCompactionInterval": "3600",
+    "majorCompactionThreshold": "0.8",
+    "majorCompactionInterval": "86400",
+    "logSizeLimit": str(1 << 30),
+    "isThrottleByBytes": "false",
+    "compactionRateByEntries": "1000",
+    "compactionRateByBytes": "1000000",
+    "forceAllowCompaction": "false",
+}
+"""What BookKeeper 4.17 takes for a setting that its configuration file does not have."""
+
+
+class DiskVerdict(StrEnum):
+    """What a bookie's disk waits for."""
+
+    NOT_REGISTERED = "not_registered"
+    """Metadata places ledgers there, and no such bookie is registered: it is down, or gone for good."""
+    NO_HTTP_SERVER = "no_http_server"
+    """It has no HTTP server (httpServerEnabled), so nothing is known of its disks."""
+    DENIED = "denied"
+    """Its HTTP server refuses to answer us."""
+    NO_ANSWER = "no_answer"
+    """Its HTTP server did not answer, or not as BookKeeper does."""
+    NO_METRICS = "no_metrics"
+    """It has no Prometheus metrics (statsProviderClass), so what its entry logs hold is not known."""
+
+    READ_ONLY = "read_only"
+    """It takes no writes: a ledger disk is over diskUsageThreshold, or an operator made it so."""
+    SUSPENDED = "compaction_suspended"
+    """Compaction is suspended: over the HTTP API, or as a disk is over diskUsageWarnThreshold."""
+    COMPACTING = "compacting"
+    """It collects or compacts now."""
+    WAITS_FOR_GC = "waits_for_gc"
+    """Its index still has ledgers that are deleted in metadata: its next collection takes them out."""
+    WAITS_FOR_COMPACTION = "waits_for_compaction"
+    """Entry logs hold deleted bytes among live ones: a compaction below its threshold frees them."""
+    NOTHING_TO_FREE = "nothing_to_free"
+    """Its entry logs hold little beside live bytes, or are too live on the whole for a major compaction."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the bookie said what its disks hold."""
+        return self not in UNKNOWN
+
+
+UNKNOWN = frozenset(
+    {
+        DiskVerdict.NOT_REGISTERED,
+        DiskVerdict.NO_HTTP_SERVER,
+        DiskVerdict.DENIED,
+        DiskVerdict.NO_ANSWER,
+        DiskVerdict.NO_METRICS,
+    }
+)
+"""Verdicts that leave open what can be freed."""
+
+BOOKIE_DISK = pa.schema(
+    [
+        pa.field("bookie", pa.string()),
+        pa.field("verdict", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("total", pa.int64()),
+        pa.field("free", pa.int64()),
+        pa.field("fullest", pa.float64()),
+        pa.field("entry_logs", pa.int64()),
+        pa.field("log_bytes", pa.int64()),
+        pa.field("live_bytes", pa.int64()),
+        pa.field("ledgers_stored", pa.int64()),
+        pa.field("ledgers_placed", pa.int64()),
+        pa.field("ledgers_unsized", pa.int64()),
+        pa.field("bytes_placed", pa.int64()),
+        pa.field("bytes_to_collect", pa.int64()),
+        pa.field("bytes_to_compact", pa.int64()),
+        pa.field("asked_at", pa.int64()),
+    ]
+)
+"""One row per bookie. ``fullest``: the share in use of its fullest ledger disk (0 to 1). ``entry_logs`` are those that
+are written to no more, and ``log_bytes`` what they take, at most; ``live_bytes`` and ``ledgers_stored`` what they and
+the index had after the last collection. ``*_placed``: by metadata now; ``ledgers_unsized`` of them are not closed, and
+their bytes not in ``bytes_placed``. ``bytes_to_collect``: live ones that metadata places there no more, at least.
+``bytes_to_compact``: what logs take beside the live ones, at most. Null: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BookieDisk:
+    """What is known of one bookie, and the verdict; ``said`` is None where it did not answer."""
+
+    bookie: str
+    verdict: DiskVerdict
+    placed: Placed
+    said: BookieStatus | None
+    detail: str = ""
+    asked_at: int = 0
+
+    @property
+    def live_bytes(self) -> int | None:
+        """Bytes in its entry logs of ledgers that existed at its last collection."""
+        directories = self.said.directories if self.said else None
+        return None if directories is None else sum(one.live_bytes for one in directories)
+
+    @property
+    def log_bytes(self) -> int | None:
+        """Bytes of its entry logs that are written to no more, at most: a log is closed at ``logSizeLimit``."""
+        if self.said is None or self.said.directories is None:
+            return None
+        full = sum(one.entry_logs for one in self.said.directories) * int(number(self.said, "logSizeLimit"))
+        return min(full, self.said.total - self.said.free)
+
+    @property
+    def bytes_to_collect(self) -> int | None:
+        """Live bytes of its last collection that metadata places there no more, at least."""
+        return None if self.live_bytes is None else max(0, self.live_bytes - self.placed.bytes)
+
+    @property
+    def bytes_to_compact(self) -> int | None:
+        """What its entry logs take beside live bytes, at most."""
+        return None if self.live_bytes is None or self.log_bytes is None else max(0, self.log_bytes - self.live_bytes)
+
+    def row(self) -> dict[str, object]:
+        """A row of ``BOOKIE_DISK``."""
+        said, directories = self.said, (self.said.directories if self.said else None)
+        return {
+            "bookie": self.bookie,
+            "verdict": self.verdict.value,
+            "detail": self.detail,
+            "total": said and said.total,
+            "free": said and said.free,
+            "fullest": said and fullest(said),
+            "entry_logs": None if directories is None else sum(one.entry_logs for one in directories),
+            "log_bytes": self.log_bytes,
+            "live_bytes": self.live_bytes,
+            "ledgers_stored": None if directories is None else sum(one.ledgers for one in directories),
+            "ledgers_placed": self.placed.ledgers,
+            "ledgers_unsized": self.placed.unsized,
+            "bytes_placed": self.placed.bytes,
+            "bytes_to_collect": self.bytes_to_collect,
+            "bytes_to_compact": self.bytes_to_compact,
+            "asked_at": self.asked_at,
+        }
+
+
+def judge(
+    registered: Mapping[str, bool], said: Mapping[str, BookieStatus | LifecycleError], placement: Placement, now: int
+) -> list[BookieDisk]:
+    """Every bookie that is registered or that metadata places a ledger on, by id; ``now`` in ms.
+
+    ``registered``: bookie -> whether as read-only. ``said``: what each of them answered.
+    """
+    found: list[BookieDisk] = []
+    for bookie in sorted({*registered, *placement.bookies}):
+        answer = said.get(bookie)
+        placed = placement.bookies.get(bookie, Placed())
+        if bookie not in registered:
+            found.append(BookieDisk(bookie, DiskVerdict.NOT_REGISTERED, placed, None, asked_at=now))
+        elif isinstance(answer, BookieStatus):
+            disk = BookieDisk(bookie, DiskVerdict.NOTHING_TO_FREE, placed, answer, asked_at=now)
+            verdict, detail = _verdict(disk, answer, registered[bookie])
+            found.append(replace(disk, verdict=verdict, detail=detail))
+        else:
+            found.append(BookieDisk(bookie, _silent(answer), placed, None, str(answer or "it was not asked"), now))
+    return found
+
+
+def fullest(said: BookieStatus) -> float | None:
+    """The share in use of its fullest ledger disk, of all of them where it does not say more."""
+    usages = [one.usage for one in said.directories or () if one.usage is not None]
+    if usages:
+        return max(usages)
+    return (said.total - said.free) / said.total if said.total > 0 else None
+
+
+def configured(said: BookieStatus, name: str) -> str:
+    """A setting of a bookie (one of ``DEFAULTS``), as text: what its file says, else BookKeeper's default."""
+    return said.configuration.get(name, DEFAULTS[name])
+
+
+def number(said: BookieStatus, name: str) -> float:
+    """As :func:`configured`; the default where the file has no number, which no bookie starts with."""
+    try:
+        return float(configured(said, name))
+    except ValueError:
+        return float(DEFAULTS[name])
+
+
+def _silent(error: LifecycleError | None) -> DiskVerdict:
+    if isinstance(error, AccessDenied):
+        return DiskVerdict.DENIED
+    return DiskVerdict.NO_HTTP_SERVER if isinstance(error, NotFound) else DiskVerdict.NO_ANSWER
+
+
+def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[DiskVerdict, str]:
+    full = fullest(said) or 0.0
+    warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
+    space, why = _space(disk, said)
+    also = "" if space == DiskVerdict.NOTHING_TO_FREE else f"; {space.value}: {why}" if why else f"; {space.value}"
+    if read_only or said.read_only:
+        return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{also}"
+    if said.minor_suspended or said.major_suspended:
+        both = [name for name, is_so in (("minor", said.minor_suspended), ("major", said.major_suspended)) if is_so]
+        return DiskVerdict.SUSPENDED, f"{' and '.join(both)} compaction, over the HTTP API{also}"
+    if any(one.running for one in said.compactions) or said.collecting:
+        return DiskVerdict.COMPACTING, ""
+    if full >= warn:
+        return DiskVerdict.SUSPENDED, f"its fullest disk is at {full:.1%}, diskUsageWarnThreshold is {warn:.1%}{also}"
+    return space, why
+
+
+def _space(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
+    """What the space that could be freed waits for, whatever stops the bookie from freeing it."""
+    if said.directories is None:
+        return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
+    stored = sum(one.ledgers for one in said.directories)
+    if stored > disk.placed.ledgers:
+        wait = number(said, "gcWaitTime") / 60_000
+        return DiskVerdict.WAITS_FOR_GC, f"{stored - disk.placed.ledgers} ledgers; it collects every {wait:g} min"
+    minor, major = (number(said, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
+    live, held = disk.live_bytes or 0, disk.log_bytes or 0
+    if held - live > number(said, "logSizeLimit") and live < major * held:
+        hours = number(said, "minorCompactionInterval") / 3600, number(said, "majorCompactionInterval") / 3600
+        return (
+            DiskVerdict.WAITS_FOR_COMPACTION,
+            f"about {live / held:.0%} of its entry logs is live; logs below {minor:.0%} are compacted every "
+            f"{hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
+        )
+    return DiskVerdict.NOTHING_TO_FREE, ""
+
+
+def days_until_full(history: Sequence[tuple[int, int]]) -> float | None:
+    """When a disk with these (time in ms, free bytes), oldest first, has none left: the line that fits them best.
+
+    Counted from the last of them; None where free bytes do not shrink or too little is known.
+    """
+    if len(history) < 2 or history[-1][0] <= history[0][0]:
+        return None
+    times = [(at - history[0][0]) / 86_400_000 for at, _ in history]
+    slope, _ = linear_regression(times, [free for _, free in history])
+    return None if slope >= 0 else history[-1][1] / -slope

@@ -1,0 +1,76 @@
+# pyright: reportAttributeAccessIssue=false
+# pyarrow.compute makes its functions at import.
+"""Ask every bookie what its disks hold, and weigh that against what a scan's metadata places there.
+
+Belongs here: the order of asking, and the table ``bookie_disk`` of an epoch. Not here: the verdict
+(``bookie_disk.py``), what is placed (``placement.py``). Writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
+from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, BookieDisk, days_until_full, judge
+from pulsar_lifecycle.lifecycle.placement import PLACEMENT_COLUMNS, Placement, placed, total
+from pulsar_lifecycle.ports import BookieAdmin, BookieStatus
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.runs.cluster import Cluster
+
+TABLE = "bookie_disk"
+HISTORY = 14 * DAY_MS
+"""Milliseconds back that the forecast looks at."""
+
+
+def build_bookie_disk(cluster: Cluster, epoch_id: str) -> tuple[list[BookieDisk], Placement]:
+    """Every bookie, and the placement; stores table ``bookie_disk`` of the epoch, over an earlier one of it."""
+    lake = cluster.lake
+    parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    placement = total(cluster.tasks.map(lambda part: placed_in(lake, part), parts))
+    with Connections(cluster.settings, read_only=True) as ports:
+        disks = look(ports.bookies, placement, ports.clock.now_ms)
+    rows = pa.RecordBatch.from_pylist([one.row() for one in disks], BOOKIE_DISK)
+    cluster.store(epoch_id, TABLE, BOOKIE_DISK, lambda _: [rows], [None])
+    return disks, placement
+
+
+def look(bookies: BookieAdmin, placement: Placement, now: Callable[[], int]) -> list[BookieDisk]:
+    """Ask one bookie after the other; what one answers with an error, the others are asked all the same."""
+    registered = bookies.bookies()
+    said: dict[str, BookieStatus | LifecycleError] = {}
+    for bookie in registered:
+        try:
+            said[bookie] = bookies.status(bookie)
+        except LifecycleError as error:
+            said[bookie] = error
+    return judge(registered, said, placement, now())
+
+
+def placed_in(lake: Lake, part: str) -> Placement:
+    """The placement of one file of ``bookkeeper_ledgers``."""
+    schema = pa.schema([tables.BOOKKEEPER_LEDGERS.field(name) for name in PLACEMENT_COLUMNS])
+    return placed(pa.Table.from_batches(lake.batches([part], PLACEMENT_COLUMNS, pc.field("problem").is_null()), schema))
+
+
+def forecasts(cluster: Cluster) -> dict[str, float]:
+    """Days until a bookie's disks are full, by bookie, from the tables of earlier epochs; those that fill up only."""
+    lake, now = cluster.lake, cluster.clock.now_ms()
+    history: dict[str, list[tuple[int, int]]] = {}
+    for epoch in lake.epochs(cluster=cluster.settings.cluster):
+        if epoch.started_at < now - HISTORY:
+            continue
+        try:
+            parts = cluster.parts(epoch.epoch_id, TABLE)
+        except NotFound:  # nobody asked the bookies at that scan
+            continue
+        for batch in lake.batches(parts, ["bookie", "asked_at", "free"]):
+            for row in batch.to_pylist():
+                if row["free"] is not None:
+                    history.setdefault(row["bookie"], []).append((row["asked_at"], row["free"]))
+    found = {bookie: days_until_full(sorted(known)) for bookie, known in history.items()}
+    return {bookie: days for bookie, days in found.items() if days is not None}

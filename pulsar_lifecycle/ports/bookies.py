@@ -1,0 +1,96 @@
+"""What bookies are asked and told over their HTTP admin API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerDirectory:
+    """A ledger directory of a bookie, as its metrics tell.
+
+    All is as of the last collection: ``entry_logs`` that are written to no more, ``live_bytes`` in them of ledgers that
+    existed then, and the ``ledgers`` of the index. ``usage``: share of its disk in use now, 0 to 1; None where the
+    bookie does not say. Source: ``GarbageCollectorThread.doGcEntryLogs``, which adds up remaining sizes.
+    """
+
+    path: str
+    entry_logs: int
+    live_bytes: int
+    ledgers: int
+    usage: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What garbage collection of one ledger directory does and did (``gc_details``). Times in ms."""
+
+    forced: bool
+    minor: bool
+    major: bool
+    last_minor: int
+    last_major: int
+    minors: int
+    majors: int
+
+    @property
+    def running(self) -> bool:
+        """Whether it collects or compacts now."""
+        return self.forced or self.minor or self.major
+
+
+@dataclass(frozen=True, slots=True)
+class BookieStatus:
+    """What a bookie says of itself. ``total`` and ``free``: bytes of all its ledger disks.
+
+    ``minor_suspended`` and ``major_suspended``: compaction was suspended over the API; a full disk suspends too, and
+    nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_files`` counts
+    all, those being written too. ``configuration`` has only what is set, as text. ``add_latency_ms``: the 99th
+    percentile of adds, None where there were none of late.
+    """
+
+    bookie: str
+    read_only: bool
+    total: int
+    free: int
+    minor_suspended: bool
+    major_suspended: bool
+    collecting: bool
+    compactions: tuple[Compaction, ...]
+    entry_log_files: int
+    directories: tuple[LedgerDirectory, ...] | None
+    add_latency_ms: float | None
+    configuration: Mapping[str, str]
+
+
+class BookieAdmin(Protocol):
+    """The HTTP admin API of the bookies of one cluster, by bookie id."""
+
+    def bookies(self) -> dict[str, bool]:
+        """Every registered bookie, and whether it is registered as read-only."""
+        ...
+
+    def status(self, bookie: str) -> BookieStatus:
+        """What it says of itself.
+
+        Raises NotFound for a bookie that is not registered or has no HTTP server, AccessDenied, Unavailable, StoreError
+        for an answer that is not BookKeeper's.
+        """
+        ...
+
+    def collect(self, bookie: str, *, major: bool) -> None:
+        """Start a garbage collection now, and a minor or a major compaction with it; returns at once.
+
+        While a forced one runs, another is ignored. Raises as :meth:`status`, and OutcomeUnknown.
+        """
+        ...
+
+    def suspend_compaction(self, bookie: str) -> None:
+        """Suspend minor and major compaction until they are resumed or the bookie restarts; may be repeated."""
+        ...
+
+    def resume_compaction(self, bookie: str) -> None:
+        """Resume both; may be repeated."""
+        ...

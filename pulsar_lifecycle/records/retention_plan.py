@@ -1,0 +1,42 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""A retention plan: ledgers past their retention, by which policy, and what keeps some of them.
+
+Belongs here: rows and digest; the summary is a ``PlanSummary``. Not here: the rule (``lifecycle/retention.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.records import plans
+
+EXPIRED_LEDGERS = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("bytes", pa.int64()),
+        pa.field("expired_by", pa.string()),
+        pa.field("expired_at", pa.int64()),
+        pa.field("retention_minutes", pa.int64()),
+        pa.field("retention_mb", pa.int64()),
+        pa.field("level", pa.string()),
+        pa.field("kept", pa.string()),
+    ]
+)
+"""One row per ledger that is acknowledged and past its retention. ``expired_by``: the ``Verdict`` of the limit it is
+past; ``expired_at`` (ms): when its retention time ended, null without one. ``level``: where the policy was set.
+``kept``: the ``Verdict`` or ``Protection`` by which it stays all the same; null for what goes. A plan's rows are those
+that go, sorted by ledger id."""
+
+_FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    return plans.digest(rows.select(EXPIRED_LEDGERS.names), {name: summary[name] for name in _FACTS})

@@ -1,0 +1,37 @@
+"""The retention in force at this moment: what brokers, namespaces and topics say, read without loading a topic.
+
+Not here: the rule (``topics/retention_policy.py``), which ledgers it frees (``lifecycle/retention.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.metastore.namespaces import namespace_policies
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.topics.change_events import read_namespaces
+from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers, common_configuration
+from pulsar_lifecycle.topics.retention_policy import BROKER_NAMES, RetentionPolicy, policies_in_force
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionNow:
+    """Retention by namespace and topic, None where it is unknown; ``problems``: in what the brokers differ."""
+
+    policies: InForce[RetentionPolicy | None]
+    problems: tuple[str, ...] = ()
+
+
+def retention_now(cluster: Cluster, namespaces: Collection[str]) -> RetentionNow:
+    """The retention in force in those of ``namespaces`` that exist. Raises what the cluster's servers raise."""
+    with Connections(cluster.settings, read_only=True) as ports:
+        configurations = ports.admin.configurations()
+        documents = namespace_policies(ports.configuration)
+    said, differing = common_configuration(configurations, (*BROKER_NAMES, TOPIC_POLICIES_ENABLED))
+    agreed = {name: value for name, value in said.items() if all(c.get(name) == value for c in configurations.values())}
+    layers = Layers(agreed, {name: documents[name] for name in namespaces if name in documents})
+    if agreed.get(TOPIC_POLICIES_ENABLED) != "false":
+        layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
+    return RetentionNow(policies_in_force(layers), tuple(differing))

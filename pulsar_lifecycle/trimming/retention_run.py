@@ -1,0 +1,111 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""Applying a retention plan by metadata: its ledgers leave their topics' lists, and no topic is loaded for it.
+
+Belongs here: whether the plan may be applied, and whether its policies are in force still. Not here: making it
+(``lifecycle/retention_planning.py``), and the effects, which are those of any trimming run (``trimming/trim.py``).
+
+Why policies and cursors are all that is judged anew: a ledger that was closed stays as old and as big as it was, what
+is listed behind it only grows, and what protects its topic is part of every trimming run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records import plans, retention_plan
+from pulsar_lifecycle.runs import plan_checks
+from pulsar_lifecycle.runs.caps import Order, caps_of
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_now import retention_now
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+from pulsar_lifecycle.trimming.trim import TrimOrder, no_report
+from pulsar_lifecycle.trimming.trim_run import trim
+
+POLICIES_SEEN_FOR = 10_000
+"""How long (ms) a look at the policies of a namespace serves: each topic is judged several times."""
+
+
+def apply_retention(
+    cluster: Cluster, run_id: str, order: Order, *, dry_run: bool, report: Report = no_report
+) -> list[LedgerOutcome]:
+    """Take the ledgers of a retention plan off their topics' lists, each with its message to the deletion topic first.
+
+    A ledger stays, by code, if its policy or its cursors changed, or a rule of trimming keeps it; a topic that a broker
+    has loaded by now is left to it. A dry run writes nothing. Repeating it is harmless. Raises Refused for a plan that
+    is stale, report-only, of another cluster or beyond the caps; NotFound, UsageError, and as ``trim_run.trim``.
+    """
+    settings = cluster.settings
+    caps, now = caps_of(settings, order), cluster.clock.now_ms()
+    with Connections(settings, read_only=True) as ports:
+        fingerprint = (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
+    summary, rows = cluster.lake.retention_plan(order.plan_id)
+    valid = int(settings.orphans.plan_valid_for * 1000)
+    plans.check_applicable(
+        summary,
+        retention_plan.digest(rows, summary.to_json()),
+        digest_given=order.digest,
+        fingerprint=fingerprint,
+        now=now,
+        valid_for_ms=valid,
+    )
+    plan_checks.check_scan(summary, cluster.lake.epoch, now, valid, settings.words_in_force(now))
+    some = rows.slice(0, order.limit or rows.num_rows)
+    plan_checks.check_caps(summary, some.append_column("physical_bytes", some.column("bytes")), caps)
+    orders = _orders(some, _Policies(cluster))
+    return trim(cluster, run_id, orders, dry_run=dry_run, report=report, caps=caps, of_plan=summary.plan_id)
+
+
+def _orders(rows: pa.Table, policies: _Policies) -> list[TrimOrder]:
+    ledgers: dict[str, set[int]] = {}
+    planned: dict[str, tuple[int, int]] = {}
+    names = ("topic", "ledger_id", "retention_minutes", "retention_mb")
+    for topic, ledger, minutes, mb in zip(*(rows.column(name).to_pylist() for name in names), strict=True):
+        ledgers.setdefault(topic, set()).add(ledger)
+        planned[topic] = minutes, mb
+    parsed = {name: Topic.parse(name) for name in ledgers}
+    return [
+        TrimOrder(topic, frozenset(ledgers[name]), rules=(policies.rule(topic, *planned[name]),))
+        for name, topic in parsed.items()
+    ]
+
+
+class _Policies:
+    """The retention in force, by namespace, as of at most :data:`POLICIES_SEEN_FOR` ago."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._seen: dict[str, tuple[int, InForce[RetentionPolicy | None], str]] = {}
+
+    def rule(self, topic: Topic, minutes: int, mb: int) -> Callable[[], str]:
+        """Says why nothing of a topic may go by a plan that was made with these limits; empty if it may."""
+
+        def changed() -> str:
+            policies, problem = self._now(str(topic.namespace))
+            if problem:
+                return problem
+            policy = policies.of(topic) if str(topic.namespace) in policies.by_namespace else None
+            if policy is None:
+                return "the retention in force is not known by now"
+            if (policy.minutes, policy.megabytes) == (minutes, mb):
+                return ""
+            return f"the retention in force is another one than the plan's by now: {policy}"
+
+        return changed
+
+    def _now(self, namespace: str) -> tuple[InForce[RetentionPolicy | None], str]:
+        now = self._cluster.clock.now_ms()
+        at, policies, problem = self._seen.get(namespace, (now + 1, InForce({}), ""))
+        if not 0 <= now - at <= POLICIES_SEEN_FOR:
+            found = retention_now(self._cluster, [namespace])
+            policies, problem = found.policies, "; ".join(found.problems)
+            self._seen[namespace] = now, policies, problem
+        return policies, problem

@@ -1,0 +1,108 @@
+"""A bookie's disk on real servers: what was deleted and not freed is named, and freed by a collection."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import Pipeline, settings_file
+
+pytestmark = pytest.mark.integration
+
+MB = 1 << 20
+LOG = 64 * MB
+"""The sandbox's ``logSizeLimit``."""
+
+
+@pytest.fixture(scope="module")
+def seldom(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose bookie collects when it is told to, and not by itself."""
+    cluster = Cluster(tmp_path_factory.mktemp("seldom") / "sandbox")
+    try:
+        cluster.start(gc_wait=3600)
+        yield cluster
+    finally:
+        cluster.stop(purge=True)
+
+
+def fill(client: pulsar.Client, topic: str, size: int) -> None:
+    """Write so many bytes that cannot be compressed."""
+    with closing(client.create_producer(topic, batching_enabled=False)) as producer:
+        payload = os.urandom(MB)
+        for _ in range(size // MB):
+            producer.send(payload)
+
+
+def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
+    seldom: Cluster, spark: None, tmp_path: Path
+) -> None:
+    pipeline = Pipeline(settings_file(seldom, tmp_path))
+    kept, dropped = (f"persistent://public/default/disk-{name}-{uuid4().hex[:8]}" for name in ("kept", "dropped"))
+
+    def disk() -> BookieDisk:
+        (found,) = build_bookie_disk(pipeline.where, pipeline.scan().epoch_id)[0]
+        return found
+
+    with (
+        closing(KazooStore(ZooKeeperSettings(hosts=seldom.zookeeper), read_only=True)) as store,
+        closing(HttpBookieAdmin(store, "/ledgers", BookieAdminSettings())) as bookies,
+        Admin(seldom.admin_url) as admin,
+        pulsar_client(seldom.service_url) as client,
+    ):
+        (bookie,) = bookies.bookies()
+
+        def collected(major: bool = True) -> Any:
+            """The bookie's directory once a collection that began now has ended."""
+            before = bookies.status(bookie).compactions[0]
+            bookies.collect(bookie, major=major)
+            wait_for(
+                "the bookie to collect",
+                lambda: (
+                    bookies.status(bookie).compactions[0].majors > before.majors
+                    and not bookies.status(bookie).compactions[0].running
+                ),
+            )
+            (directory,) = bookies.status(bookie).directories or ()
+            return directory
+
+        for topic in (kept, dropped):
+            client.subscribe(topic, "holds").close()  # else brokers trim what nobody needs
+        fill(client, kept, LOG // 2)
+        fill(client, dropped, 3 * LOG)
+        for topic in (kept, dropped):
+            admin.unload(topic)
+        held = collected().live_bytes
+        assert held > 2 * LOG
+        before = disk()
+        assert before.verdict in (DiskVerdict.NOTHING_TO_FREE, DiskVerdict.WAITS_FOR_GC), before
+        assert before.live_bytes == held
+        assert before.bytes_to_collect == 0
+        assert before.placed.bytes > 3.5 * LOG
+
+        admin.topic("DELETE", dropped, "?force=true")
+        after = disk()
+        assert after.verdict == DiskVerdict.WAITS_FOR_GC, after
+        assert after.bytes_to_collect is not None
+        assert after.bytes_to_collect > LOG
+        assert before.placed.bytes - after.placed.bytes > 3 * LOG
+
+        wait_for("the bookie to free its logs", lambda: collected().live_bytes < held - 2 * LOG)
+        freed = disk()
+        # a cursor's ledger may have been replaced since
+        assert freed.verdict in (DiskVerdict.NOTHING_TO_FREE, DiskVerdict.WAITS_FOR_GC), freed
+        assert (freed.bytes_to_collect or 0) < MB
+        assert (freed.log_bytes or 0) < (before.log_bytes or 0)

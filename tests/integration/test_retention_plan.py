@@ -1,0 +1,180 @@
+"""A retention plan on a real cluster: what expired while nobody had it loaded leaves by metadata, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+import pulsar
+import pytest
+
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.outcomes import REFUSED
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from sandbox import topics, znodes
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from tests.integration.jobs import Jobs
+from tests.integration.killed_run import Step, strike
+from tests.integration.pipeline import (
+    Pipeline,
+    at_rest,
+    existing,
+    new_namespace,
+    transactions,
+    wait_listed,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+)
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = {
+    "zookeeper": {"session_timeout": "5s"},  # the next run waits for a killed one's session to end
+    "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
+    "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
+}
+HOUR = 3_600_000
+ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
+
+
+def retention(admin: Admin, namespace: str, minutes: int) -> None:
+    policy = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1}
+    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
+
+
+def close_earlier(sandbox: Cluster, names: Sequence[str]) -> None:
+    """Let all but the last ledger of these topics, which no broker has, be closed two hours ago."""
+    at = int(time.time() * 1000) - 2 * HOUR
+    with sandbox.metadata() as zk:
+        for name in names:
+            data, stat = zk.get(znodes.topic_znode(name))
+            info = managed_ledger.decode(data)
+            earlier = [replace(item, timestamp=at) for item in info.ledgers[:-1]]
+            changed = replace(info, ledgers=(*earlier, info.ledgers[-1]))
+            zk.set(znodes.topic_znode(name), managed_ledger.encode(changed), version=stat.version)
+
+
+def listed(sandbox: Cluster, topic: str) -> list[int]:
+    with sandbox.metadata() as zk:
+        return sorted(znodes.listed_ledgers(zk, topic))
+
+
+def loaded(sandbox: Cluster) -> set[str]:
+    asked = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+    with closing(HttpBrokerAdmin(asked)) as admin:
+        return {str(topic) for topic in admin.loaded_topics()}
+
+
+def backlog(admin: Admin, topic: str) -> int:
+    stats = admin.topic("GET", topic, "/stats?getPreciseBacklog=true")
+    return int(stats["subscriptions"]["s"]["msgBacklog"])
+
+
+def read_all(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    found = [reader.read_next(60_000).data() for _ in range(count)]
+    assert not reader.has_message_available()
+    reader.close()
+    return found
+
+
+def killed(pipeline: Pipeline, plan: PlanSummary, about: str) -> None:
+    """Apply a plan in a process that dies right after it has written a topic's z-node."""
+    arguments = {"run_id": "killed", "plan_id": plan.plan_id, "digest": plan.digest}
+    step = Step("store", "write", after=True, about=about)
+    assert about in strike(pipeline.file, "retention", arguments, step).struck().arguments
+
+
+def config(plan: PlanSummary, **changes: Any) -> dict[str, Any]:
+    ((op, said),) = run_config(plan)["ops"].items()
+    return {"ops": {op: {"config": said["config"] | changes}}}
+
+
+def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
+    sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
+) -> None:
+    namespace, other = new_namespace(sandbox, "retention"), new_namespace(sandbox, "changed")
+    read, alone, own, live = (f"persistent://{namespace}/{name}" for name in ("read", "alone", "own", "live"))
+    changed = f"persistent://{other}/changed"
+    contents = topics.payloads(230)
+    with pulsar_client(sandbox.service_url) as client, Admin(sandbox.admin_url) as admin:
+        consumer = client.subscribe(read, "s", initial_position=pulsar.InitialPosition.Earliest)
+        ids = {
+            name: list(dict.fromkeys(topics.publish(client, name, contents))) for name in (read, alone, own, changed)
+        }
+        for message in [consumer.receive(60_000) for _ in range(120)]:
+            consumer.acknowledge(message)
+        wait_for("the receipts", lambda: backlog(admin, read) == 110)
+        consumer.close()
+        topics.publish(client, live, contents)
+        producer = client.create_producer(live)
+        admin.topic("POST", own, "/retention", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
+        for name in ids:
+            admin.unload(name)
+        retention(admin, namespace, 60)
+        retention(admin, other, 60)
+        since = time.time()
+        close_earlier(sandbox, list(ids))
+        wait_unlisted(sandbox, ids)
+        wait_listed(sandbox, live)
+        wait_until_unloaded_counts(since)
+
+        pipeline = pipelines(SETTINGS)
+        with sandbox.metadata() as zk, dg.DagsterInstance.ephemeral() as instance:
+            jobs = Jobs(pipeline, instance)
+            assert jobs.run("scan").success
+            before = at_rest(zk, ROOTS)
+            assert jobs.run("plan_retention").success
+            page = jobs.page("retention_plan")
+            plan, rows = pipeline.where.lake.retention_plan(page["plan id"])
+            planned: dict[str, list[int]] = {}
+            for row in rows.to_pylist():
+                planned.setdefault(row["topic"], []).append(row["ledger_id"])
+            expected = {read: ids[read][:2], alone: ids[alone][:-1], changed: ids[changed][:-1]}
+            assert {name: found for name, found in planned.items() if name in {*ids, live}} == expected
+            assert plan.actionable
+            assert {row["level"] for row in rows.to_pylist() if row["topic"] in ids} == {"namespace"}
+            assert jobs.run("apply_retention", config(plan, dry_run=True)).success
+            assert transactions(zk, ROOTS) == before
+        where = pipeline.where
+        stored = where.lake.batches(where.lake.parts(plan.epoch_id, TABLE), ["topic", "kept"])
+        kept = {(row["topic"], row["kept"]) for batch in stored for row in batch.to_pylist()}
+        assert not {one for one in kept if one[0] in (own, live)}
+
+        retention(admin, other, 600)
+        killed(pipeline, plan, "persistent/alone")
+        assert listed(sandbox, alone) == ids[alone][-1:]
+        found = apply_retention(where, "again", Order(plan.plan_id, plan.digest), dry_run=False)
+        said = {one.ledger_id: (one.outcome, one.code) for one in found if one.topic in ids}
+        assert {said[i][0] for i in ids[read][:2]} <= {REMOVED, NOTHING}
+        assert {said[i] for i in ids[alone][:-1]} == {(NOTHING, "")}
+        assert {said[i] for i in ids[changed][:-1]} == {(REFUSED, Stays.POLICY)}
+        assert listed(sandbox, read) == ids[read][2:]
+        assert listed(sandbox, own) == ids[own]
+        assert listed(sandbox, changed) == ids[changed]
+        assert not loaded(sandbox) & set(ids)
+
+        gone = {*ids[read][:2], *ids[alone][:-1]}
+        for _ in range(5):
+            pipeline.scan_and_delete()
+            if not existing(sandbox, gone):
+                break
+        assert not existing(sandbox, gone)
+        assert not loaded(sandbox) & set(ids)
+        producer.close()
+        assert read_all(client, live, 230) == contents
+        assert read_all(client, read, 130) == contents[100:]
+        assert read_all(client, own, 230) == contents
+        assert read_all(client, changed, 230) == contents

@@ -1,0 +1,67 @@
+"""Journal and archive in memory; passes the contract of tests/unit/io/test_journal.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import LifecycleError
+from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA
+from pulsar_lifecycle.ports import Archived, JournalRow
+from tests.kit.fakes.tables import Tables, days_of
+
+
+class FakeJournal:
+    """``failure``, when set, is raised by every write and nothing is kept."""
+
+    def __init__(self) -> None:
+        self.rows: list[JournalRow] = []
+        self.nodes: list[Archived] = []
+        self.failure: LifecycleError | None = None
+        self._objects = 0
+        self._journal, self._archive = _Table(JOURNAL_SCHEMA), _Table(ARCHIVE_SCHEMA)
+
+    def record(self, rows: Sequence[JournalRow]) -> str:
+        return self._store(self.rows, rows)
+
+    def archive(self, nodes: Sequence[Archived]) -> str:
+        return self._store(self.nodes, nodes)
+
+    def find(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        return self._journal.find(self.rows, condition, columns)
+
+    def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        return self._archive.find(self.nodes, condition, columns)
+
+    def _store(self, kept: list, rows: Sequence) -> str:
+        if self.failure:
+            raise self.failure
+        if not rows:
+            return ""
+        kept.extend(rows)
+        self._objects += 1
+        return f"memory:{self._objects}"
+
+
+class _Table:
+    """Rows as the journal's files have them; those that came since are added when it is asked."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = pa.schema([*schema, pa.field("date", pa.string())])
+        self.columns = schema.names
+        self.count = 0
+        self.table = self.schema.empty_table()
+        self._tables = Tables()
+
+    def find(self, rows: Sequence[Any], condition: pc.Expression | None, columns: Sequence[str] | None) -> pa.Table:
+        if self.count < len(rows):
+            self.table = pa.concat_tables([self.table, self._table(rows[self.count :])]).combine_chunks()
+            self.count = len(rows)
+        return self._tables.filtered(self.table, condition).select(list(columns or self.columns))
+
+    def _table(self, rows: Sequence[Any]) -> pa.Table:
+        days = days_of([row.at for row in rows])
+        return pa.table([*([getattr(row, name) for row in rows] for name in self.columns), days], self.schema)

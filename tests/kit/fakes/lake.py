@@ -1,0 +1,214 @@
+"""Epochs and plans in memory; passes the contract of tests/unit/io/test_lake.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.known_words import KnownWord
+from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.referenced import Referenced
+from tests.kit.fakes.tables import Tables
+
+
+@dataclass
+class FakeEpoch:
+    """One scan as far as it got."""
+
+    epoch_id: str
+    started_at: int
+    run_id: str
+    fingerprint: str
+    census: dict[tuple[str, str], Census] = field(default_factory=dict[tuple[str, str], Census])
+    tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
+    """The parts of each table."""
+    uuids: OffloadUuids = field(default_factory=OffloadUuids)
+    closed: tuple[Epoch, Referenced, Context] | None = None
+
+
+class FakeLake:
+    """What ``io.lake.artefacts.Lake`` keeps in files; a part's name is ``EPOCH/TABLE/NUMBER``."""
+
+    location = "/fake"
+
+    def __init__(self) -> None:
+        self.begun: dict[str, FakeEpoch] = {}
+        self.until = -1
+        self._aside: set[str] = set()
+        self.kept_words: list[KnownWord] = []
+        self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
+        self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self._unpublished: dict[str, pa.Table] = {}
+        self._tables = Tables()
+
+    # -------------------------------------------------------------------------------------------------------- epochs
+
+    def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
+        self._one(epoch_id, FakeEpoch(epoch_id, started_at, run_id, fingerprint))
+
+    def _one(self, epoch_id: str, new: FakeEpoch | None = None) -> FakeEpoch:
+        return self.begun.setdefault(epoch_id, new or FakeEpoch(epoch_id, 0, "", ""))
+
+    def open_epoch(self, run_id: str) -> tuple[str, int]:
+        newest_first = sorted(self.begun.values(), key=lambda one: one.epoch_id, reverse=True)
+        found = next((one for one in newest_first if run_id == one.run_id), next(iter(newest_first), None))
+        if found is None:
+            raise NotFound("no scan has begun yet; materialize bookkeeper_ledgers first")
+        return found.epoch_id, found.started_at
+
+    def begun_by(self, epoch_id: str) -> str:
+        return self.begun[epoch_id].run_id
+
+    def fingerprint(self, epoch_id: str) -> str:
+        return self.begun[epoch_id].fingerprint
+
+    def finished(self, epoch_id: str) -> bool:
+        return self.begun[epoch_id].closed is not None
+
+    def store_census(self, epoch_id: str, census: Census) -> None:
+        self._one(epoch_id).census[census.table, census.root] = census
+
+    def forget_census(self, epoch_id: str, table: str, root: str) -> None:
+        self._one(epoch_id).census.pop((table, root), None)
+
+    def census(self, epoch_id: str) -> list[Census]:
+        return [one for _, one in sorted(self._one(epoch_id).census.items())]
+
+    def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
+        self._one(epoch.epoch_id).closed = epoch, referenced, context
+
+    def _closed(self, epoch_id: str) -> tuple[Epoch, Referenced, Context]:
+        one = self.begun.get(epoch_id)
+        if one is None or one.closed is None:
+            raise NotFound(f"epoch {epoch_id} is not kept")
+        return one.closed
+
+    def epoch(self, epoch_id: str) -> Epoch:
+        epoch = self._closed(epoch_id)[0]
+        if self._is_aside(epoch):
+            raise NotFound(f"scan {epoch_id} was set aside by accept-restore")
+        return epoch
+
+    def referenced(self, epoch_id: str) -> Referenced:
+        return self._closed(epoch_id)[1]
+
+    def context(self, epoch_id: str) -> Context:
+        return self._closed(epoch_id)[2]
+
+    def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
+        parts = [part for table in tables for part in self._one(epoch_id).tables[table]]
+        self._one(epoch_id).uuids = OffloadUuids.collect(part.column("offload_uuids") for part in parts)
+
+    def offload_uuids(self, epoch_id: str) -> OffloadUuids:
+        self._closed(epoch_id)
+        return self.begun[epoch_id].uuids
+
+    named_uuids = offload_uuids
+
+    def epochs(self, fingerprint: str = "", cluster: str = "", *, set_aside: bool = False) -> list[Epoch]:
+        closed = [one.closed[0] for one in self.begun.values() if one.closed]
+        found = [e for e in closed if fingerprint in ("", e.fingerprint) and cluster in ("", e.cluster)]
+        return sorted((e for e in found if set_aside or not self._is_aside(e)), key=lambda e: e.started_at)
+
+    def _is_aside(self, epoch: Epoch) -> bool:
+        return epoch.started_at <= self.until or epoch.epoch_id in self._aside
+
+    def finished_epochs(self) -> list[str]:
+        """Ids of finished epochs, in the order in which they began by no clock."""
+        return [one.epoch_id for one in self.begun.values() if one.closed]
+
+    def set_scans_aside(self, cluster: str, now: int, reason: str, by: str = "") -> None:
+        self._aside |= {e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now}
+        self.until = now
+
+    def set_aside_until(self, cluster: str) -> int:
+        return self.until
+
+    def words(self, cluster: str) -> list[KnownWord]:
+        return self.kept_words
+
+    def store_words(self, cluster: str, words: Sequence[KnownWord]) -> None:
+        self.kept_words = list(words)
+
+    # -------------------------------------------------------------------------------------------------------- tables
+
+    def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
+        name = f"_{len(self._unpublished)}"
+        self._unpublished[name] = self._tables.whole([b for b in batches if b.num_rows], schema)
+        return name
+
+    def publish(self, epoch_id: str, table: str, names: Sequence[str]) -> None:
+        self._one(epoch_id).tables[table] = [self._unpublished[name] for name in names]
+        self._unpublished.clear()
+
+    def parts(self, epoch_id: str, table: str) -> list[str]:
+        kept = self.begun[epoch_id].tables if epoch_id in self.begun else {}
+        if table not in kept:
+            raise NotFound(f"epoch {epoch_id} has no table {table}")
+        return [f"{epoch_id}/{table}/{number}" for number in range(len(kept[table]))]
+
+    def batches(self, parts: Iterable[str], columns: Sequence[str], where: Any = None) -> Iterator[pa.RecordBatch]:
+        for part in parts:
+            epoch_id, table, number = part.rsplit("/", 2)
+            rows = self.begun[epoch_id].tables[table][int(number)]
+            yield from self._tables.filtered(rows, where).select(list(columns)).to_batches()
+
+    def read_epoch_table(
+        self, epoch_id: str, table: str, columns: list[str] | None = None, ledger_id: int | None = None
+    ) -> pa.Table:
+        self.parts(epoch_id, table)
+        rows = pa.concat_tables(self.begun[epoch_id].tables[table])
+        rows = rows if ledger_id is None else rows.filter(pc.field("ledger_id") == ledger_id)
+        return rows if columns is None else rows.select(columns)
+
+    def table(self, epoch_id: str, table: str) -> pa.Table:
+        """A table of an epoch, whole."""
+        return self.read_epoch_table(epoch_id, table)
+
+    # --------------------------------------------------------------------------------------------------------- plans
+
+    def store_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.kept_plans[summary.plan_id] = summary, rows
+        return summary.plan_id
+
+    def plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.kept_plans, plan_id)
+
+    def plans(self) -> list[PlanSummary]:
+        return sorted((summary for summary, _ in self.kept_plans.values()), key=lambda plan: plan.created_at)
+
+    def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
+        return ledger_id in self.plan(plan_id)[1].column("ledger_id").to_pylist()
+
+    def store_offload_plan(self, plan: OffloadPlan, rows: pa.Table) -> str:
+        self.offload_plans_kept[plan.plan_id] = plan, rows
+        return plan.plan_id
+
+    def offload_plan(self, plan_id: str) -> tuple[OffloadPlan, pa.Table]:
+        return _kept(self.offload_plans_kept, plan_id)
+
+    def offload_plans(self) -> list[OffloadPlan]:
+        return sorted((plan for plan, _ in self.offload_plans_kept.values()), key=lambda plan: plan.created_at)
+
+    def store_object_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.object_plans[summary.plan_id] = summary, rows
+        return summary.plan_id
+
+    def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.object_plans, plan_id)
+
+
+def _kept(plans: dict[str, tuple[Any, pa.Table]], plan_id: str) -> tuple[Any, pa.Table]:
+    if plan_id not in plans:
+        raise NotFound(f"there is no plan {plan_id!r}")
+    return plans[plan_id]

@@ -1,0 +1,148 @@
+"""A cluster of fakes with a stored scan of it, for retention plans and what applies them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers
+from pulsar_lifecycle.metastore.load_state import Brokers, read_topics
+from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
+from pulsar_lifecycle.settings import Settings, load_settings
+from pulsar_lifecycle.topics import topic_run
+from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.metadata_store import FakeStore, Operation
+from tests.kit.settings import write_settings
+from tests.simulation.cluster import SimulatedCluster, data_tags
+
+MINUTE = 60_000
+NAMESPACE = "acme/orders"
+MB = 1 << 20
+
+
+class LocalCluster(Cluster):
+    """A cluster without Spark, at the time of the fakes."""
+
+    @property
+    def tasks(self) -> Tasks:
+        """This process."""
+        return LocalTasks()
+
+
+class RetentionScene:
+    """Topics of namespace ``acme/orders``, all unloaded, and a scan of them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.servers = SimulatedCluster()
+        more = (
+            "bookkeeper.shared_with = []\norphans.grace_period = 0\norphans.confirm_after = 0\napply.max_share = 1.0\n"
+        )
+        self.settings: Settings = load_settings(str(write_settings(folder, monkeypatch, more=more)))
+        self.lake = Lake(self.settings.lake.path)
+        self.cluster: Any = LocalCluster(None, self.settings, "", self.lake)  # pyright: ignore[reportArgumentType]
+        servers = self.servers
+        monkeypatch.setattr(topic_run, "system_clock", lambda: servers.clock)
+        connect_to(
+            monkeypatch,
+            stores=lambda *_, read_only=False, **__: self._session(read_only),
+            admin=lambda: servers.admin,
+            reader=lambda: servers.reader,
+            queue=lambda: self.open_queue(),
+            journal=lambda: servers.journal,
+            clock=lambda: servers.clock,
+        )
+        servers.put(control.SANDBOX, b"")
+        self.open_queue: Callable[[], Any] = servers.open_queue
+        self.before: Callable[[Operation], None] = lambda operation: None
+        """Called before each operation of a session that is opened."""
+        self.retention(60, -1)
+
+    def _session(self, read_only: bool) -> FakeStore:
+        store = self.servers.open_store(read_only=read_only)
+        store.before = lambda operation: self.before(operation)
+        return store
+
+    @property
+    def now(self) -> int:
+        """The fakes' time (ms)."""
+        return self.servers.clock.now_ms()
+
+    def retention(self, minutes: int, megabytes: int, namespace: str = NAMESPACE) -> None:
+        """Set a namespace's retention."""
+        policy = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": megabytes}
+        document = json.dumps({"retention_policies": policy}).encode()
+        self.servers.put(f"/admin/policies/{namespace}", document)
+
+    def topic(self, name: str, *minutes_ago: int, cursor: int | None = None) -> list[int]:
+        """A topic with a ledger of 1 MiB for each age; its cursor stands at the end of the one of index ``cursor``."""
+        topic = Topic.parse(f"persistent://{NAMESPACE}/{name}")
+        servers = self.servers
+        ids = [servers.ledger(data_tags(topic), state=LedgerState.CLOSED) for _ in minutes_ago]
+        servers.topic(topic, ids)
+        path = servers.topic_path(topic)
+        info = managed_ledger.decode(servers.zookeeper.data(path))
+        closed = [self.now - age * MINUTE for age in minutes_ago]
+        ledgers = [replace(item, timestamp=at, size=MB) for item, at in zip(info.ledgers, closed, strict=True)]
+        servers.put(path, managed_ledger.encode(replace(info, ledgers=tuple(ledgers))))
+        if cursor is not None:
+            entry = servers.position_entry(at=ids[cursor])
+            ledger = servers.ledger({**data_tags(topic), "pulsar/cursor": "s"}, entries=[entry])
+            servers.cursor(topic, "s", ledger=ledger, at=0)
+        return ids
+
+    def listed(self, name: str) -> list[int]:
+        """The ledgers that a topic lists now."""
+        path = self.servers.topic_path(Topic.parse(f"persistent://{NAMESPACE}/{name}"))
+        return [item.ledger_id for item in managed_ledger.decode(self.servers.zookeeper.data(path)).ledgers]
+
+    def position(self, name: str, position: Position) -> None:
+        """Move the subscription of a topic, by a cursor ledger of its own."""
+        topic = Topic.parse(f"persistent://{NAMESPACE}/{name}")
+        entry = self.servers.position_entry(at=position.ledger_id)
+        ledger = self.servers.ledger({**data_tags(topic), "pulsar/cursor": "s"}, entries=[entry])
+        self.servers.cursor(topic, "s", ledger=ledger)
+
+    def scan(self, *gaps: Gap, **context: Any) -> Epoch:
+        """Store a scan of an hour later, when the topics count as unloaded."""
+        servers, lake = self.servers, self.lake
+        servers.wait(1)
+        store = servers.open_store(read_only=True)
+        epoch_id, units = f"e{len(lake.epochs())}", topic_units(store)
+        brokers = Brokers(servers.admin.loaded_topics(), servers.admin.stats_interval_ms())
+        batches = {
+            "managed_ledgers": (tables.MANAGED_LEDGERS, read_managed_ledgers(store, units)),
+            "managed_cursors": (tables.MANAGED_CURSORS, read_cursors(store, units)),
+            "bookkeeper_ledgers": (tables.BOOKKEEPER_LEDGERS, read_ledgers(store, ledger_units(store))),
+            "topics": (
+                tables.TOPICS,
+                read_topics(store, units, brokers, {}, lambda topic: "", self.now, "/ledgers"),
+            ),
+        }
+        lake.begin_epoch(epoch_id, self.now, epoch_id)
+        for table, (schema, rows) in batches.items():
+            lake.publish(epoch_id, table, [lake.write_part(epoch_id, table, schema, rows)])
+        named = frozenset({NAMESPACE, "pulsar/system"})
+        rules = Context(**{"now": self.now, "grace": 0, "namespaces": named, **context})
+        census = Census("bookkeeper_ledgers", "", 1_000, 1_000, 0, 0)
+        fingerprint = cluster_fingerprint(store, "/ledgers")
+        epoch = Epoch(epoch_id, "test", fingerprint, self.now, self.now, (census,), 1, 1, (), gaps=gaps)
+        lake.store_epoch(epoch, Referenced(), rules)
+        return epoch

@@ -1,0 +1,98 @@
+"""What a run has open of a simulated cluster: the fakes in place of adapters.
+
+Belongs here: answering ``Cluster.connect`` with the simulator's ports. Not here: the ports (``ports.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
+from random import Random
+from typing import Any
+from uuid import UUID
+
+from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.ports import DeletionQueue
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
+from pulsar_lifecycle.settings import Settings
+from tests.kit.fakes.deletion_queue import FakeQueueReader
+from tests.kit.fakes.lake import FakeLake
+from tests.simulation.cluster import SimulatedCluster
+
+
+class SimIds:
+    """Ids that count up; UUIDs of ``random``."""
+
+    def __init__(self, random: Callable[[], Random]) -> None:
+        self._random = random
+        self._count = count()
+
+    def token(self, size: int) -> str:
+        return f"{next(self._count):0{2 * size}x}"
+
+    def uuid(self) -> UUID:
+        return UUID(int=self._random().getrandbits(128), version=4)
+
+
+class SimConnections(Connections):
+    """``io.connect.Connections`` to a simulated cluster."""
+
+    def __init__(self, where: SimulatedWhere, settings: Settings, **asked: Any) -> None:
+        super().__init__(settings, **asked)
+        self._where, world = where, where.world
+        self.__dict__ |= {
+            "reader": world.reader,
+            "admin": world.admin,
+            "queue_reader": FakeQueueReader(world.deletion_topics),
+            "journal": world.journal,
+            "journal_reader": world.journal,
+            "lake": where.lake,
+            "clock": world.clock,
+            "ids": where.new_ids,
+        }
+
+    @cached_property
+    def objects(self) -> Any:
+        return self._where.world.objects
+
+    @cached_property
+    def queue(self) -> DeletionQueue:
+        return self._where.world.open_queue()
+
+    @cached_property
+    def dead_letters(self) -> Any:
+        return self._where.dead_letters()
+
+    def _metadata(self, zookeeper: Any, *, read_only: bool = True, **_: Any) -> Any:
+        root = self._where.world.roots.get(zookeeper.hosts.partition(":")[0])
+        world, read_only = (root, True) if root else (self._where.world, read_only)
+        return self._opened.enter_context(closing(world.open_store(read_only=read_only)))
+
+
+@dataclass(frozen=True)
+class SimulatedWhere(Cluster):
+    """``runs.cluster.Cluster`` in this process, over a simulated cluster."""
+
+    world: Any = None
+    local: Tasks = field(default_factory=LocalTasks)
+    new_ids: SimIds = field(default_factory=lambda: SimIds(Random))
+    dead_letters: Callable[[], Any] = lambda: None
+
+    @property
+    def tasks(self) -> Tasks:
+        return self.local
+
+
+def where_of(world: SimulatedCluster, settings: Settings, lake: FakeLake, **more: Any) -> SimulatedWhere:
+    """The cluster as a run takes it."""
+    where: SimulatedWhere
+
+    def connect(settings: Settings, **asked: Any) -> SimConnections:
+        return SimConnections(where, settings, **asked)
+
+    where = SimulatedWhere(None, settings, "", lake, connect, world, **more)  # type: ignore[arg-type]
+    return where

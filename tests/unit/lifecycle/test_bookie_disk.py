@@ -1,0 +1,131 @@
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from pulsar_lifecycle.errors import AccessDenied, NotFound, StoreError, Unavailable
+from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, DEFAULTS, DiskVerdict, days_until_full, judge
+from pulsar_lifecycle.lifecycle.placement import Placed, Placement
+from pulsar_lifecycle.ports import Compaction, LedgerDirectory
+from tests.kit.fakes.bookie_admin import IDLE, status
+
+GB = 1 << 30
+PLACED = Placed(10 * GB, 100)
+DAY = 86_400_000
+
+
+def directory(live_bytes=10 * GB, ledgers=100, usage=0.5, logs=10):
+    return LedgerDirectory("/ledgers", logs, live_bytes, ledgers, usage)
+
+
+def verdict(said, placed=PLACED, *, registered=True, read_only=False):
+    (found,) = judge({"b": read_only} if registered else {}, {"b": said}, Placement({"b": placed}), 5)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, DiskVerdict.NOTHING_TO_FREE),
+        ({"read_only": True}, DiskVerdict.READ_ONLY),
+        ({"minor_suspended": True}, DiskVerdict.SUSPENDED),
+        ({"major_suspended": True}, DiskVerdict.SUSPENDED),
+        ({"directories": (directory(usage=0.91),)}, DiskVerdict.SUSPENDED),
+        ({"directories": (directory(usage=0.2), directory(usage=0.91))}, DiskVerdict.SUSPENDED),
+        ({"collecting": True}, DiskVerdict.COMPACTING),
+        ({"compactions": (IDLE, replace(IDLE, minor=True))}, DiskVerdict.COMPACTING),
+        ({"directories": None}, DiskVerdict.NO_METRICS),
+        ({"directories": None, "free": 5 * GB}, DiskVerdict.SUSPENDED),
+        ({"directories": (directory(ledgers=101),)}, DiskVerdict.WAITS_FOR_GC),
+        ({"directories": (directory(logs=20),)}, DiskVerdict.WAITS_FOR_COMPACTION),
+        ({"directories": (directory(logs=12),)}, DiskVerdict.NOTHING_TO_FREE),
+        ({"directories": (directory(logs=11),)}, DiskVerdict.NOTHING_TO_FREE),
+        ({"directories": (directory(9 * GB),)}, DiskVerdict.NOTHING_TO_FREE),
+    ],
+)
+def test_what_a_bookie_waits_for(changes, expected):
+    assert verdict(status("b", **changes)).verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (NotFound("no HTTP server"), DiskVerdict.NO_HTTP_SERVER),
+        (AccessDenied("403"), DiskVerdict.DENIED),
+        (Unavailable("timed out"), DiskVerdict.NO_ANSWER),
+        (StoreError("no JSON"), DiskVerdict.NO_ANSWER),
+    ],
+)
+def test_a_bookie_that_does_not_answer_is_named_and_nothing_is_guessed(error, expected):
+    found = verdict(error)
+    assert found.verdict == expected
+    assert not found.verdict.known
+    row = found.row()
+    assert (row["total"], row["bytes_to_collect"], row["bytes_to_compact"]) == (None, None, None)
+    assert row["bytes_placed"] == 10 * GB
+
+
+def test_a_bookie_that_metadata_names_and_that_is_not_registered():
+    assert verdict(NotFound("gone"), registered=False).verdict == DiskVerdict.NOT_REGISTERED
+
+
+def test_one_that_is_registered_as_read_only_is_read_only_whatever_it_says():
+    assert verdict(status("b"), read_only=True).verdict == DiskVerdict.READ_ONLY
+
+
+def test_a_full_bookie_says_what_it_waits_for_as_well():
+    found = verdict(status("b", read_only=True, directories=(directory(ledgers=103, usage=0.97),)))
+    assert found.verdict == DiskVerdict.READ_ONLY
+    assert "97.0%" in found.detail
+    assert "waits_for_gc: 3 ledgers" in found.detail
+
+
+def test_a_registered_bookie_without_ledgers_has_a_row_too():
+    (found,) = judge({"b": False}, {"b": status("b", directories=(directory(0, 0, logs=0),))}, Placement({}), 5)
+    assert (found.verdict, found.placed) == (DiskVerdict.NOTHING_TO_FREE, Placed())
+
+
+def test_what_waits_for_a_collection_and_for_a_compaction():
+    found = verdict(status("b", directories=(directory(10 * GB, logs=15), directory(5 * GB, logs=10))))
+    assert (found.live_bytes, found.log_bytes) == (15 * GB, 25 * GB)
+    assert found.bytes_to_collect == 5 * GB  # 10 GiB are placed
+    assert found.bytes_to_compact == 10 * GB
+
+
+def test_entry_logs_take_no_more_than_what_is_used():
+    assert verdict(status("b", directories=(directory(logs=90),))).log_bytes == 50 * GB
+
+
+def test_settings_that_a_bookie_does_not_have_are_bookkeepers_defaults():
+    said = status("b", directories=(directory(logs=20),), configuration={"majorCompactionThreshold": "0.3"})
+    assert verdict(said).verdict == DiskVerdict.NOTHING_TO_FREE
+    assert verdict(replace(said, configuration={"logSizeLimit": "much"})).verdict == DiskVerdict.WAITS_FOR_COMPACTION
+    assert float(DEFAULTS["majorCompactionThreshold"]) == 0.8
+
+
+def test_rows_fit_their_table():
+    rows = [verdict(status("b")).row(), verdict(Unavailable("no")).row()]
+    assert pa.Table.from_pylist(rows, BOOKIE_DISK).num_rows == 2
+
+
+def test_a_running_compaction_is_one_of_three_kinds():
+    assert [Compaction(*kind, 0, 0, 0, 0).running for kind in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0))] == [
+        1, 1, 1, 0,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("history", "days"),
+    [
+        ([], None),
+        ([(0, 100)], None),
+        ([(0, 100), (DAY, 90)], 9.0),
+        ([(0, 100), (DAY, 90), (2 * DAY, 80)], 8.0),
+        ([(0, 100), (DAY, 100)], None),
+        ([(0, 90), (DAY, 100)], None),
+        ([(0, 100), (0, 90)], None),
+        ([(0, 10), (DAY, 0)], 0.0),
+    ],
+)
+def test_days_until_full(history, days):
+    assert days_until_full(history) == (days if days is None else pytest.approx(days))

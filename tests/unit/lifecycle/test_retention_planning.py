@@ -1,0 +1,150 @@
+"""A retention plan of a stored scan: what goes, what is kept by which code, and when it is only a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records import retention_plan
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.gaps import Gap
+from tests.kit.builders import A_GAP
+from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
+
+OWN = f"persistent://{NAMESPACE}/"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    return RetentionScene(tmp_path, monkeypatch)
+
+
+def plan(scene: RetentionScene, *gaps: Gap, **context: Any) -> tuple[PlanSummary, list[dict[str, Any]]]:
+    summary, rows = make_retention_plan(scene.cluster, scene.scan(*gaps, **context))
+    assert retention_plan.digest(rows, summary.to_json()) == summary.digest
+    assert scene.lake.retention_plan(summary.plan_id) == (summary, rows)
+    return summary, rows.to_pylist()
+
+
+def stored(scene: RetentionScene) -> dict[int, tuple[str, str | None]]:
+    """By ledger of table ``expired_ledgers``: by what it is expired, and what keeps it."""
+    epoch = scene.lake.epochs()[-1].epoch_id
+    rows = [
+        row
+        for batch in scene.lake.batches(scene.lake.parts(epoch, TABLE), ["ledger_id", "expired_by", "kept"])
+        for row in batch.to_pylist()
+    ]
+    return {row["ledger_id"]: (row["expired_by"], row["kept"]) for row in rows}
+
+
+def test_expired_ledgers_go_and_the_last_one_is_reported(scene: RetentionScene) -> None:
+    first, second, third, last = scene.topic("a", 100, 90, 0, 80)
+    summary, rows = plan(scene)  # an hour later
+    closed = scene.now - 60 * 60_000
+    assert rows == [
+        {
+            "ledger_id": ledger,
+            "topic": f"{OWN}a",
+            "namespace": NAMESPACE,
+            "bytes": MB,
+            "expired_by": "expired_by_time",
+            "expired_at": closed - age * 60_000 + 60 * 60_000,
+            "retention_minutes": 60,
+            "retention_mb": -1,
+            "level": "namespace",
+            "kept": None,
+        }
+        for ledger, age in ((first, 100), (second, 90))
+    ]
+    assert (summary.actionable, summary.ledgers, summary.logical_bytes) == (True, 2, 2 * MB)
+    assert third not in stored(scene)
+    assert last not in stored(scene)
+    scene.servers.wait(1)
+    summary, rows = plan(scene)
+    assert [row["ledger_id"] for row in rows] == [first, second, third]
+    assert stored(scene)[last] == ("expired_by_time", "last_ledger")
+
+
+def test_cursors_hold_what_they_have_not_read(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 100, 100, 100, cursor=1)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "t", at=ids[1])
+    _, rows = plan(scene)
+    assert [row["ledger_id"] for row in rows] == ids[:1]
+
+
+def test_the_ledger_that_all_cursors_have_read_to_its_end_goes(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 100, 100, cursor=1)
+    _, rows = plan(scene)
+    assert [row["ledger_id"] for row in rows] == ids[:2]
+
+
+@pytest.mark.parametrize(
+    ("context", "code"),
+    [
+        ({"holds": frozenset({f"{OWN}a"})}, None),
+        ({"shadow_sources": frozenset({f"{OWN}a"})}, "shadow_source"),
+        ({"namespaces": frozenset({"other/ns"})}, "unknown_namespace"),
+        ({"open_topics": frozenset({f"{OWN}a"})}, "open_orphan"),
+    ],
+)
+def test_what_is_protected_is_kept_by_its_code(
+    scene: RetentionScene, context: dict[str, Any], code: str | None
+) -> None:
+    """Holds are those of the settings now, whatever the scan had."""
+    first, _ = scene.topic("a", 100, 100)
+    _, rows = plan(scene, **context)
+    assert stored(scene)[first] == ("expired_by_time", code)
+    assert [row["ledger_id"] for row in rows] == ([] if code else [first])
+
+
+def test_a_loaded_topic_is_left_to_its_broker(scene: RetentionScene) -> None:
+    first, _ = scene.topic("a", 100, 100)
+    scene.servers.load(Topic.parse(f"{OWN}a"))
+    _, rows = plan(scene)
+    assert stored(scene)[first] == ("expired_by_time", "loaded")
+    assert rows == []
+
+
+def test_policies_are_those_in_force_now(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 100)
+    epoch = scene.scan()
+    scene.retention(-1, -1)
+    assert make_retention_plan(scene.cluster, epoch)[1].num_rows == 0
+    scene.retention(-1, 0)
+    assert make_retention_plan(scene.cluster, epoch)[1].column("expired_by").to_pylist() == ["no_retention"]
+
+
+def test_policies_that_only_the_brokers_have_must_be_theirs_all(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 100)
+    scene.servers.put(f"/admin/policies/{NAMESPACE}", b"{}")
+    assert plan(scene)[1] == []
+    said = {"defaultRetentionTimeInMinutes": "1", "defaultRetentionSizeInMB": "-1"}
+    scene.servers.admin.configuration = dict.fromkeys(scene.servers.admin.broker_ids, said)
+    summary, rows = plan(scene)
+    assert [row["level"] for row in rows] == ["broker"]
+    other = {**said, "defaultRetentionTimeInMinutes": "2"}
+    scene.servers.admin.broker_ids = [*scene.servers.admin.broker_ids, "other:1"]
+    scene.servers.admin.configuration = {**scene.servers.admin.configuration, "other:1": other}
+    summary, rows = plan(scene)
+    assert rows == []
+    assert not summary.actionable
+    assert "the brokers differ in defaultRetentionTimeInMinutes" in summary.gaps[-1].text
+
+
+def test_a_plan_on_a_scan_that_is_not_covered_is_report_only(scene: RetentionScene) -> None:
+    first, _ = scene.topic("a", 100, 100)
+    summary, rows = plan(scene, A_GAP)
+    assert (summary.actionable, summary.gaps) == (False, (A_GAP,))
+    assert [row["ledger_id"] for row in rows] == [first]
+
+
+def test_making_a_plan_writes_nothing_to_the_cluster(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 100, cursor=0)
+    epoch, before = scene.scan(), scene.servers.zookeeper.zxid
+    make_retention_plan(scene.cluster, epoch)
+    assert scene.servers.zookeeper.zxid == before
+    assert scene.servers.deletion_topics.waiting == {}

@@ -1,0 +1,191 @@
+"""Applying a retention plan: what is as planned leaves its list, what changed since stays, by code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.errors import NotFound, Paused, Refused, UsageError
+from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, REFUSED
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.caps import Lowered, Order
+from pulsar_lifecycle.topics.first_phase import GOES, NOTHING, REMOVED, LedgerOutcome
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from pulsar_lifecycle.trimming.trim_rules import Stays
+from tests.kit.crash import Crash, raising
+from tests.kit.fakes.metadata_store import Operation
+from tests.kit.retention_scene import NAMESPACE, RetentionScene
+
+A = Topic.parse(f"persistent://{NAMESPACE}/a")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RetentionScene:
+    return RetentionScene(tmp_path, monkeypatch)
+
+
+def planned(scene: RetentionScene, *gaps: str) -> PlanSummary:
+    return make_retention_plan(scene.cluster, scene.scan(*gaps))[0]
+
+
+def applied(scene: RetentionScene, plan: PlanSummary, *, dry_run: bool = False, **order: Any) -> list[LedgerOutcome]:
+    return apply_retention(scene.cluster, "run", Order(plan.plan_id, plan.digest, **order), dry_run=dry_run)
+
+
+def said(outcomes: Sequence[LedgerOutcome]) -> dict[int, tuple[str, str]]:
+    return {one.ledger_id: (one.outcome, one.code) for one in outcomes}
+
+
+def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90, 0, 80, cursor=2)
+    young = scene.topic("young", 0, 0)
+    scene.servers.admin.on_unload = raising(AssertionError("nothing is unloaded"))
+    found = applied(scene, plan := planned(scene))
+    assert said(found) == {ids[0]: (REMOVED, ""), ids[1]: (REMOVED, "")}
+    assert (scene.listed("a"), scene.listed("young")) == (ids[2:], young)
+    sent = [decode_deletion_message(raw) for _, _, raw, _ in scene.servers.deletion_topics.waiting.values()]
+    assert [one.ledger_id for one in sent] == ids[:2]
+    rows = {(row.plan_id, row.phase, row.outcome) for row in scene.servers.journal.rows if row.ledger_id in ids}
+    assert rows == {(plan.plan_id, "send", "sent"), (plan.plan_id, "mark", "marked"), (plan.plan_id, "mark", "removed")}
+
+
+def test_applying_it_again_changes_nothing(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90, 80)
+    plan = planned(scene)
+    applied(scene, plan)
+    assert said(applied(scene, plan)) == dict.fromkeys(ids[:2], (NOTHING, ""))
+    assert scene.listed("a") == ids[2:]
+    assert len(scene.servers.deletion_topics.waiting) == 2
+
+
+def test_a_dry_run_writes_nothing(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    before = scene.servers.zookeeper.zxid
+    assert said(applied(scene, plan, dry_run=True)) == {ids[0]: (GOES, "")}
+    assert scene.servers.zookeeper.zxid == before
+
+
+@pytest.mark.parametrize("minutes", [61, -1, 59])
+def test_a_policy_that_changed_keeps_all(scene: RetentionScene, minutes: int) -> None:
+    """A shorter one, too: its own plan says what goes by it."""
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    scene.retention(minutes, -1)
+    (one,) = applied(scene, plan)
+    assert (one.ledger_id, one.outcome, one.code) == (ids[0], REFUSED, Stays.POLICY)
+    assert f"{minutes} minutes" in one.reason or minutes == -1
+    assert scene.listed("a") == ids
+
+
+def test_a_policy_that_is_not_known_any_more_keeps_all(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    scene.servers.put(f"/admin/policies/{NAMESPACE}", b"{}")
+    assert said(applied(scene, plan)) == {ids[0]: (REFUSED, Stays.POLICY)}
+
+
+def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+
+    class Sending:
+        def __init__(self) -> None:
+            self._queue = scene.servers.open_queue()
+
+        def send(self, *given: Any) -> Any:
+            sent = self._queue.send(*given)
+            scene.servers.clock.advance(60)
+            scene.retention(-1, -1)
+            return sent
+
+    scene.open_queue = Sending
+    assert said(applied(scene, plan)) == {ids[0]: (REFUSED, Stays.POLICY)}
+    assert scene.listed("a") == ids
+
+
+def test_a_cursor_that_moved_back_keeps_what_it_needs(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90, 80, cursor=1)
+    plan = planned(scene)
+    scene.position("a", Position(ids[0], 0))
+    assert said(applied(scene, plan)) == {ids[0]: (REMOVED, ""), ids[1]: (REFUSED, Stays.CURSOR)}
+
+
+def test_a_topic_that_was_loaded_meanwhile_is_left_to_its_broker(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90)
+    plan = planned(scene)
+    scene.servers.load(A)
+    assert said(applied(scene, plan)) == {ids[0]: (LEFT_TO_BROKER, "")}
+    assert scene.listed("a") == ids
+
+
+def test_a_topic_that_was_made_anew_keeps_its_ledgers(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 90)
+    plan = planned(scene)
+    scene.servers.remove(scene.servers.topic_path(A))
+    new = scene.topic("a", 0, 0)
+    scene.servers.wait(1)
+    found = applied(scene, plan)
+    assert {one.outcome for one in found} <= {REFUSED, NOTHING}
+    assert scene.listed("a") == new
+
+
+def test_a_plan_that_must_not_be_applied_is_refused(scene: RetentionScene) -> None:
+    scene.topic("a", 100, 90, 80)
+    report = planned(scene, "a root was not read")
+    with pytest.raises(Refused, match="report-only"):
+        applied(scene, report)
+    plan = planned(scene)
+    with pytest.raises(Refused, match="digest"):
+        apply_retention(scene.cluster, "run", Order(plan.plan_id, "0" * 64), dry_run=False)
+    with pytest.raises(NotFound):
+        apply_retention(scene.cluster, "run", Order("another", plan.digest), dry_run=False)
+    with pytest.raises(Refused, match="max_ledgers"):
+        applied(scene, plan, caps=Lowered(max_ledgers=1))
+    with pytest.raises(UsageError, match="max_ledgers"):
+        applied(scene, plan, caps=Lowered(max_ledgers=1 << 40))
+    control.pause(scene.servers.open_store(), "why")
+    with pytest.raises(Paused):
+        applied(scene, plan)
+    control.resume(scene.servers.open_store())
+    scene.servers.wait(25)
+    with pytest.raises(Refused, match="minutes old"):
+        applied(scene, plan)
+
+
+def test_a_limit_takes_the_oldest_first(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90, 80)
+    assert said(applied(scene, planned(scene), limit=1)) == {ids[0]: (REMOVED, "")}
+    assert scene.listed("a") == ids[1:]
+
+
+def test_a_run_that_is_killed_anywhere_is_repeated_harmlessly(scene: RetentionScene) -> None:
+    ids = scene.topic("a", 100, 90, 80)
+    plan = planned(scene)
+
+    for step in count(1):
+        left = [step]
+
+        def die(operation: Operation, left: list[int] = left) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise Crash
+
+        scene.before = die
+        try:
+            applied(scene, plan)
+        except Crash:
+            assert scene.listed("a") in (ids, ids[2:])
+        else:
+            break
+    scene.before = lambda operation: None
+    applied(scene, plan)
+    assert scene.listed("a") == ids[2:]
