@@ -16,7 +16,7 @@ from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
 from pulsar_lifecycle.copies.object_pairs import Kind
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
 from pulsar_lifecycle.tiered.buckets.bucket_runs import TABLE, run_config, take_inventory

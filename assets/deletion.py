@@ -24,8 +24,8 @@ from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import DELETED, WAITS_FOR
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
 

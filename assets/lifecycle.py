@@ -15,8 +15,8 @@ from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan, run_config
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
-from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
 SAMPLE = 50
 """Rows of a sample table."""

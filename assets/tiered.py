@@ -24,8 +24,8 @@ from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.settings import Settings

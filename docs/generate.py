@@ -61,7 +61,7 @@ CODES = (
     ("What became of a topic", "pulsar_lifecycle.topics.write"),
     ("Undo", "pulsar_lifecycle.deletion.undo.undone"),
     ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers"),
-    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.offload_plan"),
+    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan"),
 )
 """Modules whose documented constants are words of the journal, a plan or a page."""
 

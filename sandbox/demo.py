@@ -32,10 +32,10 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import DELETED
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.scan.references import KINDS
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.tiered.buckets import bucket_runs

@@ -176,7 +176,7 @@ def _status(settings: Settings) -> dict[str, Any]:
 
 def _print(document: dict[str, Any], settings: Settings) -> None:
     from pulsar_lifecycle.cli.plans import condition
-    from pulsar_lifecycle.records.deletion_plan import PlanSummary
+    from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
     now = now_ms()
     scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]

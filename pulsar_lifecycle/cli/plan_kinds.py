@@ -19,9 +19,9 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.lifecycle import retention_planning
-from pulsar_lifecycle.records import deletion_plan, retention_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
+from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.topics.first_phase import REMOVED
 
 Groups = list[tuple[str, int, str]]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 
 
 def confirm(now: pa.Table, before: pa.Table) -> pa.Table:

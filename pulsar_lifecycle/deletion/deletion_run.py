@@ -31,11 +31,11 @@ from pulsar_lifecycle.journal.queries import sent_ledgers
 from pulsar_lifecycle.journal.read_checks import failed_locations
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import MetadataStore
-from pulsar_lifecycle.records import deletion_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
+from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.apply import Applied, chosen, send_intents
 from pulsar_lifecycle.runs.caps import Order, caps_of

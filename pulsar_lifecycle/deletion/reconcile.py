@@ -20,8 +20,8 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.pulsar.queue import pending_where_subscribed
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.gaps import in_words
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.runs.cluster import Cluster

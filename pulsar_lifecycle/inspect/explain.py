@@ -34,12 +34,12 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, code_of
 from pulsar_lifecycle.records.copies import Released
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
 from pulsar_lifecycle.records.owner_names import owner_in
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references

@@ -29,12 +29,13 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
     retention_topics,
 )
 from pulsar_lifecycle.lifecycle.verdicts import GONE
-from pulsar_lifecycle.records import plans, retention_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
+from pulsar_lifecycle.records.plans import retention_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of

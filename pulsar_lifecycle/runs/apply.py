@@ -19,11 +19,12 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
-from pulsar_lifecycle.records import deletion_plan, plans
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
 

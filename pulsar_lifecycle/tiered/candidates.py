@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.records.offload_plan import DONE, KEEP, OFFLOAD, RELEASE, WITHHELD
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.records.plans.offload_plan import DONE, KEEP, OFFLOAD, RELEASE, WITHHELD
 from pulsar_lifecycle.topics.listed_ledgers import THEIRS
 from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,

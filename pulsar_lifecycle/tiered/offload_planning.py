@@ -30,12 +30,12 @@ from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, JournalReader
-from pulsar_lifecycle.records import offload_plan
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
+from pulsar_lifecycle.records.plans import offload_plan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control

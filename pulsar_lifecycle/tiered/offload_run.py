@@ -30,13 +30,14 @@ from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.journal.read_checks import failed_locations, passed_locations
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import offload_plan, plans
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import CHECK_FAILED, FOREIGN_ATTEMPT, PROOF_FAILED, REFUSED, UNANSWERED
 from pulsar_lifecycle.records.outcomes import OFFLOAD as OFFLOAD_ACTION
 from pulsar_lifecycle.records.outcomes import RELEASE as RELEASE_ACTION
+from pulsar_lifecycle.records.plans import offload_plan
+from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -23,8 +23,8 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
-from pulsar_lifecycle.records.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
+from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD, RELEASE
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED

@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import plans, retention_plan
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Order, caps_of
 from pulsar_lifecycle.runs.cluster import Cluster

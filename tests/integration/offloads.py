@@ -25,7 +25,7 @@ from pulsar_lifecycle.io.s3.objects import S3ObjectStore
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.sources.offloaded import PulsarOffload

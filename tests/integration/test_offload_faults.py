@@ -16,8 +16,8 @@ import pytest
 
 from pulsar_lifecycle.copies.object_pairs import Kind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.topics.write import FAILED

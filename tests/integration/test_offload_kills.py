@@ -15,8 +15,8 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.outcomes import OFFLOADED, REFUSED, RELEASED
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from sandbox import topics
 from sandbox.clients import pulsar_client

@@ -15,8 +15,8 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import REFUSED
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import PulsarSettings
 from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED

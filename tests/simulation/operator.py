@@ -25,10 +25,10 @@ from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.deletion.workers import WITHHELD, Outcome, _Worker
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import deletion_plan as plan_deletion
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import GapCode, in_words
 from pulsar_lifecycle.records.outcomes import DELETED, SENT
+from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -24,11 +24,11 @@ from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records import deletion_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.run_settings import MAX_LOSS
 from pulsar_lifecycle.runs import apply, control

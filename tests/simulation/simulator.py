@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerType
-from pulsar_lifecycle.records import deletion_plan as plan_deletion
 from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
+from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
 from tests.simulation import acts, disasters, faults, tiering, traps

@@ -29,14 +29,14 @@ from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records import deletion_plan, retention_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.tables import FINDINGS, REFERENCES
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings

@@ -22,14 +22,14 @@ from pydantic import TypeAdapter
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.io.lake.files import LakeFiles
-from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
 

@@ -28,10 +28,10 @@ from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sen
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import Gaps
 from pulsar_lifecycle.records.offload_uuids import NamedByAny
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs import plan_checks as plan_deletion

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.referenced import Referenced
 from tests.kit.fakes.tables import Tables
 

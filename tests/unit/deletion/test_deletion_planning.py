@@ -11,9 +11,10 @@ import pytest
 from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message, encode_deletion_message
-from pulsar_lifecycle.records import deletion_plan, plans
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
+from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.plans import deletion_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs import apply, plan_checks
 from pulsar_lifecycle.runs.caps import Caps

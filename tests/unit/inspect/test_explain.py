@@ -22,11 +22,11 @@ from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 from pulsar_lifecycle.model import Position
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import REFERENCES
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.clock import FakeClock

@@ -14,10 +14,10 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
-from pulsar_lifecycle.records.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
 from tests.kit.builders import A_GAP

@@ -21,7 +21,7 @@ from pulsar_lifecycle.journal.intents import (
 )
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records import outcomes
-from pulsar_lifecycle.records.deletion_plan import PLAN
+from pulsar_lifecycle.records.plans.deletion_plan import PLAN
 
 SENT = JournalRow(
     "r", "c", "p", 1, "", "persistent://a/b/t", outcomes.DELETE_LEDGER, "send", outcomes.SENT, "", 0, "", "", 10

@@ -9,9 +9,9 @@ import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, make_retention_plan
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records import retention_plan
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.plans import retention_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from tests.kit.builders import A_GAP
 from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
 

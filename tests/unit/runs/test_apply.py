@@ -11,8 +11,8 @@ import pytest
 from pulsar_lifecycle.errors import Paused, Refused, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order

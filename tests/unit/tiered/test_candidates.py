@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pulsar_lifecycle.records import offload_plan
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.offload_plan import CANDIDATES, DONE, KEEP, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.records.plans import offload_plan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, DONE, KEEP, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
 from pulsar_lifecycle.tiered.candidates import TopicState, judge
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy

@@ -19,7 +19,6 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.offload_plan import RELEASE
 from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
     LEFT_TO_BROKER,
@@ -28,6 +27,7 @@ from pulsar_lifecycle.records.outcomes import (
     RELEASED,
     REVERTED,
 )
+from pulsar_lifecycle.records.plans.offload_plan import RELEASE
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import evidence

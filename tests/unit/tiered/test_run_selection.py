@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Paused
-from pulsar_lifecycle.records.offload_plan import CANDIDATES, OFFLOAD, RELEASE
 from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, REVERTED
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OFFLOAD, RELEASE
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now

@@ -13,8 +13,8 @@ from pulsar_lifecycle.errors import NotFound, Paused, Refused, UsageError
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.records.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, REFUSED
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from pulsar_lifecycle.topics.first_phase import GOES, NOTHING, REMOVED, LedgerOutcome

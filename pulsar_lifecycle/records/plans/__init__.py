@@ -3,8 +3,8 @@
 # pyarrow has no types.
 """What every plan has in common: a digest over its rows and the facts that make it actionable, and its age.
 
-Belongs here: whether a stored plan is what it says it is. Not here: what its rows mean (``records/deletion_plan.py``,
-``records/offload_plan.py``).
+Belongs here: whether a stored plan is what it says it is. Not here: what its rows mean (``plans/deletion_plan.py``,
+``plans/offload_plan.py``).
 """
 
 from __future__ import annotations
