@@ -1,4 +1,4 @@
-"""What must hold at every moment of a schedule, by the simulator's own truth: DESIGN's I1-I9, P11 and P13.
+"""What must hold at every moment of a schedule, by the simulator's own truth: the safety rules I1 to I9.
 
 Belongs here: judging each effect of the product as it happens, and each acknowledgement. Nothing here calls a rule of
 the product. Not here: liveness, which only the end of a schedule can judge (``simulator.py``).

@@ -1,4 +1,4 @@
-"""What must hold of tiered storage, by the simulator's own truth: DESIGN's I2 and I3.
+"""What must hold of tiered storage, by the simulator's own truth: the safety rules I2 and I3.
 
 Belongs here: judging each write of a topic's offloads, each object that is written or deleted, each message that a
 sweep sends, and what the journal says of offloads. Not here: the other laws (``laws.py``), which call these.

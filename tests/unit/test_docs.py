@@ -235,3 +235,14 @@ def test_modules_that_prose_names_exist() -> None:
 def test_the_coverage_page_says_what_to_do_about_every_gap() -> None:
     page = (ROOT / "docs/understand/coverage.md").read_text()
     assert [code.value for code in GapCode if f"`{code.value}`" not in page] == []
+
+
+def test_safety_rules_that_the_simulator_judges_by_are_on_their_page() -> None:
+    page = set(re.findall(r"^\| ([IP]\d+) \|", (ROOT / "docs/reference/safety-rules.md").read_text(), re.MULTILINE))
+    judged = {
+        rule
+        for module in (ROOT / "tests/simulation").glob("*.py")
+        for rule in re.findall(r'"([IP]\d+)\b', module.read_text())
+    }
+    assert judged
+    assert judged <= page
