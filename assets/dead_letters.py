@@ -40,6 +40,7 @@ COLUMNS = {
     "topic": "string",
     "retries": "int",
     "since": "string",
+    "code": "string",
     "reason": "string",
     "message": "string",
 }
@@ -145,7 +146,7 @@ class Picture:
             "dagster/row_count": self.found.count,
             "oldest": _since(oldest) if oldest is not None else "none",
             "age of the oldest (h)": round(max(0, self.at - oldest) / 3_600_000, 1) if oldest is not None else 0,
-            "by reason": dg.MetadataValue.md(_counted("reason", (letter.reason for letter in self.letters))),
+            "by code": dg.MetadataValue.md(_by_code(self.letters)),
             "by topic": dg.MetadataValue.md(_counted("topic", (letter.topic or "unknown" for letter in self.letters))),
             "sample": sample(self.letters),
             "looked at": f"{counted} of {self.found.count}" if counted < self.found.count else "all",
@@ -206,9 +207,17 @@ def _row(letter: Letter) -> dict[str, Any]:
         "topic": letter.topic,
         "retries": None if times is None else max(0, times - 1),
         "since": _since(message.publish_time),
+        "code": letter.why.code,
         "reason": letter.reason,
         "message": message.raw[:200].decode(errors="replace") if info is None else message.message_id.hex(),
     }
+
+
+def _by_code(letters: Sequence[Letter]) -> str:
+    """How many of each code, with the sentence of the first."""
+    first = {letter.why.code: letter.reason for letter in reversed(letters)}
+    counts = Counter(letter.why.code for letter in letters).most_common(show.SAMPLE)
+    return show.markdown(["code", "dead letters", "the first"], [(code, count, first[code]) for code, count in counts])
 
 
 def _counted(name: str, values: Iterable[str]) -> str:

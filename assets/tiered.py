@@ -308,7 +308,6 @@ def check_done(outcomes: Outcomes) -> None:
 
 
 def named(one: OffloadOutcome) -> str:
-    """An outcome as a sentence: which topic and ledger it is about, each once, and what was said of it."""
-    if one.ledger_id >= 0:
-        return f"{one.topic}, ledger {one.ledger_id}: {one.reason}"
-    return one.reason if one.reason.startswith(one.topic) else f"{one.topic}: {one.reason}"
+    """An outcome as a sentence: which topic and ledger it is about, if any, and what was said of it."""
+    about = f"{one.topic}, ledger {one.ledger_id}" if one.ledger_id >= 0 else one.topic
+    return f"{about}: {one.reason}" if about else one.reason

@@ -121,7 +121,7 @@ def apply_plan_job() -> None:
 
 
 class RedriveConfig(dg.Config):
-    """Which dead letters, and how many at most; empty lists and text want all. Without ``dry_run = false``, nothing.
+    """Which dead letters, and how many at most; empty lists and code want all. Without ``dry_run = false``, nothing.
 
     At most ``apply.max_ledgers`` of the settings file; unset: 1,000, or that if it is less.
     """
@@ -129,7 +129,7 @@ class RedriveConfig(dg.Config):
     ledger_ids: list[int] = Field(default=[])
     topics: list[str] = Field(default=[])
     namespaces: list[str] = Field(default=[])
-    reason: str = ""
+    code: str = ""
     max_messages: int | None = None
     dry_run: bool = True
 
@@ -139,7 +139,7 @@ class RedriveConfig(dg.Config):
             ledgers_of("ledger_ids", self.ledger_ids),
             frozenset(str(topic_of("topics", name)) for name in self.topics),
             frozenset(str(namespace_of("namespaces", name)) for name in self.namespaces),
-            self.reason.strip(),
+            self.code.strip(),
         )
 
 
@@ -185,7 +185,7 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
     if done.looked and not done.sent:
         raise dg.Failure(
             f"nothing was sent: of {done.looked} dead letters {done.unparseable} cannot be parsed, and no other is "
-            "what ledger_ids, topics, namespaces and reason ask for",
+            "what ledger_ids, topics, namespaces and code ask for",
             metadata=metadata,
         )
     context.add_output_metadata(metadata)
@@ -194,7 +194,7 @@ def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle:
 @dg.job(
     name="redrive_dead_letters",
     executor_def=dg.in_process_executor,
-    description="Give dead letters another life in the deletion queue, chosen by ledger, topic, namespace or reason.",
+    description="Give dead letters another life in the deletion queue, chosen by ledger, topic, namespace or code.",
 )
 def redrive_job() -> None:
     """One op."""

@@ -147,22 +147,21 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
     held = (Code.STILL_IN_USE, Code.NOT_KNOWN_YET)
     failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
     failures = (journal_rows(journal, run_id=run.run_id).filter(failed) for run in runs)
-    counts = [
-        Counter(row["reason"] for row in rows.select(["code", "reason"]).to_pylist() if row["code"] not in held)
-        for rows in failures
-    ]
+    rows = [rows.select(["code", "reason"]).to_pylist() for rows in failures]
+    counts = [Counter(row["code"] for row in some if row["code"] not in held) for some in rows]
     if not counts or counts[-1].total() <= sum(before.total() for before in counts[:-1]):
         return []
-    ((reason, number),) = counts[-1].most_common(1)
+    ((code, number),) = counts[-1].most_common(1)
+    reason = next(row["reason"] for row in rows[-1] if row["code"] == code)
     return [
         f"retries grow: the last deletion run failed {counts[-1].total()} times, more often than the one before it, "
-        f"{number} of them with: {reason}; mend that before they become dead letters "
+        f"{number} of them with {code}, the first: {reason}; mend that before they become dead letters "
         f"(`pulsar-lifecycle journal --run {runs[-1].run_id}` has every reason)"
     ]
 
 
 def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int) -> list[str]:
-    """The reasons of those looked at, each with a ledger to follow."""
+    """The codes of those looked at, each with its first reason and a ledger to follow."""
     from pulsar_lifecycle.deletion.redrive import letters_of, look
     from pulsar_lifecycle.errors import LifecycleError
     from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
@@ -182,15 +181,16 @@ def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int)
     )
     if len(letters) < count:
         told += f", {len(letters)} of them looked at"
-    ledgers = {letter.reason: letter.message.info.ledger_id for letter in reversed(letters) if letter.message.info}
-    reasons = Counter(letter.reason for letter in letters).most_common()
+    ledgers = {letter.why.code: letter.message.info.ledger_id for letter in reversed(letters) if letter.message.info}
+    first = {letter.why.code: letter.reason for letter in reversed(letters)}
+    reasons = Counter(letter.why.code for letter in letters).most_common()
     causes = [
-        f"{number} with: {reason}"
-        + (f" (`pulsar-lifecycle journal --ledger {ledgers[reason]}`)" if reason in ledgers else "")
-        for reason, number in reasons[:REASONS]
+        f"{number} with {code or 'no code'}: {first[code]}"
+        + (f" (`pulsar-lifecycle journal --ledger {ledgers[code]}`)" if code in ledgers else "")
+        for code, number in reasons[:REASONS]
     ]
     if rest := reasons[REASONS:]:
-        causes.append(f"{sum(number for _, number in rest)} with {show.counted(len(rest), 'other reason')}")
+        causes.append(f"{sum(number for _, number in rest)} with {show.counted(len(rest), 'other code')}")
     causes.append("mend that, then run the job redrive_dead_letters")
     return [f"{told}: {'; '.join(causes)}"]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -39,7 +39,7 @@ from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Receive
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Released, copy_of
+from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
 from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
@@ -209,7 +209,7 @@ def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
         stay(failed, f"the retry topic could not be asked: {error}")
         return
     for d, one in zip(failed, postponed, strict=True):
-        d.extra["reconsume_times"] = one.times
+        d.reconsume_times = one.times
         if one.error:
             stay([d], f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error)
         elif one.dead:
@@ -309,7 +309,7 @@ def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
     released = run.evidence.offloads.released.get(d.info.ledger_id)
     if released is None or (released.czxid, released.topic) != (row["czxid"], d.info.topic_name):
         return False
-    d.extra["released"] = released
+    d.released = released
     return True
 
 
@@ -381,7 +381,7 @@ def _confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str
     for path, node in zip(doomed, ports.store.read(list(doomed)), strict=True):
         d, said = doomed[path], outcomes.get(path, "deleted")
         if node is None and said == "deleted":
-            if "released" in d.extra:
+            if d.released:
                 why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
                 d.decide(DELETED, Code.COPY_RELEASED, why)
             else:
@@ -392,7 +392,7 @@ def _confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str
             if said == "changed":
                 d.decide(failed, Code.CHANGED_MEANWHILE, "its z-node was changed meanwhile")
             else:
-                d.decide(failed, Code.NOT_DELETED, "it was not deleted")
+                d.decide(failed, Code.STILL_THERE, "it was not deleted")
             d.waiting = Waiting.STOPPED if failed == WAITING else None
 
 
@@ -411,21 +411,21 @@ def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
 def _row(run: Run, d: Decision, now: int) -> JournalRow:
     info = d.message.info
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
-    if times := d.extra.get("reconsume_times", reconsume_times(d.message.properties)):
+    times = reconsume_times(d.message.properties) if d.reconsume_times is None else d.reconsume_times
+    if times:
         detail["reconsume_times"] = times
     if d.waiting and d.outcome == WAITING:
         detail["waiting"] = str(d.waiting)
         if d.sent_back:
-            detail["waiting_since"] = d.extra["waiting_since"]
+            detail["waiting_since"] = d.waiting_since
     if info and (uuid := copy_of(info)):
         detail["uuid"] = uuid
-    if "bucket" in d.extra:
-        detail["bucket"] = d.extra["bucket"]
-    if "objects" in d.extra:
-        detail["objects"] = d.extra["objects"]
-    if "released" in d.extra:
-        released: Released = d.extra["released"]
-        detail["offloaded"] = {"uuid": str(released.uuid), "bucket": released.bucket}
+    if d.bucket:
+        detail["bucket"] = d.bucket
+    if d.objects:
+        detail["objects"] = [asdict(one) for one in d.objects]
+    if d.released:
+        detail["offloaded"] = {"uuid": str(d.released.uuid), "bucket": d.released.bucket}
     if d.outcome == REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
     return JournalRow(

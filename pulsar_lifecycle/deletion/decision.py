@@ -6,16 +6,17 @@ Belongs here: the values that deciding (``deletion/batch.py``, ``owner_check.py`
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadPolicy
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.ports import (
     Node,
     Received,
 )
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.copies import OffloadLocation, Released
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 
@@ -47,6 +48,17 @@ class Run:
     waiting_delay_ms: int = 1_800_000
 
 
+@dataclass(frozen=True, slots=True)
+class ObjectSeen:
+    """An object of an offloaded copy: its size in bytes, when (ms) it was last changed."""
+
+    bucket: str
+    key: str
+    size: int
+    etag: str
+    last_modified: int
+
+
 @dataclass(slots=True)
 class Decision:
     """One message and what became of it; ``outcome`` is one of ``records.outcomes``, ``code`` says why.
@@ -65,7 +77,22 @@ class Decision:
     checksum: str = ""
     waiting: Waiting | None = None
     sent_back: bool = False
-    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+    reconsume_times: int | None = None
+    """How often it was tried, once its copy is in the retry topic; None: as its message says."""
+    waiting_since: int = 0
+    """When (ms) it began to wait, if it was sent back."""
+    released: Released | None = None
+    """Our own run's release of this copy in BookKeeper, if that is why it may go."""
+    site: OffloadLocation | None = None
+    """Where the offloaded copy of a released ledger is, by its topic."""
+    cursor_exists: bool = False
+    """Whether the cursor that its message names has a z-node."""
+    bucket: str = ""
+    """The bucket of the offloaded copy, once it is one of ours."""
+    listed: LedgerInfo | None = None
+    """How its topic lists the ledger of an offloaded copy that may go."""
+    objects: tuple[ObjectSeen, ...] = ()
+    """The objects of the offloaded copy, as they were last seen."""
     info: PendingDeleteLedgerInfo = field(init=False)
     """The message's content; only messages that have one have it."""
 

@@ -21,7 +21,7 @@ from pulsar_lifecycle.copies.attempts import BrokenAttempt
 from pulsar_lifecycle.copies.last_copy import STOPPING, Copies, OtherCopy, is_listed, why_last, why_unlike
 from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, foreign
 from pulsar_lifecycle.copies.offloaded_ledger import Location
-from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
 from pulsar_lifecycle.deletion.owner_check import STILL_IN_USE, ask_owners, first_sent, in_use, memory_of
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger, offload_object
@@ -95,7 +95,7 @@ def _confirm(
         d.decide(RETRYING, Code.OUTCOME_UNKNOWN, f"{NOT_KNOWN}: {error}")
     elif left:
         why = next((problems[key] for key in left if problems.get(key)), "")
-        d.decide(RETRYING, Code.NOT_DELETED, f"it was not deleted: {why}" if why else "it was not deleted")
+        d.decide(RETRYING, Code.STILL_THERE, f"it was not deleted: {why}" if why else "it was not deleted")
     else:
         kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
         d.decide(DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")
@@ -126,7 +126,7 @@ def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
             "the scan found topic z-nodes that could not be decoded: they may name any offloaded copy",
         )
     else:
-        d.extra["bucket"] = bucket
+        d.bucket = bucket
 
 
 def _look_at_scans(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
@@ -190,7 +190,7 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
         elif item is None and d.info.ledger_id in memory:
             d.decide(RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         else:
-            d.extra["listed"] = item
+            d.listed = item
 
 
 def _look_at_objects(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
@@ -219,10 +219,7 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     newest = max(one.last_modified for one in found)
     d.length = sum(one.size for one in found)
     d.checksum = found[0].etag
-    d.extra["objects"] = [
-        {"bucket": bucket_of(d.info), "key": h.key, "size": h.size, "etag": h.etag, "last_modified": h.last_modified}
-        for h in found
-    ]
+    d.objects = tuple(ObjectSeen(bucket_of(d.info), h.key, h.size, h.etag, h.last_modified) for h in found)
     why = next((why for one in found if (why := _not_ours(run, d, one))), "")
     if why:
         d.decide(KEPT, Code.NOT_OURS, why)
@@ -323,21 +320,21 @@ class _Watch:
 
 def _look_again(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     """Reading took its time: what names these copies, and where the other ones are, is asked once more."""
-    before = [(d, d.extra.get("listed"), d.extra["objects"]) for d in live]
+    before = [(d, d.listed, d.objects) for d in live]
     ports.store.sync("/")
     _look_at_attempts(run, ports, live)
     ask_owners(run, ports, _open(live), _look_at_topic)
     _look_at_objects(run, ports, _open(live))
     _look_for_another_copy(run, ports, _open(live))
     for d, listed, objects in before:
-        if (d.extra.get("listed"), d.extra["objects"]) != (listed, objects):
+        if (d.listed, d.objects) != (listed, objects):
             why = "it, or what its topic says of its ledger, changed while its copies were read"
             d.decide(RETRYING, Code.CHANGED_MEANWHILE, why)
 
 
 def _other_copy(run: Run, d: Decision) -> OtherCopy:
     delisted = _marked_at(run, d) is not None
-    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.extra.get("listed"), delisted)
+    return OtherCopy(d.info.ledger_id, Topic.parse(d.info.topic_name), d.listed, delisted)
 
 
 def _places(run: Run) -> Copies:

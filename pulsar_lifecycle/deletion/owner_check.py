@@ -109,7 +109,7 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
     memory = _held(internals)
     pending: list[Decision] = []
     for d in group:
-        released: Released | None = d.extra.get("released")
+        released = d.released
         if d.info.ledger_id in listed:
             why = "its topic's z-node lists it"
             if released:
@@ -117,7 +117,7 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
                 copy = Copy.of_item(item, 0)
                 why = still_used(ports, item, max(listed), released, topic)
                 if copy:
-                    d.extra["site"] = location_of(copy)
+                    d.site = location_of(copy)
                 else:
                     why = why or "its topic's z-node does not say by which driver it is offloaded"
             if why:
@@ -184,7 +184,7 @@ def _look_at_cursor(ports: Ports, d: Decision, path: str) -> None:
     if node is None:
         return
     cursor = cursor_format.decode(node.data)
-    d.extra["cursor_exists"] = True
+    d.cursor_exists = True
     held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
     if d.info.ledger_id in held:
         d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its cursor's z-node names it")
@@ -274,7 +274,7 @@ def _snapshot_memory(
 ) -> snapshot_memory.Memory:
     """What the broker can hold of a delayed-index snapshot, by its answer of just now."""
     why = snapshot_memory.before_asking(
-        stored_cursor=d.extra.get("cursor_exists", False),
+        stored_cursor=d.cursor_exists,
         broker=broker,
         last_ledger=last,
         started=run.brokers.started.get(broker or ""),

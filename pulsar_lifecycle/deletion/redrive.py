@@ -12,13 +12,13 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pulsar_lifecycle.errors import NotFound, Refused
+from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.prometheus import published
-from pulsar_lifecycle.journal.queries import dead_letter_reasons
+from pulsar_lifecycle.journal.queries import GivenUp, dead_letter_reasons
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Clock,
@@ -31,7 +31,8 @@ from pulsar_lifecycle.ports import (
     Resent,
 )
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.control import Lease, held_lease
@@ -40,10 +41,14 @@ from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
 
 BATCH = 500
-UNKNOWN = "not in our journal"
+UNKNOWN = GivenUp(Code.NOT_JOURNALLED, "not in our journal")
 
-Reasons = Mapping[tuple[int, str], str]
-"""Why messages became dead letters, as the journal says: (ledger id, action) -> reason of the last one."""
+Reasons = Mapping[tuple[int, str], GivenUp]
+"""Why messages became dead letters, as the journal says: (ledger id, action) -> why, the last time."""
+
+
+CODES = frozenset(one.value for codes in (Code, Finding, Waiting) for one in codes)
+"""Codes that a journal row about a message may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,12 @@ class Letter:
     """A dead letter and why it is one."""
 
     message: Received
-    reason: str
+    why: GivenUp
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return self.why.text
 
     @property
     def unparseable(self) -> bool:
@@ -66,10 +76,10 @@ class Letter:
 
 def letters_of(messages: Iterable[Received], reasons: Reasons) -> list[Letter]:
     """Messages with their reasons; of an unparseable one it is what is wrong with it now."""
-    return [Letter(m, _reason(m.info, reasons) if m.info else m.problem) for m in messages]
+    return [Letter(m, _why(m.info, reasons) if m.info else GivenUp(Code.UNPARSEABLE, m.problem)) for m in messages]
 
 
-def _reason(info: PendingDeleteLedgerInfo, reasons: Reasons) -> str:
+def _why(info: PendingDeleteLedgerInfo, reasons: Reasons) -> GivenUp:
     return reasons.get((info.ledger_id, action_of(info.ledger_type)), UNKNOWN)
 
 
@@ -109,13 +119,17 @@ class LetterFilter:
     """Which dead letters to send again; an empty field wants all, all fields together must hold.
 
     ``topics`` are full names, a partitioned topic's stands for its partitions; ``namespaces`` are ``tenant/namespace``;
-    ``reason`` is a part of the reason, in any case.
+    ``code`` says why they were given up: :class:`Code`, ``Finding``, ``Waiting``. Raises UsageError for another.
     """
 
     ledger_ids: frozenset[int] = frozenset()
     topics: frozenset[str] = frozenset()
     namespaces: frozenset[str] = frozenset()
-    reason: str = ""
+    code: str = ""
+
+    def __post_init__(self) -> None:
+        if self.code and self.code not in CODES:
+            raise UsageError(f"code {self.code}: no code of a dead letter; one of {', '.join(sorted(CODES))}")
 
     def wants(self, letter: Letter) -> bool:
         """Never one that is unparseable: the deletion run would refuse it."""
@@ -127,7 +141,7 @@ class LetterFilter:
             (not self.ledger_ids or info.ledger_id in self.ledger_ids)
             and (not self.topics or not self.topics.isdisjoint({str(topic), str(topic.partitioned_parent)}))
             and (not self.namespaces or str(topic.namespace) in self.namespaces)
-            and self.reason.lower() in letter.reason.lower()
+            and (not self.code or letter.why.code == self.code)
         )
 
 

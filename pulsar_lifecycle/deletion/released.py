@@ -11,7 +11,7 @@ from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refused
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import OffloadLocation, Released, Verified
+from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import (
     KEPT,
     RETRYING,
@@ -27,7 +27,7 @@ def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     journal as it was when the run began counts too: z-nodes cannot be written while the store denies, and older
     versions wrote none.
     """
-    live = [d for d in live if "released" in d.extra]
+    live = [d for d in live if d.released]
     if not live:
         return
     if ports.objects is None:
@@ -49,9 +49,10 @@ def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     if not live:
         return
     held = failed_proofs.held(ports.store, [d.info.ledger_id for d in live])
-    unread = unread_locations.held(ports.store, {d.extra["site"] for d in live})
+    unread = unread_locations.held(ports.store, {d.site for d in live if d.site})
     for d in live:
-        where: OffloadLocation = d.extra["site"]
+        where = d.site
+        assert where is not None
         if d.info.ledger_id in held:
             path = failed_proofs.path_of(d.info.ledger_id)
             d.decide(RETRYING, Code.NOT_PROVEN, f"its offloaded copy failed a proof since this run began ({path})")
@@ -68,5 +69,6 @@ UNREAD_OF_LATE = (
 
 
 def _proven(d: Decision) -> tuple[Location, Verified]:
-    released: Released = d.extra["released"]
+    released = d.released
+    assert released is not None
     return Location(released.bucket, released.uuid, d.info.ledger_id), Verified(**released.proof)

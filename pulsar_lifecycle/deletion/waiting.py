@@ -52,13 +52,10 @@ def send_back(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
     """
     for d in waits:
         published = d.message.publish_time
-        d.extra["waiting_since"] = waiting_since(d.message.properties, published) or published
+        d.waiting_since = waiting_since(d.message.properties, published) or published
     firsts = {_same(d): d for d in reversed(waits) if _same(d) not in ports.sent_back}
     some = list(firsts.values())
-    notes = [
-        {WAITING_SINCE: str(d.extra["waiting_since"]), WAITING_FOR: str(d.waiting), WAITING_RUN: run.run_id}
-        for d in some
-    ]
+    notes = [{WAITING_SINCE: str(d.waiting_since), WAITING_FOR: str(d.waiting), WAITING_RUN: run.run_id} for d in some]
     try:
         postponed = ports.queue.send_back([d.message for d in some], notes, run.waiting_delay_ms) if some else []
     except LifecycleError as error:

@@ -32,7 +32,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT, 
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.codes import Code, code_of
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
@@ -299,7 +299,7 @@ def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
         return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
     for row in reversed(history.journal):
         marked = (row["action"], row["phase"]) == (DELETE_LEDGER, "mark")
-        if marked and code_of(row["code"], row["reason"]) in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
+        if marked and row["code"] in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
             return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
     if found.trouble:
         return Verdict.GONE, "BookKeeper does not have it; what its owner says could not all be read"

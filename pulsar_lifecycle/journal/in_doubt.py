@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import reduce
 from itertools import groupby
 from typing import Any
 
@@ -25,9 +24,17 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import EARLIER, Code, code_of
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED, DELETED, GONE, NOT_DELETED, WAITING
+from pulsar_lifecycle.records.outcomes import (
+    DELETE_LEDGER,
+    DELETE_OFFLOADED,
+    DELETED,
+    FINAL,
+    GONE,
+    NOT_DELETED,
+    WAITING,
+)
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
@@ -48,7 +55,7 @@ ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", 
 """The archive's columns that :func:`deletions_in_doubt` takes."""
 
 JOURNAL_COLUMNS = pa.schema(
-    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "code", "reason", "checksum"))],
+    [*ARCHIVE, *((name, pa.string()) for name in ("phase", "action", "outcome", "code", "checksum"))],
 )
 """The journal's columns that :func:`deletions_in_doubt` takes."""
 
@@ -93,11 +100,9 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
 
 
 def _says_nothing(journal: pa.Table) -> pa.ChunkedArray:
-    """Which rows have one of the codes :data:`SAYS_NOTHING`; :func:`code_of` for a whole table."""
-    code, reason = journal.column("code"), pc.fill_null(journal.column("reason"), "")
-    begins = [text for text, known in EARLIER.items() if known in SAYS_NOTHING]
-    earlier = reduce(pc.or_, (pc.starts_with(reason, text) for text in begins))
-    return pc.or_(pc.is_in(code, pa.array(SAYS_NOTHING)), pc.and_(pc.is_null(code), earlier))
+    """Which rows have one of the codes :data:`SAYS_NOTHING`, or none, as earlier versions wrote: that may be one."""
+    code = journal.column("code")
+    return pc.or_(pc.is_in(code, pa.array(SAYS_NOTHING)), pc.is_null(code))
 
 
 def absent(store: MetadataStore, nodes: Sequence[Archived]) -> list[Archived]:
@@ -140,7 +145,7 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
             continue
         if row["outcome"] in (DELETING, DELETED):
             last |= dict.fromkeys(_objects(row), row)
-        if row["phase"] == "delete" and code_of(row["code"], row["reason"]) not in SAYS_NOTHING:
+        if row["phase"] == "delete" and _says_something(row):
             said.setdefault(row["ledger_id"], []).append(row)
 
     def lost(row: Mapping[str, Any]) -> bool:
@@ -149,6 +154,11 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
         return gone or not any("objects" in _detail(one) for one in words)
 
     return {name: row for name, row in last.items() if lost(row)}
+
+
+def _says_something(row: Mapping[str, Any]) -> bool:
+    """Of a row of an earlier version, which has no code, only a final outcome says something."""
+    return row["code"] not in SAYS_NOTHING if row["code"] else row["outcome"] in FINAL
 
 
 def _objects(row: Mapping[str, Any]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -106,14 +107,20 @@ def sent_ledgers(journal: JournalReader, plan_id: str) -> frozenset[int]:
     return frozenset(rows_of_outcome(journal, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
 
 
-def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], str]:
-    """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> reason, the last one."""
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Why a deletion run gave a message up: as a code, empty in rows of versions without codes; as a sentence."""
+
+    code: str
+    text: str
+
+
+def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], GivenUp]:
+    """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> why, the last time."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
     key = ["ledger_id", "action"]
-    rows = rows_of_outcome(journal, DEAD_LETTERED, since, mine, [*key, "reason", "at"]).sort_by("at")
-    last = rows.group_by(key, use_threads=False).aggregate([("reason", "last")])
-    columns = [last.column(name).to_pylist() for name in (*key, "reason_last")]
-    return {(ledger_id, action): reason for ledger_id, action, reason in zip(*columns, strict=True)}
+    rows = rows_of_outcome(journal, DEAD_LETTERED, since, mine, [*key, "code", "reason", "at"]).sort_by("at")
+    return {(row["ledger_id"], row["action"]): GivenUp(row["code"] or "", row["reason"]) for row in rows.to_pylist()}
 
 
 def rows_of_phase(journal: JournalReader, phase: str) -> pa.Table:

@@ -1,8 +1,9 @@
 """Why a message, a ledger or an offload became what its journal row says: column ``code``.
 
-Belongs here: the codes. Not here: what became of it (``outcomes.py``), nor the sentence, which is made where a code is
-chosen and stands in column ``reason``. A message that waits has the code of what it waits for
-(``outcomes.Waiting``), one that a rule of the scan keeps has that of the finding (``findings.Finding``).
+Belongs here: the codes. Not here: what became of it (``outcomes.py``), nor
+the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows have a code of another
+enumeration: what a message waits for (``outcomes.Waiting``), the finding that keeps it (``findings.Finding``), why a
+ledger stays on its topic's list (``trim_rules.Stays``).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class Code(StrEnum):
     """Its dead letter was sent again."""
     NOT_SENT = "not_sent"
     """Its message was not acknowledged."""
+    NOT_JOURNALLED = "not_journalled"
+    """Another program made it a dead letter: our journal does not say why."""
     UNPARSEABLE = "unparseable"
     """The message is not as PIP-186, or we, write it."""
     MISMATCH = "mismatch"
@@ -42,9 +45,9 @@ class Code(StrEnum):
     NOT_CONFIRMED = "not_confirmed"
     """The earlier of two scans does not agree."""
     DELISTED = "delisted"
-    """Its topic does not list it any more: the next scan decides."""
+    """Its topic does not list it, or no more. A message about it is kept: the next scan decides."""
     NEVER_CLOSED = "never_closed"
-    """Its topic lists it as offloaded, and in BookKeeper it was never closed."""
+    """It was never closed in BookKeeper."""
     DAMAGED_REFERENCE = "damaged_reference"
     """An entry that could name it is lost."""
     UNREAD = "unread"
@@ -59,7 +62,7 @@ class Code(StrEnum):
     """No other copy of the ledger is known to be whole."""
     NOT_PROVEN = "not_proven"
     """Its offloaded copy is not what was proven, or failed a proof since."""
-    NOT_DELETED = "not_deleted"
+    STILL_THERE = "still_there"
     """It was to be deleted, and is there still."""
     CHANGED_MEANWHILE = "changed_meanwhile"
     """It, or what its topic says of it, changed between the decision and the deletion."""
@@ -73,19 +76,3 @@ class Code(StrEnum):
     """Its topic was deleted whole."""
     BROKER_DELETED = "broker_deleted"
     """The broker deleted it, and its topic is there still."""
-
-
-EARLIER = {
-    "whether it was deleted is not known": Code.OUTCOME_UNKNOWN,
-    "another message of this batch is about the same ledger": Code.TWIN,
-    "its topic is deleted": Code.TOPIC_DELETED,
-    "the broker deleted it, but not its topic": Code.BROKER_DELETED,
-}
-"""How the reasons of rows began that earlier versions wrote without a code, as far as something depends on it."""
-
-
-def code_of(code: str | None, reason: str | None) -> str:
-    """A row's code; of a row that an earlier version wrote, by its reason. Empty if neither says."""
-    if code is not None:
-        return code
-    return next((known for begins, known in EARLIER.items() if (reason or "").startswith(begins)), "")

@@ -214,7 +214,7 @@ def commit_topic(
             if committed[0].outcome == OFFLOADED:
                 if unread := unread_by_broker(run, ports, guard, topic, [one], read_check):
                     why = (
-                        f"{topic}: ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
+                        f"ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
                         "the run stopped there, and nothing else was committed after it"
                     )
                     raise ReadCheckFailed(why, [*outcomes[:-1], *unread])

@@ -73,11 +73,11 @@ def test_what_was_left_to_brokers_counts_ledgers() -> None:
     [
         (OffloadOutcome(NAME, 44, FAILED, "S3 says no"), f"{NAME}, ledger 44: S3 says no"),
         (OffloadOutcome(NAME, -1, FAILED, "an unload of it is pending: x"), f"{NAME}: an unload of it is pending: x"),
-        (OffloadOutcome(NAME, -1, FAILED, f"{NAME}: ledger 44 was offloaded"), f"{NAME}: ledger 44 was offloaded"),
+        (OffloadOutcome(NAME, -1, FAILED, "ledger 44 was offloaded"), f"{NAME}: ledger 44 was offloaded"),
         (OffloadOutcome("", -1, FAILED, "/pulsar-lifecycle/x: no JSON"), "/pulsar-lifecycle/x: no JSON"),
     ],
 )
-def test_each_topic_and_ledger_is_named_once(one: OffloadOutcome, text: str) -> None:
+def test_topic_and_ledger_are_named(one: OffloadOutcome, text: str) -> None:
     assert named(one) == text
     with pytest.raises(dg.Failure) as raised:
         check_done([OffloadOutcome(NAME, 1, OFFLOADED, ""), one])

@@ -16,7 +16,7 @@ from pulsar_lifecycle.copies import whole_copies
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import batch, deletion_run, offloaded_copies, owner_check
 from pulsar_lifecycle.deletion import workers as on_tasks
-from pulsar_lifecycle.deletion.decision import Decision, Run
+from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.errors import OutcomeUnknown
@@ -26,6 +26,7 @@ from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, Rep
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.outcomes import RETRYING
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import Problem, Trouble
@@ -177,7 +178,7 @@ def lost_means_not_deleted() -> Iterator[None]:
     def confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
         for path, d in doomed.items():
             if outcomes.get(path) == "lost":
-                d.decide(RETRYING, Code.NOT_DELETED, "the connection was lost: it was not deleted")
+                d.decide(RETRYING, Code.STILL_THERE, "the connection was lost: it was not deleted")
         confirmed(ports, doomed, outcomes, failed)
 
     confirmed = batch._confirm
@@ -244,7 +245,7 @@ def waiting_is_done() -> Iterator[None]:
     def hasty(run: Run, ports: Ports, waits: Sequence[Decision]) -> None:
         for d in waits:
             d.sent_back = True
-            d.extra["waiting_since"] = 0
+            d.waiting_since = 0
 
     with patch.object(batch, "send_back", hasty):
         yield
@@ -266,7 +267,7 @@ def waiting_is_counted() -> Iterator[None]:
             strict=True,
         ):
             d.sent_back = not sent.error
-            d.extra["waiting_since"] = 0
+            d.waiting_since = 0
 
     with patch.object(batch, "send_back", counting):
         yield
@@ -360,7 +361,7 @@ def copies_unseen() -> AbstractContextManager[Any]:
     """What an object says of its age and origin is not looked at."""
 
     def judge(run: Run, d: Decision, found: Any) -> None:
-        d.extra["objects"] = [{"key": one.key} for one in found]
+        d.objects = tuple(ObjectSeen(bucket_of(d.info), one.key, 0, "", 0) for one in found)
 
     return patch.object(offloaded_copies, "_judge", judge)
 

@@ -201,7 +201,9 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     elif finding == "paused":
         control.pause(zookeeper.session(), "bookie-3 is being replaced")
     elif finding == "retries":
-        FileJournal(str(tmp_path / "lake")).record([replace(ROW, outcome="retrying", reason="its bookie is away")])
+        FileJournal(str(tmp_path / "lake")).record(
+            [replace(ROW, outcome="retrying", code=Code.UNREAD, reason="its bookie is away")]
+        )
     elif finding == "restored":
         store = zookeeper.session()
         for root in ("/ledgers", "/managed-ledgers"):
@@ -216,7 +218,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         "dead letters": "2 dead letters, which cannot be looked at now: the broker shows none of them",
         "subscription": "no subscription on persistent://pulsar/system/__ledger_deletion-RETRY-partition-1",
         "paused": "bookie-3 is being replaced",
-        "retries": "1 of them with: its bookie is away; mend that",
+        "retries": "1 of them with unread, the first: its bookie is away; mend that",
         "off": "topicTwoPhaseDeletionEnabled is false while intents are in flight",
         "restored": "every run is refused: ",
     }
@@ -225,25 +227,27 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     assert "nothing needs you" not in out
 
 
-def test_dead_letters_are_named_by_reason_with_a_command_that_works(
+def test_dead_letters_are_named_by_code_with_a_command_that_works(
     cluster: Path, reader: Reader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    reasons = dict(enumerate(["changed", *["no credentials"] * 3, "changed", "a", "b"], 1))
+    denied, changed = Code.OBJECTS_UNREAD, Code.CHANGED_MEANWHILE
+    codes = dict(enumerate([changed, denied, denied, denied, changed, Code.UNREAD, Code.STILL_THERE], 1))
     FileJournal(str(tmp_path / "lake")).record(
-        [replace(ROW, ledger_id=i, outcome=DEAD_LETTERED, reason=why) for i, why in reasons.items()]
+        [replace(ROW, ledger_id=i, outcome=DEAD_LETTERED, code=c, reason=f"text {i}") for i, c in codes.items()]
     )
-    for ledger_id in reasons:
+    for ledger_id in codes:
         reader.bury(ledger_id)
     reader.bury(None)
     assert run("queue", "status", "--json") == 1
     finding = document(capsys)["findings"][0]
     assert finding == (
-        "8 dead letters: 3 with: no credentials (`pulsar-lifecycle journal --ledger 2`); "
-        "2 with: changed (`pulsar-lifecycle journal --ledger 1`); 1 with: a (`pulsar-lifecycle journal --ledger 6`); "
-        "2 with 2 other reasons; mend that, then run the job redrive_dead_letters"
+        "8 dead letters: 3 with objects_unread: text 2 (`pulsar-lifecycle journal --ledger 2`); "
+        "2 with changed_meanwhile: text 1 (`pulsar-lifecycle journal --ledger 1`); "
+        "1 with unread: text 6 (`pulsar-lifecycle journal --ledger 6`); 2 with 2 other codes; "
+        "mend that, then run the job redrive_dead_letters"
     )
     assert run("journal", "--ledger", "2") == 0
-    assert "no credentials" in capsys.readouterr().out
+    assert "text 2" in capsys.readouterr().out
 
 
 def test_dead_letters_that_cannot_be_looked_at_say_so(
@@ -269,7 +273,7 @@ def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
     journal.record([replace(failed, run_id="later", at=ROW.at + 1)])  # fewer are retried, and more have failed
     assert run("queue", "status", "--json") == 1
     (finding,) = document(capsys)["findings"]
-    assert "failed 1 times, more often than the one before it, 1 of them with: its owner could not be asked" in finding
+    assert "failed 1 times, more often than the one before it, 1 of them with unread, the first: its owner" in finding
     assert "`pulsar-lifecycle journal --run later`" in finding
     journal.record([replace(failed, run_id="last", at=ROW.at + 2)])
     assert run("queue", "status") == 0

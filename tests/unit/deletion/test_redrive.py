@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pulsar_lifecycle.deletion.redrive import BATCH, UNKNOWN, LetterFilter, Redriven, chosen, letters_of, look, redrive
-from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable
+from pulsar_lifecycle.errors import LeaseLost, Paused, Unavailable, UsageError
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerType,
     OffloadContext,
@@ -18,8 +18,10 @@ from pulsar_lifecycle.formats.deletion_message import (
 )
 from pulsar_lifecycle.formats.retry_letter import retry_properties
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
+from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
 from pulsar_lifecycle.runs import control
 from tests.kit.builders import BILLS, ORDERS, intent
@@ -114,21 +116,26 @@ def test_dead_letters_go_back_as_they_were_sent_first(scene: Scene) -> None:
         (LetterFilter(topics=frozenset({"persistent://acme/orders/place"})), []),
         (LetterFilter(namespaces=frozenset({"acme/bills"})), [3]),
         (LetterFilter(namespaces=frozenset({"acme"})), []),
-        (LetterFilter(reason="CREDENTIALS"), [4]),
-        (LetterFilter(reason="changed meanwhile"), [1]),
+        (LetterFilter(code=Code.OBJECTS_UNREAD), [4]),
+        (LetterFilter(code=Code.CHANGED_MEANWHILE), [1]),
         (LetterFilter(ledger_ids=frozenset({1, 3}), namespaces=frozenset({"acme/orders"})), [1]),
     ],
 )
 def test_the_filter_says_which(scene: Scene, wanted: LetterFilter, sent: list[int]) -> None:
     scene.bury(intent(1), intent(2), intent(3, BILLS), offloaded(4))
     reasons = {
-        (1, DELETE_LEDGER): "its z-node was changed meanwhile; 10 retries did not help",
-        (4, DELETE_OFFLOADED): "the store refused the credentials",
-        (4, DELETE_LEDGER): "changed meanwhile",
+        (1, DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, "changed; 10 retries did not help"),
+        (4, DELETE_OFFLOADED): GivenUp(Code.OBJECTS_UNREAD, ""),
+        (4, DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, ""),
     }
     assert scene.redrive(wanted, reasons=reasons).sent == len(sent)
     assert scene.sent == sent
     assert scene.buried == [n for n in (1, 2, 3, 4) if n not in sent]
+
+
+def test_a_code_that_no_dead_letter_has_is_wrong_usage() -> None:
+    with pytest.raises(UsageError, match="code credentials"):
+        LetterFilter(code="credentials")
 
 
 def test_the_cap_holds_over_batches(scene: Scene) -> None:
@@ -230,7 +237,7 @@ def test_a_dry_run_chooses_what_the_run_would_send(scene: Scene) -> None:
     wanted = LetterFilter(namespaces=frozenset({"acme/bills"}))
     some = chosen(letters_of(look(FakeQueueReader(scene.topics), DLQ_TOPIC, 10).messages, {}), wanted, 2)
     assert [letter.message.info for letter in some] == [intent(2, BILLS), intent(3, BILLS)]
-    assert {letter.reason for letter in some} == {UNKNOWN}
+    assert {letter.why for letter in some} == {UNKNOWN}
     assert len(scene.buried) == 4
     scene.redrive(wanted, max_messages=2)
     assert scene.sent == [2, 3]

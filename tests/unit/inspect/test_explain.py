@@ -491,7 +491,11 @@ def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: Worl
     unasked = journalled("waiting", 2) | {"action": DELETE_OFFLOADED}
     world.history = replace(world.history, journal=(begun, unasked))
     assert len(world.explain(7).notes) == 1
-    there = journalled("retrying", 2) | {"action": DELETE_OFFLOADED, "detail": '{"objects": []}'}
+    there = journalled("retrying", 2) | {
+        "action": DELETE_OFFLOADED,
+        "code": Code.STILL_THERE,
+        "detail": '{"objects": []}',
+    }
     world.history = replace(world.history, journal=(begun, there))
     assert world.explain(7).notes == ()
 

@@ -26,6 +26,7 @@ from pulsar_lifecycle.journal.offloads import (
     verified_copies,
 )
 from pulsar_lifecycle.journal.queries import (
+    GivenUp,
     dead_letter_reasons,
     deleted_by_topic,
     deleted_since,
@@ -144,17 +145,18 @@ def test_rows_of_a_version_without_codes_read_back_without_one(tmp_path):
 def test_the_last_reason_of_a_dead_letter_counts_and_nothing_else_is_read(tmp_path, columns_read):
     journal = FileJournal(str(tmp_path))
     dead = replace(ROW, phase="delete", outcome="dead-lettered", action=DELETE_LEDGER)
-    journal.record([replace(dead, reason="the last", at=TOMORROW)])
+    journal.record([replace(dead, code=Code.UNREAD, reason="the last", at=TOMORROW)])
     journal.record([replace(dead, reason="the first"), replace(dead, ledger_id=1, reason="alone")])
     journal.record([replace(dead, action="delete-offload-ledger", reason="of the other copy")])
     journal.record([replace(dead, cluster="neighbour", at=TOMORROW), replace(dead, outcome="retrying", at=TOMORROW)])
     assert dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", 0) == {
-        (4711, DELETE_LEDGER): "the last",
-        (1, DELETE_LEDGER): "alone",
-        (4711, "delete-offload-ledger"): "of the other copy",
+        (4711, DELETE_LEDGER): GivenUp(Code.UNREAD, "the last"),
+        (1, DELETE_LEDGER): GivenUp("", "alone"),
+        (4711, "delete-offload-ledger"): GivenUp("", "of the other copy"),
     }
-    assert dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", TOMORROW) == {(4711, DELETE_LEDGER): "the last"}
-    assert columns_read == [["ledger_id", "action", "reason", "at"]] * 2
+    of_late = dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", TOMORROW)
+    assert of_late == {(4711, DELETE_LEDGER): GivenUp(Code.UNREAD, "the last")}
+    assert columns_read == [["ledger_id", "action", "code", "reason", "at"]] * 2
 
 
 def test_deletions_are_added_up_by_topic(tmp_path, columns_read):
@@ -241,6 +243,7 @@ def test_an_offloaded_copy_is_lost_to_the_run_that_was_about_to_delete_it(journa
             run_id=run_id,
             phase="archive" if outcome == "deleting" else "delete",
             outcome=outcome,
+            code=Code.STILL_THERE if outcome == "retrying" else None,
             detail=begun.detail if outcome in ("deleting", "deleted", "retrying") else json.dumps(copy),
             at=NOON + n,
         )

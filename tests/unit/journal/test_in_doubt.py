@@ -37,7 +37,7 @@ def test_what_was_archived_and_never_spoken_of_is_left() -> None:
         {"checksum": None},
         {"outcome": "waiting", "reason": "whether it was deleted is not known: the connection was lost"},
         {"outcome": "not-deleted", "reason": "whether it was deleted is not known: the connection was lost"},
-        {"outcome": "waiting", "reason": "another message of this batch is about the same ledger"},
+        {"outcome": "waiting", "code": Code.TWIN},
         {"phase": "undo", "outcome": "restored", "at": 9},
     ],
 )
@@ -51,8 +51,8 @@ def test_a_row_about_something_else_settles_nothing(word: dict[str, Any]) -> Non
         {},
         {"at": 11},
         {"outcome": "gone"},
-        {"outcome": "retrying", "reason": "it was not deleted"},
-        {"outcome": "waiting", "reason": "it was not deleted"},
+        {"outcome": "retrying", "code": Code.STILL_THERE},
+        {"outcome": "waiting", "code": Code.STILL_THERE},
         {"phase": "undo", "outcome": "restored", "run_id": "undo"},
     ],
 )
@@ -64,10 +64,10 @@ def test_what_another_run_found_there_since_was_not_deleted_before() -> None:
     kept = {"run_id": "b", "at": 11, "outcome": "kept"}
     assert left(("a", 7, 10), said=(kept,)) == set()
     unsure = {"run_id": "b", "at": 12, "outcome": "waiting"}
-    earlier_versions = {"reason": "whether it was deleted is not known: cut"}
+    earlier_versions: dict[str, Any] = {"code": None}
     for why in ({"code": Code.OUTCOME_UNKNOWN}, {"code": Code.TWIN}, earlier_versions):
         assert left(("a", 7, 10), ("b", 7, 11), said=({**unsure, **why},)) == {("b", 7, 11)}
-    assert left(("a", 7, 10), ("b", 7, 11), said=({**unsure, **earlier_versions, "code": Code.NOT_DELETED},)) == set()
+    assert left(("a", 7, 10), ("b", 7, 11), said=({**unsure, **earlier_versions, "code": Code.STILL_THERE},)) == set()
 
 
 def test_only_who_archived_a_ledger_last_can_have_deleted_it() -> None:
