@@ -18,12 +18,11 @@ from assets.names import key
 from pulsar_lifecycle.deletion.redrive import DeadLetters, Letter, Reasons, letters_of, look
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.formats.retry_letter import told_times
-from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
 from pulsar_lifecycle.journal.queries import dead_letter_reasons
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import BEFORE_ALL, BrokerAdmin, Page, QueueReader
-from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
 NAME = "dead_letters"
@@ -47,10 +46,11 @@ COLUMNS = {
 
 
 @contextmanager
-def open_reader(settings: Settings) -> Iterator[tuple[BrokerAdmin, QueueReader]]:
+def open_reader(where: Cluster) -> Iterator[tuple[BrokerAdmin, QueueReader]]:
     """The admin API and a reader of the queue's topics."""
+    settings = where.settings
     hurried = settings.pulsar.model_copy(update={"request_timeout": min(settings.pulsar.request_timeout, PATIENCE)})
-    with Connections(settings) as ports, Connections(settings.model_copy(update={"pulsar": hurried})) as impatient:
+    with where.ports() as ports, where.connect(settings.model_copy(update={"pulsar": hurried})) as impatient:
         yield ports.admin, impatient.queue_reader
 
 
@@ -72,9 +72,9 @@ def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
         kinds={"pulsar"},
     )
     def dead_letters(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        settings = lifecycle.settings()
-        with open_reader(settings) as (_, reader):
-            picture = take_picture(reader, settings)
+        where = lifecycle.without_spark()
+        with open_reader(where) as (_, reader):
+            picture = take_picture(reader, where)
         verdict = picture.verdict()
         return dg.MaterializeResult(
             metadata=picture.shown(),
@@ -167,10 +167,10 @@ class Picture:
         return Verdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")
 
 
-def take_picture(reader: QueueReader, settings: Settings) -> Picture:
+def take_picture(reader: QueueReader, where: Cluster) -> Picture:
     """Look at the dead-letter topic now."""
     found, unread = look_at(reader)
-    return picture_of(found, unread, reasons_of(found, settings))
+    return picture_of(found, unread, reasons_of(found, where), where.clock.now_ms())
 
 
 def look_at(reader: QueueReader) -> tuple[DeadLetters, str]:
@@ -179,17 +179,17 @@ def look_at(reader: QueueReader) -> tuple[DeadLetters, str]:
     return look(partial, DLQ_TOPIC, LOOKED_AT), "; ".join(partial.unread)
 
 
-def picture_of(found: DeadLetters, unread: str, reasons: Reasons) -> Picture:
-    """What was found, with its reasons."""
-    return Picture(found, letters_of(found.messages, reasons), system_clock().now_ms(), unread)
+def picture_of(found: DeadLetters, unread: str, reasons: Reasons, now: int) -> Picture:
+    """What was found until ``now`` (ms), with its reasons."""
+    return Picture(found, letters_of(found.messages, reasons), now, unread)
 
 
-def reasons_of(found: DeadLetters, settings: Settings) -> Reasons:
+def reasons_of(found: DeadLetters, where: Cluster) -> Reasons:
     """The journal's reasons for what was found: a letter is journalled after it was sent, by another clock."""
     if found.oldest is None:
         return {}
-    oldest = min(found.oldest, system_clock().now_ms())  # a publish time is whatever its sender says
-    return dead_letter_reasons(Connections(settings).journal_reader, settings.cluster, max(0, oldest - 3_600_000))
+    oldest = min(found.oldest, where.clock.now_ms())  # a publish time is whatever its sender says
+    return dead_letter_reasons(where.journal_reader, where.settings.cluster, max(0, oldest - 3_600_000))
 
 
 def sample(letters: Sequence[Letter]) -> dg.MetadataValue:

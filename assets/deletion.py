@@ -16,7 +16,6 @@ from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.deletion_planning import run_config
 from pulsar_lifecycle.deletion.workers import FAILURES, WITHHELD, Outcome
-from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
 from pulsar_lifecycle.journal import metrics
@@ -63,11 +62,11 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"pulsar"},
     )
     def pending_deletions(lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
-        settings, now = lifecycle.settings(), system_clock().now_ms()
-        with Connections(settings) as ports:
+        with lifecycle.without_spark().ports(read_only=True) as ports:
+            now = ports.clock.now_ms()
             state = look(ports.admin, ports.queue_reader, now)
-        tallies = tallied(settings.lake.path, now)
-        return dg.MaterializeResult(metadata={**_queue_shown(state), **metrics_shown(tallies, settings.cluster)})
+            tallies = tallied(ports.journal_reader, now)
+        return dg.MaterializeResult(metadata={**_queue_shown(state), **metrics_shown(tallies, cluster)})
 
     @dg.asset(
         key=key(cluster, "ledger_deletions"),
@@ -81,13 +80,13 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
     def ledger_deletions(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> dg.MaterializeResult:  # type: ignore[type-arg]
         where = lifecycle.cluster()
         with (
-            Connections(where.settings) as ports,
+            where.ports(read_only=True) as ports,
             reporting(context.log.info, of_stages(where.spark, lambda: f"{pending(ports.admin)} intents left")),
         ):
             outcomes = deletion_run.delete_pending(where, context.run.run_id)
         _mark_namespaces(context, cluster, where.journal_reader)
-        now = system_clock().now_ms()
-        tallies = tallied(where.lake.location, now)
+        now = where.clock.now_ms()
+        tallies = tallied(where.journal_reader, now)
         intervals = metrics.over_time(tallies, cluster, now - plots.SHOWN, now, plots.STEP)
         metadata = {
             **outcomes_shown(outcomes),
@@ -107,7 +106,7 @@ def deletion_assets(cluster: str) -> list[dg.AssetsDefinition]:
         kinds={"parquet"},
     )
     def deletions_by_namespace(context: dg.AssetExecutionContext, lifecycle: LifecycleResource) -> None:
-        topics = deleted_by_topic(Connections(lifecycle.settings()).journal_reader, cluster)
+        topics = deleted_by_topic(lifecycle.without_spark().journal_reader, cluster)
         for namespace, metadata in _by_namespace(topics, set(context.partition_keys)).items():
             context.add_asset_metadata(metadata, context.asset_key, namespace)
 

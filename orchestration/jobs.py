@@ -150,18 +150,18 @@ class RedriveConfig(dg.Config):
 @wrong_configuration_fails()
 def redrive_op(context: dg.OpExecutionContext, config: RedriveConfig, lifecycle: LifecycleResource) -> None:
     """Refused while two-phase deletion is switched off, the cluster is paused or another run acts."""
-    settings, wanted = lifecycle.settings(), config.wanted()
-    most = at_most(settings, config.max_messages)
+    where, wanted = lifecycle.without_spark(), config.wanted()
+    most = at_most(where.settings, config.max_messages)
     if config.dry_run:
-        with dead_letters.open_reader(settings) as (_, reader):
-            picture = dead_letters.take_picture(reader, settings)
+        with dead_letters.open_reader(where) as (_, reader):
+            picture = dead_letters.take_picture(reader, where)
         some = chosen(picture.letters, wanted, most)
         context.add_output_metadata(
             {**picture.shown(), "would send": len(some), "would be sent": dead_letters.sample(some)}
         )
         context.log.info(f"dry run: {len(some)} dead letters would be sent again; set dry_run to false to send them")
         return
-    done = redrive_now(settings, context.run_id, wanted, most, context.log.info)
+    done = redrive_now(where, context.run_id, wanted, most, context.log.info)
     metadata = {
         "sent": done.sent,
         "failed": done.failed,

@@ -6,7 +6,6 @@ starts consumes the durable subscription.
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +19,12 @@ from orchestration.jobs import CLUSTER_TAG
 from pulsar_lifecycle.deletion.redrive import letters_of
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats.retry_letter import due_at
-from pulsar_lifecycle.io.connect import Connections, metadata_store, system_clock
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, subscribe_everywhere
 from pulsar_lifecycle.model import Position, Topic
-from pulsar_lifecycle.ports import MetadataStore, Node, QueueReader, Received
+from pulsar_lifecycle.ports import Node, QueueReader, Received
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import LEASE, check_not_paused, holder_of
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
-from pulsar_lifecycle.settings import Settings
 from resources.lifecycle import LifecycleResource
 
 RING_EVERY_SECONDS = 300
@@ -82,15 +80,16 @@ def _doorbell(
         description=f"Starts `{job.name}` when {what} is due: published, and its delay has passed. Takes nothing.",
     )
     def ring(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
-        now = system_clock().now_ms()
+        where = lifecycle.without_spark()
+        now = where.clock.now_ms()
         active = context.instance.get_runs(at_work)
         if not all(_may_be_dead(context.instance, run, now) for run in active):
             return dg.SkipReason("a run is at it")
-        if not lifecycle.settings().deletion.topicTwoPhaseDeletionEnabled:
+        if not where.settings.deletion.topicTwoPhaseDeletionEnabled:
             return dg.SkipReason(SWITCHED_OFF)
         watch = Watch.parse(context.cursor)
         try:
-            with open_reader(lifecycle.settings()) as (_, reader):
+            with open_reader(where) as (_, reader):
                 total, due, unread = watch.look(reader, topic, now)
         except LifecycleError as error:
             return dg.SkipReason(f"the queue could not be read: {error}")
@@ -98,7 +97,7 @@ def _doorbell(
             reason = f"none of {total} messages is due" if total else "the queue is empty"
             reason = f"nothing that could be read is due, and not all could: {unread}" if unread else reason
             return dg.SensorResult(skip_reason=reason, cursor=watch.dump())
-        if stopped := held_back(lifecycle.settings(), now):
+        if stopped := held_back(where, now):
             return dg.SensorResult(skip_reason=stopped, cursor=watch.dump())
         for run in context.instance.get_runs(at_work) if active else ():  # one may have ended meanwhile
             if not _may_be_dead(context.instance, run, now):
@@ -124,35 +123,31 @@ def _may_be_dead(instance: dg.DagsterInstance, run: dg.DagsterRun, now: int) -> 
     return bool(last) and now / 1000 - last[0].timestamp > DEAD_AFTER_SECONDS
 
 
-def held_back(settings: Settings, now: int) -> str:
+def held_back(where: Cluster, now: int) -> str:
     """Why a run would be refused once it had scanned; empty if it would not, as far as can be told before the scan."""
     try:
-        with open_store(settings) as store:
-            check_not_paused(store)
-            holder = store.read([holder_of(LEASE)])[0]
+        with where.ports(read_only=True) as ports:
+            check_not_paused(ports.store)
+            holder = ports.store.read([holder_of(LEASE)])[0]
         if holder is not None:
             who = holder.data.decode(errors="replace") if isinstance(holder, Node) else f"who ({holder.reason})"
             return f"another run is at it: {who}"
-        return _unconfirmed(settings, now)
+        return _unconfirmed(where, now)
     except LifecycleError as error:
         return str(error)
 
 
-def _unconfirmed(settings: Settings, now: int) -> str:
+def _unconfirmed(where: Cluster, now: int) -> str:
     """Why no scan made now could be confirmed by an earlier one. Without any, a run is to make the first."""
+    settings = where.settings
     declared = settings.bookkeeper.shared_with
     roots = None if declared is None else [root.name for root in declared]
-    epochs = [e for e in Connections(settings).lake.epochs(cluster=settings.cluster) if e.covers(roots)]
+    epochs = [e for e in where.lake.epochs(cluster=settings.cluster) if e.covers(roots)]
     if not epochs:
         return ""
     wait = settings.orphans.confirm_after - (now - epochs[0].started_at) / 1000
     first = f"the first covered scan, {epochs[0].epoch_id}, is too young to confirm another"
     return f"{first}: nothing can be deleted for {wait:.0f} s" if wait > 0 else ""
-
-
-def open_store(settings: Settings) -> AbstractContextManager[MetadataStore]:
-    """The metadata store, to look."""
-    return closing(metadata_store(settings.zookeeper))
 
 
 @dataclass
@@ -225,10 +220,10 @@ def dead_letter_sensor(cluster: str) -> dg.SensorDefinition:
         "topics the durable subscription back where it is missing. Sends and takes nothing.",
     )
     def alarm(context: dg.SensorEvaluationContext, lifecycle: LifecycleResource) -> dg.SensorResult | dg.SkipReason:
-        settings = lifecycle.settings()
+        where = lifecycle.without_spark()
         before = Reported.parse(context.cursor)
         try:
-            with open_reader(settings) as (admin, reader):
+            with open_reader(where) as (admin, reader):
                 mended = subscribe_everywhere(admin)
                 new, upto = _new_letters(PartialReader(reader), before.upto)
                 found, unread = dead_letters.look_at(reader)
@@ -236,10 +231,10 @@ def dead_letter_sensor(cluster: str) -> dg.SensorDefinition:
             if not new and not mended and found.count == before.count:
                 news = f"not all could be read: {unread}" if unread else "none of them new"
                 return dg.SensorResult(skip_reason=f"{found.count} dead letters, {news}", cursor=cursor)
-            reasons = dead_letters.reasons_of(found, settings)
+            reasons = dead_letters.reasons_of(found, where)
         except LifecycleError as error:
             return dg.SkipReason(f"the dead letters could not be read: {error}")
-        picture = dead_letters.picture_of(found, unread, reasons)
+        picture = dead_letters.picture_of(found, unread, reasons, where.clock.now_ms())
         verdict, fresh = picture.verdict(mended), letters_of(new, reasons)
         shown: Mapping[str, Any] = {
             **picture.shown(),

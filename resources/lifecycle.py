@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
@@ -55,7 +55,15 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def lake(self) -> Lake:
         """The lake, without Spark."""
-        return Connections(self.settings()).lake
+        return self.without_spark().lake
+
+    def opener(self) -> Connect:
+        """What opens the ports of the cluster: adapters to its servers, but in tests."""
+        return Connections
+
+    def without_spark(self) -> Cluster:
+        """What needs no Spark, which this does not start."""
+        return Cluster(self.settings(), self.path(), self.opener())
 
     def cluster(self) -> Cluster:
         """Everything a scan or a deletion run needs; starts Spark if this process has none yet."""
@@ -65,4 +73,4 @@ class LifecycleResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", config["spark.pyspark.python"])  # PySpark reads it here, not in conf
         spark = prepare(LazyPySparkResource(spark_config=config).spark_session)
-        return Cluster(spark, settings, self.path(), Connections(settings).lake)
+        return Cluster(settings, self.path(), self.opener(), spark)

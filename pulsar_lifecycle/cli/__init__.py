@@ -19,6 +19,7 @@ from pulsar_lifecycle.cli import control, explain, inspect, plans, queue
 from pulsar_lifecycle.cli.session import Options
 from pulsar_lifecycle.cli.show import printable
 from pulsar_lifecycle.errors import ConfigError, LifecycleError, UsageError
+from pulsar_lifecycle.io.connect import Connect, Connections
 from sandbox.cli import app as sandbox_app
 
 app = typer.Typer(
@@ -61,9 +62,9 @@ def options(
         logging.getLogger().addHandler(logging.NullHandler())  # else Python prints the warnings of libraries itself
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point; ends the process."""
-    given = Options()
+def main(arguments: Sequence[str] | None = None, connect: Connect = Connections) -> None:
+    """The entry point; ends the process. ``connect`` opens the ports of the cluster that the options name."""
+    given = Options(connect=connect)
     try:
         app(args=arguments, prog_name="pulsar-lifecycle", obj=given)
     except LifecycleError as error:

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, looking, now_ms, settings_of
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.ports import MetadataStore
     from pulsar_lifecycle.records.epoch import Epoch
+    from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
 
@@ -30,8 +29,9 @@ def pause(
     """Stop every effect on this cluster within one batch, until `resume`."""
     from pulsar_lifecycle.runs import control
 
-    settings = settings_of(context)
-    with Connections(settings) as ports:
+    where = cluster_of(context)
+    settings = where.settings
+    with where.ports() as ports:
         store = ports.store
         before = note(store, control.PAUSE)
         control.pause(store, reason)
@@ -45,8 +45,9 @@ def resume(context: typer.Context) -> None:
     """Let effects go on."""
     from pulsar_lifecycle.runs import control
 
-    settings = settings_of(context)
-    with Connections(settings) as ports:
+    where = cluster_of(context)
+    settings = where.settings
+    with where.ports() as ports:
         store = ports.store
         before = note(store, control.PAUSE)
         control.resume(store)
@@ -76,9 +77,8 @@ def accept_restore(
 
     if not reason.strip():
         raise UsageError("accept-restore: say what was restored, and from when")
-    settings = settings_of(context)
-    ports = Connections(settings)
-    lake = ports.lake
+    where = cluster_of(context)
+    settings, lake = where.settings, where.lake
     aside = lake.epochs(cluster=settings.cluster)
     broken = next((e.broken for e in reversed(aside) if e.broken), "")
     if not broken and not anyway:
@@ -86,9 +86,9 @@ def accept_restore(
             f"no scan of {settings.cluster} found that its metadata store was restored, so they are good evidence: "
             "run the job scan and look; if you know better, give --anyway"
         )
-    now, who = now_ms(), by.strip() or _user()
+    now, who = where.clock.now_ms(), by.strip() or _user()
     word = KnownWord(WordKind.ACCEPTED_RESTORE, settings.cluster, who, reason.strip(), "", now)
-    ports.journal.record([journal_row("accept-restore", settings.cluster, word, now)])
+    where.journal.record([journal_row("accept-restore", settings.cluster, word, now)])
     lake.set_scans_aside(settings.cluster, now, reason.strip(), who)
     show.text(f"{show.counted(len(aside), 'scan')} of {settings.cluster} set aside", "bold")
     if broken:
@@ -107,25 +107,26 @@ def _user() -> str:
 
 def status(context: typer.Context, as_json: AsJson = False) -> None:
     """Paused? Who acts? How good is the evidence? What waits? Exit code 1 if some of it could not be asked."""
-    settings = settings_of(context)
-    document = _status(settings)
+    where = cluster_of(context)
+    document = _status(where)
     if as_json:
         show.json_document(document)
     else:
-        _print(document, settings)
+        _print(document, where)
     if "error" in document["queue"]:
         raise typer.Exit(1)
 
 
-def _status(settings: Settings) -> dict[str, Any]:
+def _status(where: Cluster) -> dict[str, Any]:
     from pulsar_lifecycle.errors import LifecycleError, NotFound
     from pulsar_lifecycle.io.pulsar.queue import pending
     from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
     from pulsar_lifecycle.runs import control
 
-    lake = Connections(settings).lake
+    settings, lake = where.settings, where.lake
     scans, root = lake.epochs(cluster=settings.cluster), settings.bookkeeper.ledgers_root
-    with looking(settings) as store:
+    with where.ports(read_only=True) as ports:
+        store = ports.store
         fingerprint = cluster_fingerprint(store, root)
         refused = refusals(settings, store, scans)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
@@ -140,7 +141,7 @@ def _status(settings: Settings) -> dict[str, Any]:
     except NotFound:
         begun, begun_at = "", 0
     try:
-        with Connections(settings) as ports:
+        with where.ports(read_only=True) as ports:
             queue: dict[str, Any] = {"pending": pending(ports.admin)}
     except LifecycleError as error:
         queue = {"error": str(error)}
@@ -168,17 +169,17 @@ def _status(settings: Settings) -> dict[str, Any]:
         if newest is None or begun_at > newest.started_at
         else None,
         "plan": plans[-1].to_json() if plans else None,
-        "words": words_in_force(settings, lake, scans),
+        "words": words_in_force(where, scans),
         "broken_plans": [str(error) for error in lake.broken_plans()],
         "queue": queue,
     }
 
 
-def _print(document: dict[str, Any], settings: Settings) -> None:
+def _print(document: dict[str, Any], where: Cluster) -> None:
     from pulsar_lifecycle.cli.plans import condition
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 
-    now = now_ms()
+    now = where.clock.now_ms()
     scan, begun, lease, queue = document["scan"], document["unfinished_scan"], document["lease"], document["queue"]
     lines = ["none yet: run the job `scan`"]
     if scan:
@@ -201,7 +202,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     if document["plan"]:
         newest = PlanSummary.from_json(document["plan"])
         plan = f"{newest.plan_id}: {show.counted(newest.ledgers, 'ledger')}, {show.size(newest.physical_bytes)}"
-        plan += f", {condition(newest, settings, now)}"
+        plan += f", {condition(newest, where.settings, now)}"
     show.facts(
         [
             ("cluster", f"{document['cluster']} (fingerprint {document['fingerprint']})"),
@@ -224,7 +225,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
     )
 
 
-def words_in_force(settings: Settings, lake: Lake, scans: Sequence[Epoch]) -> list[dict[str, Any]]:
+def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[dict[str, Any]]:
     """What the operator said against, or beyond, the safety rules: in force now, or ended in the last 30 days.
 
     ``since`` (ms) is when a run first met it, None if none has yet. An accepted restore is in force until two covered
@@ -233,7 +234,7 @@ def words_in_force(settings: Settings, lake: Lake, scans: Sequence[Epoch]) -> li
     from pulsar_lifecycle.records.known_words import meet
     from pulsar_lifecycle.records.outcomes import IN_FORCE
 
-    now = now_ms()
+    settings, lake, now = where.settings, where.lake, where.clock.now_ms()
     known = lake.words(settings.cluster)
     stand, _ = meet(known, settings.words(), now)
     met = {word.key for word in known if word.how == IN_FORCE}
@@ -316,7 +317,7 @@ def since(noted: dict[str, Any]) -> str:
     if noted["since"] is None:
         return f"(unreadable: {noted['text']})"
     told = f": {noted['text']}" if noted["text"] else ""
-    return f"since {show.moment(noted['since'])} ({show.span(now_ms() - noted['since'])} ago){told}"
+    return f"since {show.moment(noted['since'])} ({show.ago(noted['since'])}){told}"
 
 
 def pending_unloads(store: MetadataStore) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ Belongs here: gathering what the lake knows of the ledger, and the page. Not her
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,15 +13,13 @@ import typer
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
-from pulsar_lifecycle.cli.session import AsJson, now_ms, reading, settings_of
-from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from pulsar_lifecycle.inspect.explain import Explanation, History
-    from pulsar_lifecycle.io.lake.artefacts import Lake
-    from pulsar_lifecycle.ports import Clock
+    from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
 _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
@@ -41,12 +39,13 @@ def explain(
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
     from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 
-    settings = settings_of(context)
+    where = cluster_of(context)
+    settings = where.settings
     root = settings.bookkeeper.ledgers_root
-    now = now_ms()
-    with reading(settings) as (store, reader):
-        history = _history(settings, cluster_fingerprint(store, root), ledger_id, now)
-        found = explain_ledger(ledger_id, history, store=store, reader=reader, now=now, ledgers_root=root)
+    with where.ports(read_only=True) as ports:
+        now, store = ports.clock.now_ms(), ports.store
+        history = _history(where, cluster_fingerprint(store, root), ledger_id, now)
+        found = explain_ledger(ledger_id, history, store=store, reader=ports.reader, now=now, ledgers_root=root)
     if as_json:
         show.json_document(_document(found, now))
     else:
@@ -55,16 +54,7 @@ def explain(
         raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class _Remembered:
-    """The cluster as far as its lake remembers it."""
-
-    settings: Settings
-    lake: Lake
-    clock: Clock
-
-
-def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> History:
+def _history(where: Cluster, fingerprint: str, ledger_id: int, now: int) -> History:
     """What the lake knows. A scan whose findings are not stored yet has none."""
     from pulsar_lifecycle.errors import NotFound
     from pulsar_lifecycle.inspect.explain import History
@@ -75,12 +65,13 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     from pulsar_lifecycle.scan.confirmation import valid_marks
     from pulsar_lifecycle.scan.evidence import new_gaps, rules_of_deletion
 
+    settings = where.settings
+
     def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
         """Two clusters may share a lake, and both have a ledger of this id."""
         return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
 
-    ports = Connections(settings)
-    lake, journal = ports.lake, ports.journal_reader
+    lake, journal = where.lake, where.journal_reader
     epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
     marks = {i: m for i, m in marked_ledgers(journal, settings.cluster).items() if i == ledger_id}
     marks = valid_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
@@ -93,7 +84,6 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     if not epochs:
         return history
     epoch = epochs[-1]
-    remembered = _Remembered(settings, lake, system_clock())
     valid_ms = settings.orphans.plan_valid_for * 1000
     try:
         findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
@@ -102,8 +92,8 @@ def _history(settings: Settings, fingerprint: str, ledger_id: int, now: int) -> 
     return replace(
         history,
         epoch=epoch,
-        context=rules_of_deletion(remembered, epoch, now),
-        gaps=tuple(new_gaps(remembered, epoch)),
+        context=rules_of_deletion(where, epoch, now),
+        gaps=tuple(new_gaps(where, epoch)),
         references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
         finding=findings[0] if findings else None,
         plans=tuple(

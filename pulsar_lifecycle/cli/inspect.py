@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, brokers_of, buckets, looking, now_ms, reading, settings_of
+from pulsar_lifecycle.cli.session import AsJson, brokers_of, cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.model import Topic
@@ -36,9 +36,10 @@ def znode(
 
     if not path.startswith("/"):
         raise UsageError(f"expected an absolute path, found {path!r}")
-    settings = settings_of(context)
-    with looking(settings) as store:
-        document = inspection.znode(store, path.rstrip("/") or "/", settings.bookkeeper.ledgers_root)
+    where = cluster_of(context)
+    with where.ports(read_only=True) as ports:
+        root = where.settings.bookkeeper.ledgers_root
+        document = inspection.znode(ports.store, path.rstrip("/") or "/", root)
     if as_json:
         show.json_document(document)
     else:
@@ -56,9 +57,10 @@ def ledger(
     """A ledger: metadata, owner, replicas, last entry, and what its owner says of it. Exit code 1 if it is broken."""
     from pulsar_lifecycle.inspect import describe as inspection
 
-    settings = settings_of(context)
-    with reading(settings) as (store, reader):
-        document = inspection.ledger(store, reader, ledger_id, settings.bookkeeper.ledgers_root)
+    where = cluster_of(context)
+    with where.ports(read_only=True) as ports:
+        root = where.settings.bookkeeper.ledgers_root
+        document = inspection.ledger(ports.store, ports.reader, ledger_id, root)
     if as_json:
         show.json_document(document)
     else:
@@ -80,10 +82,11 @@ def topic(
     from pulsar_lifecycle.inspect import describe as inspection
 
     subject = _topic(name)
-    settings = settings_of(context)
-    brokers = brokers_of(settings)
-    with reading(settings) as (store, reader):
-        document = inspection.topic(store, reader, brokers, subject, now_ms(), settings.bookkeeper.ledgers_root)
+    where = cluster_of(context)
+    brokers = brokers_of(where)
+    with where.ports(read_only=True) as ports:
+        now, root = ports.clock.now_ms(), where.settings.bookkeeper.ledgers_root
+        document = inspection.topic(ports.store, ports.reader, brokers, subject, now, root)
     if as_json:
         show.json_document(document)
     elif "partitions" in document:
@@ -108,7 +111,10 @@ def object_(
     from pulsar_lifecycle.errors import UsageError
     from pulsar_lifecycle.inspect import offload_objects
 
-    with buckets(settings_of(context)) as (objects, names):
+    where = cluster_of(context)
+    declared = where.settings.object_store
+    with where.ports(read_only=True) as ports:
+        objects, names = ports.objects, declared.buckets if declared else ()
         if not bucket and len(names) != 1:
             raise UsageError(f"give --bucket, one of {', '.join(names)}")
         document = offload_objects.offloaded(objects, bucket or "".join(names), key)
@@ -199,7 +205,7 @@ def _print_ledger(document: dict[str, Any]) -> None:
             ("state", metadata["state"]),
             ("size", show.size(metadata["length"]) if closed else "not known while it is not closed"),
             ("last entry", f"not read: {last['error']}" if "error" in last else last["entryId"]),
-            ("made", f"{show.moment(stat['ctime'])} ({show.span(now_ms() - stat['ctime'])} ago)"),
+            ("made", f"{show.moment(stat['ctime'])} ({show.ago(stat['ctime'])})"),
             ("owner", owner["topic"] or "none that its tags name"),
             ("component", owner["component"] or "not tagged by Pulsar"),
             ("cursor", owner["cursor"]),
@@ -232,7 +238,7 @@ def _print_topic(document: dict[str, Any]) -> None:
             ("load state", _load_state(document)),
             ("terminated at", document["terminatedPosition"]),
             ("z-node", f"{document['path']}, version {stat['version']}"),
-            ("last written", f"{show.moment(stat['mtime'])} ({show.span(now_ms() - stat['mtime'])} ago)"),
+            ("last written", f"{show.moment(stat['mtime'])} ({show.ago(stat['mtime'])})"),
             ("properties", document["properties"] or None),
         ]
     )

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pulsar_lifecycle.cli import show
-from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
-from pulsar_lifecycle.io.connect import Connections
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,15 +29,15 @@ JOURNAL_ROWS = 50
 
 def plans(context: typer.Context, as_json: AsJson = False) -> None:
     """List the stored plans of orphans and of expired ledgers, newest first."""
-    settings = settings_of(context)
-    lake = Connections(settings).lake
+    where = cluster_of(context)
+    settings, lake = where.settings, where.lake
     found = sorted([*lake.plans(), *lake.retention_plans()], key=lambda plan: plan.created_at, reverse=True)
     for broken in lake.broken_plans():
         print(f"pulsar-lifecycle: left out: {show.printable(str(broken))}", file=sys.stderr)
     if as_json:
         show.json_document([plan.to_json() for plan in found])
         return
-    now = now_ms()
+    now = where.clock.now_ms()
     rows = [
         (
             plan.plan_id,
@@ -68,14 +67,13 @@ def plan(
     from pulsar_lifecycle.cli.plan_kinds import kind_of
     from pulsar_lifecycle.journal.queries import journal_rows
 
-    settings = settings_of(context)
-    ports = Connections(settings)
-    lake = ports.lake
+    where = cluster_of(context)
+    settings, lake = where.settings, where.lake
     kind = kind_of(plan_id)
     summary, rows = kind.stored(lake, plan_id)
-    now = now_ms()
+    now = where.clock.now_ms()
     refusal = refusal_of(kind, summary, rows, lake, settings, now)
-    journalled = journal_rows(ports.journal_reader, plan_id=plan_id)
+    journalled = journal_rows(where.journal_reader, plan_id=plan_id)
     done = Counter(journalled.column("outcome").to_pylist())
     settled = kind.settled(rows, journalled)
     config = kind.run_config(summary)
@@ -119,8 +117,8 @@ def journal(
 
     if all(one is None for one in (ledger, run, plan, code, outcome)):
         raise UsageError("journal: name at least one of --ledger, --run, --plan, --code, --outcome")
-    settings = settings_of(context)
-    journal = Connections(settings).journal_reader
+    where = cluster_of(context)
+    settings, journal = where.settings, where.journal_reader
     every = journal_rows(journal, ledger_id=ledger, run_id=run, plan_id=plan, code=code, outcome=outcome)
     rows = every.filter(pc.field("cluster") == settings.cluster)
     if rows.num_rows < every.num_rows:

@@ -23,13 +23,13 @@ from pulsar_lifecycle.cli.control import (
     since,
     unread_locations,
 )
-from pulsar_lifecycle.cli.session import AsJson, now_ms, settings_of
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.cli.session import AsJson, cluster_of
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.pulsar.queue_state import QueueState
     from pulsar_lifecycle.journal.metrics import DeletionRun
     from pulsar_lifecycle.ports import JournalReader, QueueReader
+    from pulsar_lifecycle.runs.cluster import Cluster
     from pulsar_lifecycle.settings import Settings
 
 app = typer.Typer(help="The deletion queue.", no_args_is_help=True)
@@ -56,17 +56,18 @@ def status(
     ] = None,
 ) -> None:
     """What waits, what became of it, the nine metrics of PIP-186. Exit code 1 if something needs an operator."""
-    settings = settings_of(context)
-    document = _status(settings, str(textfile.absolute()) if textfile else settings.metrics.textfile)
+    where = cluster_of(context)
+    settings, now = where.settings, where.clock.now_ms()
+    document = _status(where, now, str(textfile.absolute()) if textfile else settings.metrics.textfile)
     if as_json:
         show.json_document(document)
     else:
-        _print(document, settings)
+        _print(document, settings, now)
     if document["findings"]:
         raise typer.Exit(1)
 
 
-def _status(settings: Settings, textfile: str) -> dict[str, Any]:
+def _status(where: Cluster, now: int, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.io.pulsar.queue_state import look
     from pulsar_lifecycle.journal import metrics
     from pulsar_lifecycle.journal.prometheus import write_textfile
@@ -74,16 +75,16 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
     from pulsar_lifecycle.runs import control
     from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 
-    now = now_ms()
-    with Connections(settings, read_only=True) as ports:
+    settings, journal = where.settings, where.journal_reader
+    with where.ports(read_only=True) as ports:
         store = ports.store
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         unloads, unread = pending_unloads(store), unread_locations(store)
         refused = refusals(settings, store, ports.lake.epochs(cluster=settings.cluster))
         reader = ports.queue_reader
         waiting = look(ports.admin, reader, now)
-        dead = _dead_letters(settings, reader, waiting.dead, now) if waiting.dead else []
-    tallies = tallied(settings.lake.path, now)
+        dead = _dead_letters(where, reader, waiting.dead, now) if waiting.dead else []
+    tallies = tallied(journal, now)
     counted = metrics.count(tallies, settings.cluster)
     runs = metrics.deletion_runs(tallies, settings.cluster)
     if textfile:
@@ -104,7 +105,7 @@ def _status(settings: Settings, textfile: str) -> dict[str, Any]:
             *(f"every run is refused: {why}" for why in refused if why != SWITCHED_OFF),
             *dead,
             *_findings(waiting, paused, settings, counted.ledgers_sent + counted.offload_ledgers_sent > 0),
-            *_failing(Connections(settings).journal_reader, runs[-2:]),
+            *_failing(journal, runs[-2:]),
             *_stuck(waiting, now),
             *(show_pending_unloads(one) for one in unloads if "error" in one or not one["at_work"]),
             *(show_unread(one) for one in unread),
@@ -160,7 +161,7 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
     ]
 
 
-def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int) -> list[str]:
+def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> list[str]:
     """The codes of those looked at, each with its first reason and a ledger to follow."""
     from pulsar_lifecycle.deletion.redrive import letters_of, look
     from pulsar_lifecycle.errors import LifecycleError
@@ -176,9 +177,7 @@ def _dead_letters(settings: Settings, reader: QueueReader, count: int, now: int)
     if found.oldest is None:
         return [f"{told}, which cannot be looked at now: the broker shows none of them"]
     since = max(0, min(found.oldest, now) - 3_600_000)  # another clock than the broker's dates the journal
-    letters = letters_of(
-        found.messages, dead_letter_reasons(Connections(settings).journal_reader, settings.cluster, since)
-    )
+    letters = letters_of(found.messages, dead_letter_reasons(where.journal_reader, where.settings.cluster, since))
     if len(letters) < count:
         told += f", {len(letters)} of them looked at"
     ledgers = {letter.why.code: letter.message.info.ledger_id for letter in reversed(letters) if letter.message.info}
@@ -218,7 +217,7 @@ def _findings(waiting: QueueState, paused: dict[str, Any] | None, settings: Sett
 # ----------------------------------------------------------------------------------------------------------- the page
 
 
-def _print(document: dict[str, Any], settings: Settings) -> None:
+def _print(document: dict[str, Any], settings: Settings, now: int) -> None:
     from pulsar_lifecycle.journal.metrics import METRICS
 
     queue, lease, paused, last = (document[key] for key in ("queue", "lease", "paused", "last_run"))
@@ -236,7 +235,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
             ("acting", since(lease) if lease else "nobody"),
             ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
             ("unread", [show_unread(one) for one in document["unread_locations"]]),
-            ("last run", _last(last)),
+            ("last run", _last(last, now)),
         ]
     )
     show.text("topics", "bold cyan")
@@ -248,7 +247,7 @@ def _print(document: dict[str, Any], settings: Settings) -> None:
         show.text(
             "waiting for something, uncounted" + ("" if _all_seen(queue) else ", of those at the front"), "bold cyan"
         )
-        lines = [(w["waiting"], w["messages"], show.span(now_ms() - w["since"])) for w in queue["waits"]]
+        lines = [(w["waiting"], w["messages"], show.span(now - w["since"])) for w in queue["waits"]]
         show.table(["for", "intents", "the oldest since"], lines, 2)
     if queue["unseen"]:
         show.text(f"  which of them are due could not be seen: {queue['unseen']}")
@@ -273,11 +272,11 @@ def _effects(paused: dict[str, Any] | None, enabled: bool) -> str:
     return told if enabled else f"{told}; SWITCHED OFF: deletion.topicTwoPhaseDeletionEnabled is false"
 
 
-def _last(run: dict[str, Any] | None) -> str:
+def _last(run: dict[str, Any] | None, now: int) -> str:
     if run is None:
         return "none yet"
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in run["outcomes"].items())
-    ago = show.span(now_ms() - run["ended_at"])
+    ago = show.span(now - run["ended_at"])
     return f"{run['run_id']}, {ago} ago: {outcomes}; {show.size(run['deleted_bytes'])} deleted"
 
 

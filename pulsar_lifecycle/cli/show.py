@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -28,6 +29,11 @@ _TIMES = ("time", "timestamp", "lastactive")
 def json_document(value: Any) -> None:
     """One JSON document."""
     print(json.dumps(value, indent=2))
+
+
+def ago(at: int) -> str:
+    """How long ago ``at`` (ms) was, by the clock of this machine."""
+    return f"{span(time.time_ns() // 1_000_000 - at)} ago"
 
 
 def text(line: str = "", style: str = "") -> None:

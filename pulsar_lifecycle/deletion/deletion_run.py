@@ -118,7 +118,7 @@ def _was_judged(cluster: Cluster, epoch: Epoch) -> bool:
 def apply_plan(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str], None]) -> Applied:
     """Send a plan's intents to the deletion topic. Raises Refused, Paused, NotFound, UsageError."""
     settings = cluster.settings
-    with published(settings), Connections(settings) as ports:
+    with published(cluster), cluster.ports() as ports:
         store = ports.store
         rows, summary = _rows_to_apply(cluster, store, order, ports.clock.now_ms())
         note_words(cluster, run_id)
@@ -149,17 +149,16 @@ def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: in
 
 def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
-    settings = cluster.settings
-    with published(settings), Connections(settings) as ports, _begun(cluster, run_id, ports) as run:
-        return delete_from_queue(cluster.tasks, cluster.settings, run)
+    with published(cluster), cluster.ports() as ports, _begun(cluster, run_id, ports) as run:
+        return delete_from_queue(cluster, run)
 
 
 def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
-    with published(cluster.settings), Connections(cluster.settings) as ports:
+    with published(cluster), cluster.ports() as ports:
         rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())
         with _begun(cluster, run_id, ports) as run:
-            return delete_directly(cluster.tasks, cluster.settings, run, rows, summary.plan_id, summary.created_at)
+            return delete_directly(cluster, run, rows, summary.plan_id, summary.created_at)
 
 
 @contextmanager
@@ -177,13 +176,13 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     earlier = older[-1]
     asked = since(cluster, earlier, epoch)
     context = rules_of_deletion(cluster, epoch, clock.now_ms())
-    with held_lease(settings, store, f"run {run_id}") as lease:
+    with held_lease(settings, store, clock, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())
         context = replace(context, holds=settings.orphans.holds(now))
         note_words(cluster, run_id)
         # What fails is tried by every run and reported by those that trim; no deletion depends on it.
-        finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings)), wait=False)
+        finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings, clock)), wait=False)
         brokers = load_state.fetch_brokers(store, ports.admin)
         left = nodes_in_doubt(ports.journal_reader, settings.cluster, now - in_doubt.WITHIN_MS)
         in_doubt.resolve(run_id, left, store, ports.journal, settings.bookkeeper.ledgers_root)

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.pulsar.queue import pending_where_subscribed
 from pulsar_lifecycle.journal.intents import NamespaceIntents, by_namespace, still_there, to_send, unknown
 from pulsar_lifecycle.journal.queries import read_intent_states
@@ -62,7 +61,7 @@ def reconcile(
     a report-only plan or one that exceeds the settings' caps.
     """
     settings = cluster.settings
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         may = evidence.check_may_act if apply else evidence.check_store
         epoch = evidence.newest_epoch(cluster, may(cluster, ports.store))
         backlog, unsubscribed = pending_where_subscribed(ports.admin)

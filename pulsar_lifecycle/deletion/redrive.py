@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import GivenUp, dead_letter_reasons
@@ -35,6 +34,7 @@ from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease, held_lease
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
@@ -269,19 +269,20 @@ def at_most(settings: Settings, asked: int | None) -> int:
 
 
 def redrive_now(
-    settings: Settings, run_id: str, wanted: LetterFilter, max_messages: int | None, progress: Callable[[str], None]
+    cluster: Cluster, run_id: str, wanted: LetterFilter, max_messages: int | None, progress: Callable[[str], None]
 ) -> Redriven:
     """Send what is wanted again, under the lease; :func:`at_most`. Raises Refused, Paused, LeaseLost, UsageError."""
+    settings = cluster.settings
     most = at_most(settings, max_messages)
     if not settings.deletion.topicTwoPhaseDeletionEnabled:
         raise Refused(SWITCHED_OFF)
-    with published(settings), Connections(settings) as ports:
+    with published(cluster), cluster.ports() as ports:
         store = ports.store
         control.check_not_paused(store)
         root = settings.bookkeeper.ledgers_root
         scans = ports.lake.epochs(cluster=settings.cluster)
         history_check.check_history(store, scans, cluster_fingerprint(store, root), root)
-        with held_lease(settings, store, f"redrive {run_id}") as lease:
+        with held_lease(settings, store, ports.clock, f"redrive {run_id}") as lease:
             return redrive(
                 run_id,
                 settings.cluster,

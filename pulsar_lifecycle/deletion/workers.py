@@ -17,7 +17,7 @@ from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.waiting import withheld
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, create_missing, topics_of
 from pulsar_lifecycle.journal.queries import taken_messages
 from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
@@ -25,7 +25,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.outcomes import WAITING, Waiting
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.apply import intents
-from pulsar_lifecycle.runs.tasks import Tasks
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
 
@@ -60,24 +60,25 @@ class Outcome:
     code: str = ""
 
 
-def delete_from_queue(tasks: Tasks, settings: Settings, run: Run) -> list[Outcome]:
+def delete_from_queue(cluster: Cluster, run: Run) -> list[Outcome]:
     """Consume the deletion queue in all tasks that run at once until it gives nothing more.
 
     Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
     """
-    with Connections(settings) as ports:
+    settings, tasks = cluster.settings, cluster.tasks
+    with cluster.ports() as ports:
         create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
     shares = min(tasks.at_once, settings.deletion.max_messages)  # each takes one at least
-    outcomes = _collect(tasks.map(_Worker(settings, run, shares, None), [None] * shares))
+    outcomes = _collect(tasks.map(_Worker(settings, run, shares, None, cluster.connect), [None] * shares))
     if any(o.outcome in (STOPPED, LIMITED) for o in outcomes):  # then something is left, and why is said
         return outcomes
-    return outcomes + not_handed_out(settings, run, outcomes)
+    return outcomes + not_handed_out(cluster, run, outcomes)
 
 
-def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[Outcome]) -> list[Outcome]:
     """What of the queue was due when the run began and was not handed out to it, as its own outcome; see WITHHELD."""
     try:
-        with Connections(settings) as ports:
+        with cluster.ports(read_only=True) as ports:
             parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(ports.admin, topic)]
             found = withheld(
                 ports.queue_reader,
@@ -99,14 +100,13 @@ def not_handed_out(settings: Settings, run: Run, outcomes: Sequence[Outcome]) ->
     return [Outcome(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
 
 
-def delete_directly(
-    tasks: Tasks, settings: Settings, run: Run, rows: pa.Table, plan_id: str, sent_at: int
-) -> list[Outcome]:
+def delete_directly(cluster: Cluster, run: Run, rows: pa.Table, plan_id: str, sent_at: int) -> list[Outcome]:
     """Work off plan rows without the queue: for when no bookie is writable and intents cannot be published."""
-    shares = tasks.at_once
+    shares = cluster.tasks.at_once
     spread = (pa.array(range(start, rows.num_rows, shares), pa.int64()) for start in range(shares))
     pieces = [rows.take(some) for some in spread if len(some)]
-    return _collect(tasks.map(_Worker(settings, run, shares, (plan_id, sent_at)), pieces))
+    worker = _Worker(cluster.settings, run, shares, (plan_id, sent_at), cluster.connect)
+    return _collect(cluster.tasks.map(worker, pieces))
 
 
 def _collect(counted: Iterable[Sequence[Outcome]]) -> list[Outcome]:
@@ -135,12 +135,13 @@ class _Worker:
     run: Run
     tasks: int
     direct: tuple[str, int] | None
+    connect: Connect
 
     def __call__(self, rows: pa.Table | None) -> list[Outcome]:
         """Counts; those of :data:`STOPPED` carry why it ended early."""
         counts = _Counts()
         settings = self.settings
-        with Connections(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
+        with self.connect(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
             queue = PlanQueue(rows, *self.direct) if self.direct else ports.queue
             ports = Ports(
                 ports.store, ports.reader, ports.admin, queue, ports.journal, ports.clock, ports.objects_if_set

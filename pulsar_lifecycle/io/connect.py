@@ -187,7 +187,7 @@ class Connections:
     @cached_property
     def clock(self) -> Clock:
         """The operating system's clock."""
-        return system_clock()
+        return SystemClock()
 
     def _metadata(
         self,
@@ -218,11 +218,6 @@ class Connect(Protocol):
     ) -> Connections:
         """The ports that ``settings`` name, as :class:`Connections` says."""
         ...
-
-
-def system_clock() -> Clock:
-    """The operating system's clock."""
-    return SystemClock()
 
 
 def metadata_store(

@@ -16,12 +16,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pulsar_lifecycle.errors import LifecycleError, StoreError
-from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.tallies import tallied
-from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.runs.cluster import Cluster
 
 PREFIX = "pulsar_lifecycle"
 
@@ -61,7 +60,7 @@ def write_textfile(path: str, cluster: str, counted: Metrics, in_flight: int | N
 
 
 @contextmanager
-def published(settings: Settings) -> Iterator[None]:
+def published(cluster: Cluster) -> Iterator[None]:
     """Around a run with effects: at its end, however it ends, write the textfile that the settings name, if any.
 
     A failure to write is logged and no more: the run's work is done whether this is or not.
@@ -69,19 +68,19 @@ def published(settings: Settings) -> Iterator[None]:
     try:
         yield
     finally:
-        if settings.metrics.textfile:
-            _publish(settings)
+        if cluster.settings.metrics.textfile:
+            _publish(cluster)
 
 
-def _publish(settings: Settings) -> None:
-    in_flight = None
+def _publish(cluster: Cluster) -> None:
+    settings, in_flight = cluster.settings, None
     try:
-        with Connections(settings) as ports:
+        with cluster.ports() as ports:
             in_flight = pending(ports.admin)
     except LifecycleError as error:
         _LOG.warning("the intents in flight are not known: %s", error)
     try:
-        counted = metrics.count(tallied(settings.lake.path, system_clock().now_ms()), settings.cluster)
+        counted = metrics.count(tallied(cluster.journal_reader, cluster.clock.now_ms()), settings.cluster)
         write_textfile(settings.metrics.textfile, settings.cluster, counted, in_flight)
     except LifecycleError as error:
         _LOG.warning("the metrics were not written: %s", error)

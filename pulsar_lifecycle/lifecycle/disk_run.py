@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError, NotFound
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
 from pulsar_lifecycle.lifecycle.bookie_disk import BOOKIE_DISK, BookieDisk, days_until_full, judge
 from pulsar_lifecycle.lifecycle.placement import PLACEMENT_COLUMNS, Placement, placed, total
@@ -32,7 +31,7 @@ def build_bookie_disk(cluster: Cluster, epoch_id: str) -> tuple[list[BookieDisk]
     lake = cluster.lake
     parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
     placement = total(cluster.tasks.map(lambda part: placed_in(lake, part), parts))
-    with Connections(cluster.settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         disks = look(ports.bookies, placement, ports.clock.now_ms)
     rows = pa.RecordBatch.from_pylist([one.row() for one in disks], BOOKIE_DISK)
     cluster.store(epoch_id, TABLE, BOOKIE_DISK, lambda _: [rows], [None])

@@ -10,7 +10,6 @@ topics (``trimming/retention_run.py``). Writes nothing to the cluster.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
@@ -73,7 +72,7 @@ def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa
     in_force = retention_now(cluster, namespaces)
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in in_force.problems]
     topics = cluster.parts(epoch.epoch_id, "topics")
-    reading = _Positions(share_of(cluster.tasks, cluster.settings), lake, topics)
+    reading = _Positions(share_of(cluster.tasks, cluster.settings), lake, topics, cluster.connect)
     cursors = cluster.parts(epoch.epoch_id, "managed_cursors")
     cluster.store(epoch.epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
     judging = _Judging(
@@ -90,7 +89,7 @@ def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
     size = int(pc.sum(rows.column("bytes")).as_py() or 0)
     summary = PlanSummary(
-        plan_id=f"{KIND}-{epoch.epoch_id}-{secrets.token_hex(2)}",
+        plan_id=f"{KIND}-{epoch.epoch_id}-{cluster.ids.token(2)}",
         cluster=epoch.cluster,
         fingerprint=epoch.fingerprint,
         epoch_id=epoch.epoch_id,
@@ -131,12 +130,13 @@ class _Positions:
     settings: Settings
     lake: Lake
     topics: Sequence[str]
+    connect: Connect
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`POSITIONS`."""
         unloaded = _unloaded(self.lake, self.topics, "managed_ledger")
         schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
-        with Connections(self.settings, read_only=True) as ports:
+        with self.connect(self.settings, read_only=True) as ports:
             for batch in self.lake.batches([part], _OF_CURSOR):
                 owner = batch.column("managed_ledger")
                 wanted = pc.or_(owner.is_null(), pc.is_in(owner, unloaded))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
@@ -72,6 +72,19 @@ class Journal(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """How rows of the journal are counted: a count has columns ``schema``, and is made of ``columns`` of the rows.
+
+    ``count`` counts some rows; ``add_up`` makes the count of the whole from those of its parts, in any order.
+    """
+
+    schema: pa.Schema
+    columns: tuple[str, ...]
+    count: Callable[[pa.Table], pa.Table]
+    add_up: Callable[[Sequence[pa.Table]], pa.Table]
+
+
 class JournalReader(Protocol):
     """What journal and archive hold.
 
@@ -85,6 +98,10 @@ class JournalReader(Protocol):
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the archive; :class:`Archived`."""
+        ...
+
+    def counted(self, counting: Counting, now: int) -> pa.Table:
+        """The whole journal counted, at ``now`` (ms). What a past day came to may be kept: count one way only."""
         ...
 
 

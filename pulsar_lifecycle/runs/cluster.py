@@ -1,39 +1,59 @@
-"""Where a run works: the session, the settings, the lake."""
+"""Where a run works: the settings, how ports are opened, who does the work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
+from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.ports import Clock, Ids, Journal, JournalReader
 from pulsar_lifecycle.records.tables import stored_name
 from pulsar_lifecycle.runs.tasks import SparkTasks, Tasks
 from pulsar_lifecycle.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from pulsar_lifecycle.io.lake.artefacts import Lake
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where a run works: the session, the settings and the file they came from, the lake, how ports are opened."""
+    """Where a run works: the settings and the file they came from, how ports are opened, Spark's session if any.
 
-    spark: SparkSession
+    ``given``: the tasks, where they are not Spark's.
+    """
+
     settings: Settings
-    settings_file: str
-    lake: Lake
+    settings_file: str = ""
     connect: Connect = Connections
+    session: SparkSession | None = None
+    given: Tasks | None = None
 
-    def ports(self, *, read_only: bool = False) -> Connections:
-        """The ports of the cluster; the caller closes them."""
-        return self.connect(self.settings, read_only=read_only)
+    def ports(self, *, read_only: bool = False, pace: Callable[[int], object] | None = None) -> Connections:
+        """The ports of the cluster, as ``Connections`` says; the caller closes them."""
+        return self.connect(self.settings, read_only=read_only, pace=pace)
+
+    @cached_property
+    def lake(self) -> Lake:
+        """Epochs and plans."""
+        return self.ports().lake
 
     @property
+    def spark(self) -> SparkSession:
+        """Spark's session. Raises UsageError where this process has none."""
+        if self.session is None:
+            raise UsageError("this process works without Spark")
+        return self.session
+
+    @cached_property
     def clock(self) -> Clock:
         """The driver's clock."""
         return self.ports().clock
@@ -46,7 +66,7 @@ class Cluster:
     @property
     def tasks(self) -> Tasks:
         """Where the work is done that is not the driver's."""
-        return SparkTasks(self.spark)
+        return self.given or SparkTasks(self.spark)
 
     @property
     def journal(self) -> Journal:

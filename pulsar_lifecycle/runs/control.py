@@ -25,7 +25,6 @@ from pulsar_lifecycle.errors import (
     Refused,
     Unavailable,
 )
-from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.model import Topic, decode_name, encode_name
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node, Unread
 from pulsar_lifecycle.settings import Settings
@@ -271,10 +270,10 @@ def finish_unload(store: MetadataStore, pending: PendingUnload) -> None:
 
 
 @contextmanager
-def held_lease(settings: Settings, store: MetadataStore, what: str, path: str = LEASE) -> Iterator[Lease]:
+def held_lease(settings: Settings, store: MetadataStore, clock: Clock, what: str, path: str = LEASE) -> Iterator[Lease]:
     """The lease, for as long as ``what`` (the kind of a run, and its id) lasts. Raises Refused when another has it."""
     holder, wait = f"{settings.cluster} {what}", settings.zookeeper.session_timeout + 5
-    lease = take_lease(store, holder, system_clock(), wait, path)
+    lease = take_lease(store, holder, clock, wait, path)
     try:
         yield lease
     finally:

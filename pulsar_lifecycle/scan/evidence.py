@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from pulsar_lifecycle.errors import NotFound, Refused
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
-from pulsar_lifecycle.ports import Clock, MetadataStore
+from pulsar_lifecycle.ports import MetadataStore
 from pulsar_lifecycle.records.epoch import Epoch, rests_on_withdrawn
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode, in_words
@@ -24,25 +22,6 @@ FLOOR_SECONDS = 86_400
 """Neither grace period nor confirmation interval may be shorter, except on a cluster with the sandbox's marker."""
 
 
-class Remembered(Protocol):
-    """A cluster as far as the lake remembers it: ``Cluster``, or what a command has open."""
-
-    @property
-    def settings(self) -> Settings:
-        """The settings as they are now."""
-        ...
-
-    @property
-    def lake(self) -> Lake:
-        """Where its scans are."""
-        ...
-
-    @property
-    def clock(self) -> Clock:
-        """The time."""
-        ...
-
-
 def gaps_of(cluster: Cluster, epoch: Epoch) -> list[Gap]:
     """Why nothing may be deleted by an epoch as the settings and the metadata store are now; empty if it may."""
     settings = cluster.settings
@@ -55,7 +34,7 @@ def gaps_of(cluster: Cluster, epoch: Epoch) -> list[Gap]:
     return gaps + ([history_gap(broken)] if broken and history_gap(broken) not in gaps else [])
 
 
-def new_gaps(cluster: Remembered, epoch: Epoch) -> list[Gap]:
+def new_gaps(cluster: Cluster, epoch: Epoch) -> list[Gap]:
     """Why an epoch that was covered is not, as the settings are now."""
     gaps: list[Gap] = []
     declared = declared_roots(cluster)
@@ -92,7 +71,7 @@ def below_floor(settings: Settings, sandbox: bool) -> list[Gap]:
     )
 
 
-def earlier_epochs(cluster: Remembered, epoch: Epoch) -> list[Epoch]:
+def earlier_epochs(cluster: Cluster, epoch: Epoch) -> list[Epoch]:
     """Epochs at least ``confirm_after`` older than ``epoch`` that cover the roots declared now, oldest first."""
     limit = epoch.started_at - cluster.settings.orphans.confirm_after * 1000
     return [
@@ -105,13 +84,13 @@ def earlier_epochs(cluster: Remembered, epoch: Epoch) -> list[Epoch]:
     ]
 
 
-def since(cluster: Remembered, earlier: Epoch, epoch: Epoch) -> list[Epoch]:
+def since(cluster: Cluster, earlier: Epoch, epoch: Epoch) -> list[Epoch]:
     """Epochs from ``earlier`` on that began before ``epoch``, covered or not, oldest first."""
     kept = cluster.lake.epochs(epoch.fingerprint)
     return [e for e in kept if earlier.started_at <= e.started_at < epoch.started_at]
 
 
-def rules_of_deletion(cluster: Remembered, epoch: Epoch, now: int) -> Context:
+def rules_of_deletion(cluster: Cluster, epoch: Epoch, now: int) -> Context:
     """The context by which a deletion run judges, and ``explain``: :func:`context_of`, settings as at ``now`` (ms)."""
     settings = cluster.settings
     return replace(
@@ -123,7 +102,7 @@ def rules_of_deletion(cluster: Remembered, epoch: Epoch, now: int) -> Context:
     )
 
 
-def context_of(cluster: Remembered, epoch: Epoch) -> Context:
+def context_of(cluster: Cluster, epoch: Epoch) -> Context:
     """The context of an epoch's decisions, with the sources of all shadow topics that scans saw ``confirm_after`` ago.
 
     Or since then: a shadow topic whose z-node is taken away and put back lists the same ledgers as before.
@@ -136,19 +115,19 @@ def context_of(cluster: Remembered, epoch: Epoch) -> Context:
     return replace(context, shadow_sources=context.shadow_sources | shadow_sources_at_any(cluster, asked))
 
 
-def shadow_sources_at_any(cluster: Remembered, epochs: Iterable[Epoch]) -> frozenset[str]:
+def shadow_sources_at_any(cluster: Cluster, epochs: Iterable[Epoch]) -> frozenset[str]:
     """Topics that had shadow topics at any of these epochs."""
     return frozenset[str]().union(*(cluster.lake.context(e.epoch_id).shadow_sources for e in epochs))
 
 
-def on_withdrawn_words(cluster: Remembered, epoch: Epoch) -> str:
+def on_withdrawn_words(cluster: Cluster, epoch: Epoch) -> str:
     """``coverage.rests_on_withdrawn`` as the settings are now."""
     if not (epoch.acknowledged or epoch.relied_on):
         return ""
     return rests_on_withdrawn(epoch, cluster.settings.words_in_force(cluster.clock.now_ms()))
 
 
-def declared_roots(cluster: Remembered) -> tuple[str, ...] | None:
+def declared_roots(cluster: Cluster) -> tuple[str, ...] | None:
     """Names of the declared roots that share BookKeeper; None where nothing is declared."""
     declared = cluster.settings.bookkeeper.shared_with
     return None if declared is None else tuple(root.name for root in declared)

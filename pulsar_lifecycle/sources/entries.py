@@ -17,7 +17,6 @@ import logging
 from collections.abc import Iterator
 
 from pulsar_lifecycle.formats.ledger_metadata import TAG_MANAGED_LEDGER, LedgerMetadata
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, MetadataStore
 from pulsar_lifecycle.settings import Settings
@@ -70,7 +69,7 @@ class BookKeeperEntriesReader(EntryReader[Piece]):
 
     def plan(self, settings: Settings, size: int) -> list[list[Piece]]:
         """Groups of ranges of entries."""
-        with Connections(settings, read_only=True) as ports:
+        with self.connect(settings, read_only=True) as ports:
             ports.store.sync("/")
             chosen = self._chosen(ports.store, settings.bookkeeper.ledgers_root)
         if chosen.left_out:
@@ -82,7 +81,7 @@ class BookKeeperEntriesReader(EntryReader[Piece]):
 
     def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
         """Verified entries."""
-        with Connections(settings, read_only=True, pace=pace) as ports:
+        with self.connect(settings, read_only=True, pace=pace) as ports:
             for ledger_id, metadata, first, last in pieces:
                 for batch in ports.reader.stream(ledger_id, metadata, first, last):
                     yield ledger_id, batch

@@ -27,7 +27,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from pulsar_lifecycle.errors import CorruptFormat, UsageError
-from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.metastore.sources import source_settings
 from pulsar_lifecycle.model import Namespace, Topic
 from pulsar_lifecycle.ports import EntryBatch
@@ -122,10 +122,11 @@ class Share(InputPartition, Generic[Piece]):
 
 
 class EntryReader(DataSourceReader, Generic[Piece]):
-    """Plans on the driver, reads on executors."""
+    """Plans on the driver, reads on executors; ``connect`` opens the cluster's ports on either."""
 
-    def __init__(self, options: EntryOptions) -> None:
+    def __init__(self, options: EntryOptions, connect: Connect = Connections) -> None:
         self.options = options
+        self.connect = connect
         self.wanted = options.columns
 
     @abstractmethod
@@ -157,7 +158,7 @@ class EntryReader(DataSourceReader, Generic[Piece]):
     def _rows(self, share: Share[Piece]) -> Iterator[pa.RecordBatch]:
         if not share.pieces:
             return
-        pace = RateBudget(share.bytes_per_second, system_clock()).take
+        pace = RateBudget(share.bytes_per_second, self.connect(share.settings).clock).take
         for ledger_id, batch in self.entries(share.settings, share.pieces, pace):
             count = len(batch.payloads)
             yield pa.RecordBatch.from_arrays(

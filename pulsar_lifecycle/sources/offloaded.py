@@ -60,7 +60,7 @@ class OffloadedReader(EntryReader[Piece]):
 
     def plan(self, settings: Settings, size: int) -> list[list[Piece]]:
         """Groups of ranges of bytes."""
-        with Connections(settings, read_only=True) as ports:
+        with self.connect(settings, read_only=True) as ports:
             chosen = self._chosen(ports)
         if chosen.left_out:
             some = "; ".join(f"{name}: {why}" for name, why in list(chosen.left_out.items())[:20])
@@ -71,7 +71,7 @@ class OffloadedReader(EntryReader[Piece]):
 
     def entries(self, settings: Settings, pieces: list[Piece], pace: Pace) -> Iterator[tuple[int, EntryBatch]]:
         """The entries of the blocks that begin in each range."""
-        with Connections(settings) as ports:
+        with self.connect(settings) as ports:
             for one, begin, end in pieces:
                 ledger = open_offloaded(ports.objects, one.location)
                 if ledger.data_head.etag != one.etag:

@@ -20,7 +20,6 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.pulsar.queue import pending
 from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
@@ -107,7 +106,7 @@ def make_offload_plan(
     settings, now = cluster.settings, cluster.clock.now_ms()
     root = settings.bookkeeper.ledgers_root
     gaps = list(epoch.gaps)
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         store = ports.store
         open_ones = attempts.open_attempts(store)
         sandbox = control.is_sandbox(store)
@@ -192,7 +191,7 @@ def _leftovers(cluster: Cluster, epoch: Epoch, now: int) -> BitMap64:
         cluster.journal_reader, settings.cluster, found, now - int(settings.orphans.grace_period * 1000), now
     )
     if sent:
-        with Connections(settings) as ports:
+        with cluster.ports(read_only=True) as ports:
             found -= sent if queued(ports.admin) else BitMap64()
     return found
 
@@ -274,7 +273,7 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[O
     Raises Refused where nothing may be offloaded as the cluster is configured by now.
     """
     parsed = [Topic.parse(name) for name in topics]
-    with Connections(cluster.settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         existing = namespace_policies(ports.configuration).keys()
         namespaces = {str(topic.namespace) for topic in parsed} & existing
         if not namespaces:
@@ -290,7 +289,7 @@ def policies_now(cluster: Cluster, topics: Collection[str]) -> dict[str, tuple[O
 def _policies(cluster: Cluster, namespaces: Collection[str], sandbox: bool) -> Policies:
     """The policies in force of every candidate namespace, and of its topics that have their own."""
     settings = cluster.settings
-    with Connections(settings) as ports:
+    with cluster.ports(read_only=True) as ports:
         brokers, problems = broker_layer(ports.admin.configurations(), settings.offload, sandbox=sandbox)
         documents = namespace_policies(ports.configuration)
     if strange := sorted(set(namespaces) - documents.keys()):

@@ -176,11 +176,13 @@ def _acting(cluster: Cluster, run_id: str, epoch: Epoch, ports: Ports) -> Iterat
     settings = cluster.settings
     if settings.offload.waive_read_check and not control.is_sandbox(ports.store):
         raise Refused("offload.waive_read_check: only a cluster with the sandbox's marker may")
-    with control.held_lease(settings, ports.store, f"offload run {run_id}", control.OFFLOAD_LEASE) as lease:
+    with control.held_lease(
+        settings, ports.store, ports.clock, f"offload run {run_id}", control.OFFLOAD_LEASE
+    ) as lease:
         now = min(lease.taken_at, ports.clock.now_ms())
         operator_words.note_words(cluster, run_id)
         run = topic_run(cluster, run_id, ports, owners_rules(cluster, epoch, now), now, settings.offload.loaded_topics)
-        yield run, RunGuard(lease.guard, unloads_of(settings)), lease
+        yield run, RunGuard(lease.guard, unloads_of(settings, ports.clock)), lease
 
 
 def revert_offloads(
@@ -204,7 +206,7 @@ def revert_offloads(
         control.check_not_paused(store)
         epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, store))
         with (
-            control.held_lease(settings, store, f"reverting offloads in run {run_id}"),
+            control.held_lease(settings, store, ports.clock, f"reverting offloads in run {run_id}"),
             _acting(cluster, run_id, epoch, ports) as (run, guard, _),
         ):
             finish_unloads(store, ports.admin, ports.clock, guard, wait=False)
@@ -417,7 +419,7 @@ class _Work:
             outcomes += revert.revert_topic(run, ports, guard, topic, there, released=False, policy=policy)
         if gone:
             what = f"reverting offloads in run {run.run_id}"
-            with control.held_lease(self._cluster.settings, ports.store, what):
+            with control.held_lease(self._cluster.settings, ports.store, ports.clock, what):
                 outcomes += revert.revert_topic(run, ports, guard, topic, gone, policy=policy)
         return outcomes
 

@@ -18,9 +18,9 @@ from pulsar_lifecycle.errors import (
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.connect import Connections, system_clock
+from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.ports import Clock, MetadataStore, Node
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import VERIFIED
 from pulsar_lifecycle.runs import control
@@ -100,14 +100,16 @@ class Task:
     run_id: str
     guard: tuple[str, int]
     tasks: int
+    connect: Connect
 
     def work(self, bundle: Iterable[Item]) -> Iterator[Answer]:
         """Copy and prove each ledger; its journal row is durable before its answer."""
         settings = self.settings
         assert settings.object_store is not None
         reads = settings.zookeeper.reads_per_second / self.tasks
-        with Connections(settings, read_only=True, reads_per_second=reads) as ports:
-            pace = TaskPace(ports.store, self.guard, max(1, settings.offload.read_bytes_per_second // self.tasks))
+        with self.connect(settings, read_only=True, reads_per_second=reads) as ports:
+            share = max(1, settings.offload.read_bytes_per_second // self.tasks)
+            pace = TaskPace(ports.store, ports.clock, self.guard, share)
             for item in bundle:
                 try:
                     yield Answer(item, self._one(item, ports, pace), "")
@@ -159,9 +161,9 @@ def _source(store: MetadataStore, ledger_id: int, root: str) -> Source:
 class TaskPace:
     """Keeps a task to its share of the budget, and stops it when it may go on no more."""
 
-    def __init__(self, store: MetadataStore, guard: tuple[str, int], bytes_per_second: int) -> None:
+    def __init__(self, store: MetadataStore, clock: Clock, guard: tuple[str, int], bytes_per_second: int) -> None:
         self._store, self._guard = store, guard
-        self._budget = RateBudget(max(1, bytes_per_second), system_clock())
+        self._budget = RateBudget(max(1, bytes_per_second), clock)
         self._looked = 0.0
 
     def __call__(self, size: int) -> None:
@@ -208,7 +210,7 @@ def spread(
     tasks = cluster.tasks
     bundles = list(bundled(sorted(items, key=lambda i: -sizes[i.attempt.ledger_id]), sizes))
     done, moved = tasks.counter(), tasks.counter()
-    task = Task(cluster.settings, run_id, guard, tasks.at_once)
+    task = Task(cluster.settings, run_id, guard, tasks.at_once, cluster.connect)
 
     def work(bundle: Sequence[Item]) -> list[Answer]:
         answers: list[Answer] = []

@@ -23,7 +23,6 @@ from pulsar_lifecycle.formats import topic_policies as events
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata, LedgerState
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS, Replayed, Writer
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, SCHEMAS_ROOT
 from pulsar_lifecycle.model import Namespace, Position, Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
@@ -50,7 +49,7 @@ def read_namespaces(cluster: Cluster, namespaces: Collection[str]) -> dict[str, 
     """The policies of the topics of these namespaces, within the budget for reading entries."""
     settings = cluster.settings
     pace = RateBudget(settings.offload.read_bytes_per_second, cluster.clock).take
-    with Connections(settings, read_only=True, pace=pace) as ports:
+    with cluster.ports(read_only=True, pace=pace) as ports:
         root = settings.bookkeeper.ledgers_root
         return {name: read_namespace(ports.store, ports.reader, Namespace.parse(name), root) for name in namespaces}
 

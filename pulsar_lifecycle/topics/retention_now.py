@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics.change_events import read_namespaces
@@ -26,7 +25,7 @@ class RetentionNow:
 
 def retention_now(cluster: Cluster, namespaces: Collection[str]) -> RetentionNow:
     """The retention in force in those of ``namespaces`` that exist. Raises what the cluster's servers raise."""
-    with Connections(cluster.settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         configurations = ports.admin.configurations()
         documents = namespace_policies(ports.configuration)
     said, differing = common_configuration(configurations, (*BROKER_NAMES, TOPIC_POLICIES_ENABLED))

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.ports import MetadataStore
+from pulsar_lifecycle.ports import Clock, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -35,14 +34,14 @@ def deliver_after_ms_of(settings: Settings, sandbox: bool) -> int:
     return int((wanted if sandbox else max(wanted, MIN_DELIVER_AFTER)) * 1000)
 
 
-def unloads_of(settings: Settings) -> Unloads:
+def unloads_of(settings: Settings, clock: Clock) -> Unloads:
     """One run's budget of unloads."""
-    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, system_clock())
+    return Unloads(settings.trimming.unloads_per_second, settings.trimming.max_unloads, clock)
 
 
 def shadow_sources(cluster: Cluster, store: MetadataStore) -> snapshot.ShadowSources:
     """What shadow topics under any declared root read from now."""
-    with Connections(cluster.settings) as ports:
+    with cluster.ports(read_only=True) as ports:
         found = snapshot.shadow_sources(store, ports.configuration)
         for root in cluster.roots()[1:]:
             other = ports.root(root)
@@ -83,8 +82,7 @@ def topic_run(
 @contextmanager
 def topic_tools(cluster: Cluster, *, read_only: bool = False, buckets: bool = False) -> Iterator[Ports]:
     """The ports of one run on the driver; with ``buckets`` the object store, too."""
-    settings, clock = cluster.settings, cluster.clock
-    pace = RateBudget(settings.offload.read_bytes_per_second, clock).take
-    with Connections(settings, read_only=read_only, pace=pace) as ports:
+    pace = RateBudget(cluster.settings.offload.read_bytes_per_second, cluster.clock).take
+    with cluster.ports(read_only=read_only, pace=pace) as ports:
         objects = ports.objects if buckets else None
         yield Ports(ports.store, ports.reader, ports.admin, ports.queue, ports.journal, ports.clock, objects)

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.plans import retention_plan
@@ -46,7 +45,7 @@ def apply_retention(
     """
     settings = cluster.settings
     caps, now = caps_of(settings, order), cluster.clock.now_ms()
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         fingerprint = (evidence.check_store if dry_run else evidence.check_may_act)(cluster, ports.store)
     summary, rows = cluster.lake.retention_plan(order.plan_id)
     valid = int(settings.orphans.plan_valid_for * 1000)

@@ -132,14 +132,14 @@ def _looking(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports]]:
 def _acting(cluster: Cluster, run_id: str) -> Iterator[tuple[TopicRun, Ports, RunGuard]]:
     """Check that we may act, and hold the lease for as long as the work lasts."""
     settings = cluster.settings
-    with published(settings), topic_tools(cluster) as ports:
+    with published(cluster), topic_tools(cluster) as ports:
         context = _context(cluster, evidence.check_may_act(cluster, ports.store))
-        with control.held_lease(settings, ports.store, f"run {run_id}") as lease:
+        with control.held_lease(settings, ports.store, ports.clock, f"run {run_id}") as lease:
             now = min(lease.taken_at, ports.clock.now_ms())
             operator_words.note_words(cluster, run_id)
             context = replace(context, holds=settings.orphans.holds(now))  # by the store's clock where ours is ahead
             run = topic_run(cluster, run_id, ports, context, now, settings.trimming.loaded_topics)
-            yield run, ports, RunGuard(lease.guard, unloads_of(settings))
+            yield run, ports, RunGuard(lease.guard, unloads_of(settings, ports.clock))
 
 
 def _context(cluster: Cluster, fingerprint: str) -> Context:

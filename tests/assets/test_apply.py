@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -13,9 +12,9 @@ from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
 from orchestration.retention import RetentionConfig, apply_retention_job
 from pulsar_lifecycle.deletion.workers import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, Outcome
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, NOT_DELETED
 from pulsar_lifecycle.runs.caps import AS_SET
+from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
 SLOW = Outcome(NOT_DELETED, "ZooKeeper is too slow", 3, 0)
@@ -50,8 +49,8 @@ def test_a_run_that_deleted_some_or_had_nothing_to_do_does_not_fail(outcomes: li
 class Unreachable(LifecycleResource):
     """A cluster with nobody there: what is refused without asking it is refused before anything is done."""
 
-    def cluster(self) -> Any:
-        return SimpleNamespace(spark=None, settings=self.settings(), lake=Lake(self.settings().lake.path))
+    def cluster(self) -> Cluster:
+        return self.without_spark()
 
 
 @pytest.fixture

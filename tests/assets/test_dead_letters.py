@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import dagster as dg
 import pytest
 
 from assets import dead_letters
-from orchestration import jobs, schedules
+from orchestration import jobs
 from orchestration.definitions import build_defs
 from orchestration.schedules import PAGE
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
@@ -23,8 +22,8 @@ from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Code
-from resources.lifecycle import LifecycleResource
 from tests.kit.builders import BILLS, intent
+from tests.kit.faked_resource import faked_resource
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
 from tests.kit.settings import SETTINGS
@@ -37,7 +36,7 @@ KEY = dg.AssetKey(["east", "dead_letters"])
 class Scene:
     """A cluster's dead letters and the code location that watches them."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.topics = FakeDeletionTopics(now_ms=NOW)
         self.admin = FakeBrokerAdmin()
         create_missing(self.admin, 1)
@@ -46,16 +45,17 @@ class Scene:
         self.lake = folder / "lake"
         file = folder / "lifecycle.toml"
         file.write_text(SETTINGS.format(cluster="east", lake=self.lake))
-        self.resource = LifecycleResource(config_file=str(file))
+        self.resource = faked_resource(
+            str(file),
+            admin=lambda: self.admin,
+            queue_reader=lambda: self.reader,
+            clock=lambda: self,
+        )
         self.defs = build_defs(str(file))
 
-        @contextmanager
-        def open_reader(settings: object) -> Iterator[tuple[FakeBrokerAdmin, FakeQueueReader]]:
-            yield self.admin, self.reader
-
-        monkeypatch.setattr(dead_letters, "open_reader", open_reader)
-        monkeypatch.setattr(schedules, "open_reader", open_reader)
-        monkeypatch.setattr("pulsar_lifecycle.io.clock.SystemClock.now_ms", lambda _: self.topics.now_ms)
+    def now_ms(self) -> int:
+        """As ``ports.Clock``."""
+        return self.topics.now_ms
 
     def bury(self, ledger_id: int, topic: str = BILLS, code: str = "") -> None:
         self.topics.publish(encode_deletion_message(intent(ledger_id, topic)), {"RECONSUMETIMES": "11"}, 0, DLQ_TOPIC)
@@ -113,8 +113,8 @@ def plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(tmp_path, monkeypatch)
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
 
 
 def new_ids(shown: dict[str, Any] | None) -> list[int]:

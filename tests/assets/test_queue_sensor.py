@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import dagster as dg
@@ -12,7 +11,6 @@ import pytest
 from dagster._core.events import EngineEventData
 from dagster._daemon.monitoring.run_monitoring import check_run_timeout
 
-from orchestration import schedules
 from orchestration.definitions import build_defs
 from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
@@ -21,18 +19,17 @@ from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import Unread
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
-from resources.lifecycle import LifecycleResource
 from tests.kit.builders import A_GAP
+from tests.kit.faked_resource import faked_resource
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.deletion_queue import FakeDeletionTopics, FakeQueueReader
-from tests.kit.fakes.metadata_store import FakeZooKeeper
+from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper
 from tests.kit.settings import SETTINGS
 
 NOW = 10_000_000_000
@@ -43,7 +40,7 @@ SENSORS = {"deletion_queue": DELETION_TOPIC, "deletion_retry": RETRY_TOPIC}
 class Bell:
     """A sensor over a queue in memory; ``ring`` is one tick, with the cursor of the last."""
 
-    def __init__(self, name: str, folder: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, name: str, folder: Path, instance: dg.DagsterInstance) -> None:
         self.name, self.topic, self.instance = name, SENSORS[name], instance
         self.topics = FakeDeletionTopics(now_ms=NOW)
         self.reader = FakeQueueReader(self.topics)
@@ -51,17 +48,27 @@ class Bell:
         self.lake = Lake(str(folder / "lake"))
         file = folder / "lifecycle.toml"
         file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + "[bookkeeper]\nshared_with = []\n")
-        self.resource = LifecycleResource(config_file=str(file))
+        self.zookeeper = FakeZooKeeper()
+        self.store = self.zookeeper.session()
+        self.silence: Unavailable | None = None
+        self.resource = faked_resource(
+            str(file),
+            stores=lambda *_, **__: self.opened(),
+            admin=FakeBrokerAdmin,
+            queue_reader=lambda: self.reader,
+            clock=lambda: self,
+        )
         self.defs = build_defs(str(file))
 
-        @contextmanager
-        def open_reader(settings: object) -> Iterator[tuple[FakeBrokerAdmin, FakeQueueReader]]:
-            yield FakeBrokerAdmin(), self.reader
+    def opened(self) -> FakeStore:
+        """A session with the metadata store."""
+        if self.silence:
+            raise self.silence
+        return self.zookeeper.session(read_only=True)
 
-        self.store = FakeZooKeeper().session()
-        monkeypatch.setattr(schedules, "open_store", lambda _: nullcontext(self.store))
-        monkeypatch.setattr(schedules, "open_reader", open_reader)
-        monkeypatch.setattr("pulsar_lifecycle.io.clock.SystemClock.now_ms", lambda _: self.topics.now_ms)
+    def now_ms(self) -> int:
+        """As ``ports.Clock``."""
+        return self.topics.now_ms
 
     def wait(self, delay_ms: int | str, topic: Topic | None = None) -> int:
         """Publish a message that says it is delayed; returns its number."""
@@ -113,15 +120,13 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture(params=list(SENSORS))
-def bell(
-    request: pytest.FixtureRequest, tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> Bell:
-    return Bell(request.param, tmp_path, instance, monkeypatch)
+def bell(request: pytest.FixtureRequest, tmp_path: Path, instance: dg.DagsterInstance) -> Bell:
+    return Bell(request.param, tmp_path, instance)
 
 
 @pytest.fixture
-def retry_bell(tmp_path: Path, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Bell:
-    return Bell("deletion_retry", tmp_path, instance, monkeypatch)
+def retry_bell(tmp_path: Path, instance: dg.DagsterInstance) -> Bell:
+    return Bell("deletion_retry", tmp_path, instance)
 
 
 def test_an_empty_queue_rings_nothing_and_is_not_read(bell: Bell) -> None:
@@ -286,20 +291,15 @@ def test_a_long_run_that_has_the_lease_is_at_work(bell: Bell, instance: dg.Dagst
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_lease_that_cannot_be_read_is_held(
-    bell: Bell, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lease_that_cannot_be_read_is_held(bell: Bell, instance: dg.DagsterInstance) -> None:
     run_id = silent(bell, instance)
-    read = bell.store.read
-    unread = {control.holder_of(control.LEASE): Unread(control.holder_of(control.LEASE), "no permission")}
-    monkeypatch.setattr(bell.store, "read", lambda paths: [unread.get(p) or read([p])[0] for p in paths])
-    assert "no permission" in bell.skipped()
+    control.take_lease(bell.store, "east run 1", FakeClock(), 0)
+    bell.zookeeper.unreadable.add(control.holder_of(control.LEASE))
+    assert "another run is at it: who (no permission" in bell.skipped()
     assert status_of(instance, run_id) is dg.DagsterRunStatus.STARTED
 
 
-def test_a_scan_that_died_with_its_host_is_ended_by_dagster_itself(
-    tmp_path: Path, bell: Bell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scan_that_died_with_its_host_is_ended_by_dagster_itself(tmp_path: Path, bell: Bell) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "dagster.yaml").write_text((Path(__file__).parents[2] / "dagster.yaml").read_text())
@@ -358,13 +358,9 @@ def test_a_paused_cluster_is_not_rung_until_it_is_resumed(bell: Bell) -> None:
     assert bell.name in bell.run_key()
 
 
-def test_a_silent_metadata_store_is_not_rung(bell: Bell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_metadata_store_is_not_rung(bell: Bell) -> None:
     bell.wait(0)
-
-    def silent(settings: object) -> None:
-        raise Unavailable("no session")
-
-    monkeypatch.setattr(schedules, "open_store", silent)
+    bell.silence = Unavailable("no session")
     assert "no session" in bell.skipped()
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox.clients import wait_for
-from tests.kit.local_cluster import AT_ONCE, ClusterWithTasks, local_cluster
+from tests.kit.local_cluster import AT_ONCE, local_cluster
 
 ROOT = Path(__file__).parents[2]
 PORTS: dict[str, type] = {
@@ -222,7 +222,7 @@ def cluster_of(file: str, fault: Fault, tasks: int) -> Cluster:
         from resources.lifecycle import LifecycleResource
 
         on = LifecycleResource(config_file=file).cluster()
-        return ClusterWithTasks(on.spark, on.settings, file, on.lake, given=StruckTasks(on.tasks, fault))
+        return replace(on, given=StruckTasks(on.tasks, fault))
     return local_cluster(file, StruckTasks(LocalTasks(tasks), fault))
 
 

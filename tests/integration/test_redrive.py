@@ -21,6 +21,7 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeletionQueue
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings, load_settings
 from resources.lifecycle import LifecycleResource
@@ -64,7 +65,7 @@ def buried(settings: Settings, queue: PulsarDeletionQueue) -> None:
 
 
 def go(settings: Settings, wanted: LetterFilter, max_messages: int = 100) -> Redriven:
-    return redrive_now(settings, "run-1", wanted, max_messages, lambda _: None)
+    return redrive_now(runs_cluster.Cluster(settings), "run-1", wanted, max_messages, lambda _: None)
 
 
 def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
@@ -76,8 +77,8 @@ def test_a_redrive_sends_what_is_wanted_and_leaves_the_rest(
     assert sorted(one.info.ledger_id for one in received if one.info) == [1, 3]
     assert [one.properties for one in received] == [{"mine": "kept"}] * 2
     queue.acknowledge(received)
-    with dead_letters.open_reader(settings) as (_, reader):
-        picture = dead_letters.take_picture(reader, settings)
+    with dead_letters.open_reader(runs_cluster.Cluster(settings)) as (_, reader):
+        picture = dead_letters.take_picture(reader, runs_cluster.Cluster(settings))
     assert picture.found.count == 3
     assert [one.message.info and one.message.info.ledger_id for one in picture.letters] == [None, 0, 2]
     rows = journal_rows(FileJournal(settings.lake.path), run_id="run-1").to_pylist()

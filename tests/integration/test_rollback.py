@@ -65,7 +65,7 @@ def test_off_with_intents_in_flight_a_restart_without_us_and_on_again(
         lambda: off.scan_and_delete("off"),
         lambda: trim_run.trim(off.where, "off", [], dry_run=False),
         lambda: trim_run.delete_topics(off.where, "off", [Topic.parse(leaked)], force=False, dry_run=False),
-        lambda: redrive_now(off.where.settings, "off", LetterFilter(), 10, lambda _: None),
+        lambda: redrive_now(off.where, "off", LetterFilter(), 10, lambda _: None),
         lambda: reconciled(off, [namespace], apply=True),
     ):
         with pytest.raises(Refused, match="topicTwoPhaseDeletionEnabled is false"):

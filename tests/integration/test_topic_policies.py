@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -15,9 +13,9 @@ import pytest
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.topic_policies import CHANGE_EVENTS
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
-from pulsar_lifecycle.io.connect import system_clock
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.model import Namespace, Topic
+from pulsar_lifecycle.runs import cluster as runs_cluster
 from pulsar_lifecycle.settings import Settings, load_settings
 from pulsar_lifecycle.tiered.offload_planning import policies_now
 from pulsar_lifecycle.topics.change_events import read_namespace
@@ -159,7 +157,7 @@ def test_planning_and_running_an_offload_loads_no_topic(sandbox: Cluster, tmp_pa
     admin.topic("POST", names[1], "/offloadPolicies", {**OFFLOAD, "s3ManagedLedgerOffloadBucket": "another"})
     sandbox.restart("broker-1")
     before = resting(sandbox, namespace)
-    found = policies_now(cast(Any, SimpleNamespace(settings=settings, clock=system_clock())), names)
+    found = policies_now(runs_cluster.Cluster(settings), names)
     time.sleep(2)
     assert nodes(sandbox, namespace) == before
     assert {name: bool(left_out) for name, (_, left_out) in found.items()} == dict(zip(names, (0, 1, 0), strict=True))

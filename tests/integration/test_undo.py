@@ -218,7 +218,7 @@ def test_collected_everywhere_it_is_past_saving_and_nothing_comes_back(story: St
 def test_executors_find_the_same_as_the_driver(story: Story) -> None:
     ledgers = [(i, story.metadata(i)) for i in (story.dropped, *story.thin, *story.lost)]
     where = story.pipeline.spark_cluster
-    assert check_on_executors(where.tasks, where.settings, ledgers) == story.check([i for i, _ in ledgers])
+    assert check_on_executors(where, ledgers) == story.check([i for i, _ in ledgers])
 
 
 def test_the_job_shows_what_it_would_do_and_does_it_only_when_told(story: Story) -> None:

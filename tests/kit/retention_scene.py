@@ -25,10 +25,9 @@ from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
-from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
+from pulsar_lifecycle.runs.tasks import LocalTasks
 from pulsar_lifecycle.settings import Settings, load_settings
-from pulsar_lifecycle.topics import topic_run
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.metadata_store import FakeStore, Operation
 from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
@@ -36,15 +35,6 @@ from tests.simulation.cluster import SimulatedCluster, data_tags
 MINUTE = 60_000
 NAMESPACE = "acme/orders"
 MB = 1 << 20
-
-
-class LocalCluster(Cluster):
-    """A cluster without Spark, at the time of the fakes."""
-
-    @property
-    def tasks(self) -> Tasks:
-        """This process."""
-        return LocalTasks()
 
 
 class RetentionScene:
@@ -57,11 +47,8 @@ class RetentionScene:
         )
         self.settings: Settings = load_settings(str(write_settings(folder, monkeypatch, more=more)))
         self.lake = Lake(self.settings.lake.path)
-        self.cluster: Any = LocalCluster(None, self.settings, "", self.lake)  # pyright: ignore[reportArgumentType]
         servers = self.servers
-        monkeypatch.setattr(topic_run, "system_clock", lambda: servers.clock)
-        connect_to(
-            monkeypatch,
+        connect = connecting(
             stores=lambda *_, read_only=False, **__: self._session(read_only),
             admin=lambda: servers.admin,
             reader=lambda: servers.reader,
@@ -69,6 +56,7 @@ class RetentionScene:
             journal=lambda: servers.journal,
             clock=lambda: servers.clock,
         )
+        self.cluster = Cluster(self.settings, connect=connect, given=LocalTasks())
         servers.put(control.SANDBOX, b"")
         self.open_queue: Callable[[], Any] = servers.open_queue
         self.before: Callable[[Operation], None] = lambda operation: None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from random import Random
@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.ports import DeletionQueue
+from pulsar_lifecycle.ports import DeletionQueue, Ids
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks, Tasks
 from pulsar_lifecycle.settings import Settings
@@ -38,10 +38,20 @@ class SimIds:
         return UUID(int=self._random().getrandbits(128), version=4)
 
 
+@dataclass(frozen=True)
+class Made:
+    """What there is of a simulated cluster to connect to."""
+
+    world: Any
+    lake: FakeLake
+    ids: Ids
+    dead_letters: Callable[[], Any]
+
+
 class SimConnections(Connections):
     """``io.connect.Connections`` to a simulated cluster."""
 
-    def __init__(self, where: SimulatedWhere, settings: Settings, **asked: Any) -> None:
+    def __init__(self, where: Made, settings: Settings, **asked: Any) -> None:
         super().__init__(settings, **asked)
         self._where, world = where, where.world
         self.__dict__ |= {
@@ -52,7 +62,7 @@ class SimConnections(Connections):
             "journal_reader": world.journal,
             "lake": where.lake,
             "clock": world.clock,
-            "ids": where.new_ids,
+            "ids": where.ids,
         }
 
     @cached_property
@@ -73,26 +83,19 @@ class SimConnections(Connections):
         return self._opened.enter_context(closing(world.open_store(read_only=read_only)))
 
 
-@dataclass(frozen=True)
-class SimulatedWhere(Cluster):
-    """``runs.cluster.Cluster`` in this process, over a simulated cluster."""
-
-    world: Any = None
-    local: Tasks = field(default_factory=LocalTasks)
-    new_ids: SimIds = field(default_factory=lambda: SimIds(Random))
-    dead_letters: Callable[[], Any] = lambda: None
-
-    @property
-    def tasks(self) -> Tasks:
-        return self.local
-
-
-def where_of(world: SimulatedCluster, settings: Settings, lake: FakeLake, **more: Any) -> SimulatedWhere:
-    """The cluster as a run takes it."""
-    where: SimulatedWhere
+def where_of(
+    world: SimulatedCluster,
+    settings: Settings,
+    lake: FakeLake,
+    *,
+    tasks: Tasks | None = None,
+    ids: Ids | None = None,
+    dead_letters: Callable[[], Any] = lambda: None,
+) -> Cluster:
+    """The cluster as a run takes it, in this process."""
+    made = Made(world, lake, ids or SimIds(Random), dead_letters)
 
     def connect(settings: Settings, **asked: Any) -> SimConnections:
-        return SimConnections(where, settings, **asked)
+        return SimConnections(made, settings, **asked)
 
-    where = SimulatedWhere(None, settings, "", lake, connect, world, **more)  # type: ignore[arg-type]
-    return where
+    return Cluster(settings, connect=connect, given=tasks or LocalTasks())

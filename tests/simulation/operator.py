@@ -7,12 +7,10 @@ Belongs here: one method per thing an operator does. Not here: what goes wrong
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import pyarrow as pa
 
@@ -34,8 +32,6 @@ from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan.epochs import weighed_against
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.tiered import offload_planning, offload_run
-from pulsar_lifecycle.tiered.buckets import bucket_runs
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.words import RaisedShrinkage
@@ -46,13 +42,6 @@ from tests.simulation.laws import Laws, Violation
 from tests.simulation.ports import Interceptor, SimDeadLetters, Trace
 from tests.simulation.tasks import SimTasks
 from tests.simulation.world import ModelTopic, World
-
-_OPENERS = ("Connections", "system_clock")
-_LIBRARY = [module for name, module in sorted(sys.modules.items()) if name.startswith("pulsar_lifecycle.")]
-_COMPOSING = [module for module in _LIBRARY if not module.__name__.startswith("pulsar_lifecycle.io.")]
-assert {bucket_runs, offload_run, offload_planning} <= set(_COMPOSING)
-"""Every module that may open a port: all that the operator's runs import."""
-_OPENED = [(module, name) for module in _COMPOSING for name in _OPENERS if name in vars(module)]
 
 
 class Operator:
@@ -69,8 +58,8 @@ class Operator:
             world,
             settings,
             self.lake,
-            local=self.tasks,
-            new_ids=SimIds(lambda: world.random),
+            tasks=self.tasks,
+            ids=SimIds(lambda: world.random),
             dead_letters=self.dead_letters,
         )
         laws.exclusive = settings.object_store is not None and settings.object_store.exclusive
@@ -134,8 +123,7 @@ class Operator:
         """One scan; ``noted`` is told of it as soon as its epoch is closed."""
         kept = set(self.lake.finished_epochs())
         try:
-            with self._adapters():
-                epoch = scan_run.scan(cluster, self._run_id("scan"))
+            epoch = scan_run.scan(cluster, self._run_id("scan"))
         finally:
             for epoch_id in set(self.lake.finished_epochs()) - kept:
                 noted(self.lake.epoch(epoch_id))
@@ -171,8 +159,7 @@ class Operator:
         if not finished or self.lake.epoch(finished[-1]) not in self.lake.epochs():
             return "no scan yet"
         world, zxid, acts = self.world, self.world.zookeeper.zxid, len(self.world.interceptor.fired)
-        with self._adapters():
-            summary, rows = deletion_run.make_plan(self.cluster, self.lake.epoch(finished[-1]))
+        summary, rows = deletion_run.make_plan(self.cluster, self.lake.epoch(finished[-1]))
         if len(world.interceptor.fired) == acts and world.zookeeper.zxid != zxid:
             raise Violation("I6: a plan wrote to the metadata store")
         shuffled = rows.take(pa.array(self.random.sample(range(rows.num_rows), rows.num_rows), pa.int64()))
@@ -198,7 +185,7 @@ class Operator:
         kept, now = self.lake.kept_plans[plan_id], self.world.clock.now_ms()
         said = refusal_of(kind_of(plan_id), *kept, self.lake, self.settings, now)  # type: ignore[arg-type]
         try:
-            with self._adapters(), self._within_caps(run_id):
+            with self._within_caps(run_id):
                 applied = deletion_run.apply_plan(self.cluster, run_id, order, lambda line: None)
         except Refused as refused:
             if as_set and str(refused).startswith("max_") and not said:
@@ -219,7 +206,7 @@ class Operator:
         order = Order(plan_id, summary.digest, Lowered(max_ledgers=caps.max_ledgers * 100))
         self.world.trace = None
         try:
-            with self._adapters(), self._within_caps(run_id):
+            with self._within_caps(run_id):
                 deletion_run.apply_plan(self.cluster, run_id, order, lambda line: None)
         except UsageError as refused:
             return str(refused)
@@ -245,7 +232,7 @@ class Operator:
     def delete(self) -> str:
         """One deletion run."""
         run_id, began = self._run_id("delete"), self.world.time.now_ms()
-        with self._tracing(Trace(run_id)), self._adapters():
+        with self._tracing(Trace(run_id)):
             outcomes = deletion_run.delete_pending(self.cluster, run_id)
         self.withheld = [one for one in outcomes if one.outcome == WITHHELD]
         if self.depth == 0:
@@ -257,7 +244,7 @@ class Operator:
         summary = self.lake.kept_plans[plan_id][0]
         run_id = self._run_id("direct")
         order = Order(plan_id, summary.digest, self._launched_with(f"{run_id} {plan_id}"))
-        with self._tracing(Trace(run_id)), self._adapters(), self._within_caps(run_id):
+        with self._tracing(Trace(run_id)), self._within_caps(run_id):
             outcomes = deletion_run.apply_directly(self.cluster, run_id, order)
         return str(outcomes)
 
@@ -275,7 +262,7 @@ class Operator:
         self.trimmed = topic.name
         self.world.trace = None
         run_id = self._run_id("trim")
-        with self._adapters(), self._within_caps(run_id):
+        with self._within_caps(run_id):
             done = trim_run.trim(self.cluster, run_id, [order], dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
@@ -288,7 +275,7 @@ class Operator:
         run_id = self._run_id("delete-topic")
         self.laws.whole_deletion(topic, run_id)
         self.world.trace = None
-        with self._adapters(), self._within_caps(run_id):
+        with self._within_caps(run_id):
             done = trim_run.delete_topics(self.cluster, run_id, [topic], force=True, dry_run=False)
         return f"{topic}: " + "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
@@ -306,7 +293,7 @@ class Operator:
             accept_unknown=self.random.random() < 0.2,
         )
         run_id = self._run_id("undo")
-        with self._tracing(Trace(run_id, undo=True, started=self.world.time.now_ms())), self._adapters():
+        with self._tracing(Trace(run_id, undo=True, started=self.world.time.now_ms())):
             found = undoing.undo_deletions(self.cluster, run_id, request, lambda line: None)
         return "; ".join(f"{u.ledger_id} {u.outcome}: {u.reason}" for u in found.ledgers)
 
@@ -337,8 +324,8 @@ class Operator:
         most = self.random.choice([1, None])
         run_id = self._run_id("redrive")
         self.world.trace = None
-        with self._adapters(), self._within_caps(run_id):
-            done = redriving.redrive_now(self.settings, run_id, LetterFilter(), most, lambda line: None)
+        with self._within_caps(run_id):
+            done = redriving.redrive_now(self.cluster, run_id, LetterFilter(), most, lambda line: None)
         return f"{done.sent} of {done.looked} dead letters are sent again"
 
     # ------------------------------------------------------------------------------------------------- in place of
@@ -356,23 +343,6 @@ class Operator:
         finally:
             self.world.trace = was
             self.depth -= 1
-
-    @contextmanager
-    def _adapters(self) -> Iterator[None]:
-        """The simulator's ports wherever a module of the library opens one of ours."""
-        world = self.world
-        stand_ins: dict[str, Any] = {
-            "Connections": self.cluster.connect,
-            "system_clock": lambda: world.clock,
-        }
-        kept = [(module, name, vars(module)[name]) for module, name in _OPENED]
-        for module, name, _ in kept:
-            setattr(module, name, stand_ins[name])
-        try:
-            yield
-        finally:
-            for module, name, value in kept:
-                setattr(module, name, value)
 
     def dead_letters(self) -> SimDeadLetters:
         """A consumer of the dead-letter topic."""

@@ -113,7 +113,7 @@ def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequ
     """A scan by a control plane whose lake holds ``previous``."""
     lake = FakeLake()
     lake.begun = {one.kept.epoch_id: one.kept for one in previous}
-    where = where_of(cluster, settings_of(policy or Policy()), lake, new_ids=IDS)
+    where = where_of(cluster, settings_of(policy or Policy()), lake, ids=IDS)
     return scan_of(lake, scan_run.scan(where, "scan").epoch_id)
 
 

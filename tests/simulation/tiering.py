@@ -126,11 +126,10 @@ class Tiering:
             return "no scan yet"
         world.trace = None
         before = world.zookeeper.zxid
-        with operator._adapters():
-            everything = operator.random.random() < 0.8
-            plan, rows = offload_planning.make_offload_plan(
-                operator.cluster, operator.lake.epochs()[-1], everything=everything
-            )
+        everything = operator.random.random() < 0.8
+        plan, rows = offload_planning.make_offload_plan(
+            operator.cluster, operator.lake.epochs()[-1], everything=everything
+        )
         self._wrote_nothing("a plan of offloads", before)
         return f"{plan.plan_id}: {rows.num_rows} ledgers, gaps {in_words(plan.gaps)}, warnings {plan.warnings}"
 
@@ -143,7 +142,7 @@ class Tiering:
         order = offload_run.OffloadOrder(plan.plan_id, plan.digest, operator.random.choice([0, 0, 0, 2]))
         run_id = operator._run_id("offload")
         shared_random.seed(operator.random.getrandbits(32))
-        with operator._tracing(Trace(run_id, kind=OFFLOAD)), operator._adapters():
+        with operator._tracing(Trace(run_id, kind=OFFLOAD)):
             done = offload_run.offload_now(operator.cluster, run_id, order, lambda line: None)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
@@ -158,7 +157,7 @@ class Tiering:
         ledgers = sorted(i for i, c in topic.offloaded.items() if c.complete)
         some = operator.random.sample(ledgers, operator.random.randint(1, len(ledgers)))
         run_id = operator._run_id("take-back")
-        with operator._tracing(Trace(run_id, kind=OFFLOAD)), operator._adapters():
+        with operator._tracing(Trace(run_id, kind=OFFLOAD)):
             done = offload_run.revert_offloads(operator.cluster, run_id, topic.name, some, dry_run=False)
         return "; ".join(f"{one.ledger_id} {one.outcome}: {one.reason}" for one in done)
 
@@ -169,8 +168,7 @@ class Tiering:
             return "no scan yet"
         world.trace = None
         before, listed = world.zookeeper.zxid, set(world.buckets.objects[BUCKET])
-        with operator._adapters():
-            plan, rows = bucket_runs.take_inventory(operator.cluster, operator.lake.epochs()[-1])
+        plan, rows = bucket_runs.take_inventory(operator.cluster, operator.lake.epochs()[-1])
         self._wrote_nothing("an inventory", before)
         fired = world.interceptor.fired
         if any("503" in one and "objects.list" in one for one in fired):
@@ -217,7 +215,7 @@ class Tiering:
             return "no plan of objects yet"
         plan, _ = list(operator.lake.object_plans.values())[-1]
         run_id = operator._run_id("sweep")
-        with operator._tracing(Trace(run_id, kind=SWEEP)), operator._adapters():
+        with operator._tracing(Trace(run_id, kind=SWEEP)):
             done = bucket_runs.sweep(operator.cluster, run_id, Order(plan.plan_id, plan.digest), lambda line: None)
         self.laws.counts["uploads dropped"] += sum(one.outcome == "aborted" for one in done.dropped)
         return f"{done.applied}, uploads: {[one.outcome for one in done.dropped]}"

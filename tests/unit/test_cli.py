@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -42,7 +42,7 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, load_settings
 from pulsar_lifecycle.words import WordKind
 from tests.golden.files import GOLDEN, entries
-from tests.kit.command import run
+from tests.kit.command import command_over, run
 from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
@@ -216,7 +216,7 @@ def test_a_topic_of_which_no_broker_says_so_is_not_shown_as_loaded(
 ) -> None:
     cluster = SimulatedCluster()
     topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
-    looked_at(cluster, monkeypatch, brokers)
+    run = looked_at(cluster, monkeypatch, brokers)
     assert run("inspect", "topic", str(topic)) == 0
     assert f" {said}" in " ".join(capsys.readouterr().out.split())
 
@@ -228,7 +228,7 @@ def test_a_topic_that_cannot_be_read_whole_ends_with_1(
     topic = cluster.topic(Topic.parse(TOPIC), [cluster.ledger(data_tags(Topic.parse(TOPIC)))])
     held = cluster.ledger(data_tags(topic), entries=[b"\xff"])
     cluster.cursor(topic, "billing", ledger=held)
-    looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
     for options in ((), ("--json",)):
         assert run("inspect", "topic", TOPIC, *options) == 1
         assert f"cursor ledger {held}: " in capsys.readouterr().out
@@ -238,19 +238,21 @@ def test_a_ledger_may_be_absent_only_where_its_copy_was_given_up(
     settings_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    looked_at(cluster, monkeypatch, Brokers({}, 60_000))
+    run = looked_at(cluster, monkeypatch, Brokers({}, 60_000))
     for released_copies, code in ((True, 0), (False, 1)):
         offload = OffloadContext(UUID(int=1), True, released_copies, 1, "aws-s3", {"bucket": "b"})
         cluster.topic(Topic.parse(TOPIC), [900], offloaded={900: offload})
         assert run("inspect", "topic", TOPIC) == code
 
 
-def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> None:
-    """``inspect`` sees this cluster."""
-    store = cluster.open_store(read_only=True)
-    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.reading", lambda settings: nullcontext((store, cluster.reader)))
-    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.brokers_of", lambda settings: brokers)
-    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.now_ms", cluster.clock.now_ms)
+def looked_at(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch, brokers: Brokers) -> Callable[..., int]:
+    """The command line over this cluster."""
+    monkeypatch.setattr("pulsar_lifecycle.cli.inspect.brokers_of", lambda where: brokers)
+    return command_over(
+        stores=lambda *_, **__: cluster.open_store(read_only=True),
+        reader=lambda: cluster.reader,
+        clock=lambda: cluster.clock,
+    )
 
 
 # ------------------------------------------------------------------------------------------------- plans and journal
@@ -426,7 +428,7 @@ def test_status_shows_a_broken_plan_and_goes_on(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     broken = Path(load_settings(settings_file).lake.path) / "plans" / "orphans-0" / "plan.json"
     broken.parent.mkdir()
     broken.write_text("{}")
@@ -444,7 +446,7 @@ def test_status_says_why_every_run_would_refuse(
 ) -> None:
     cluster = SimulatedCluster()
     store = cluster.open_store()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(store))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     run("status", "--json")
     assert json.loads(capsys.readouterr().out)["refused"] == []
     run("status")
@@ -467,7 +469,7 @@ def test_status_shows_owed_unloads_that_can_be_read_or_not(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     topic = Topic.parse("persistent://acme/orders/placed")
     control.note_unload(cluster.open_store(), control.PendingUnload(topic, False, 1, control.LEASE))
     garbage = f"{control.PENDING_UNLOADS[control.LEASE]}/garbage"
@@ -486,7 +488,7 @@ def test_status_shows_locations_that_brokers_cannot_read(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     unread_locations.hold(cluster.open_store(), ("aws-s3", "tiered", "eu", ""), "run-1", "500: no such bucket")
     garbage = f"{unread_locations.UNREAD_LOCATIONS}/garbage"
     cluster.put(garbage, b"[]")
@@ -509,7 +511,7 @@ def test_status_gives_no_age_to_what_cannot_be_read(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     holders = [control.holder_of(lease) for lease in (control.LEASE, control.OFFLOAD_LEASE)]
     for path in (control.PAUSE, *holders):
         cluster.open_store().create(path, b"x", parents=True)
@@ -537,7 +539,7 @@ def test_explain_judges_by_the_settings_of_today(
 ) -> None:
     cluster = SimulatedCluster()
     ledger, store = cluster.ledger(data_tags(Topic.parse(topic))), cluster.open_store()
-    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at = cluster.clock.now_ms() + 1000
     epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
     context = Context(now=at, grace=1, namespaces=frozenset({"shop/orders"}))
@@ -569,7 +571,7 @@ def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does
 ) -> None:
     cluster, topic = SimulatedCluster(), Topic.parse("persistent://shop/orders/x")
     ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
-    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at, fingerprint = cluster.clock.now_ms() + 1000, cluster_fingerprint(store, "/ledgers")
     lake = Lake(load_settings(settings_file).lake.path)
     settings_file.write_text(settings_file.read_text() + "bookkeeper.shared_with = []\n")
@@ -587,7 +589,7 @@ def test_explain_says_why_a_covered_scan_counts_no_more(
 ) -> None:
     cluster = SimulatedCluster()
     ledger, store = cluster.ledger(data_tags(Topic.parse("persistent://shop/orders/x"))), cluster.open_store()
-    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at = cluster.clock.now_ms() + 1000
     lake = Lake(load_settings(settings_file).lake.path)
     epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
@@ -609,7 +611,7 @@ def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
 ) -> None:
     cluster, topic = SimulatedCluster(), Topic.parse("persistent://shop/orders/x")
     ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
-    monkeypatch.setattr("pulsar_lifecycle.cli.explain.reading", lambda settings: nullcontext((store, cluster.reader)))
+    run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
     lake = Lake(load_settings(settings_file).lake.path)
     stat = cluster.zookeeper.stat(cluster.path(ledger))
@@ -735,7 +737,7 @@ def test_status_shows_an_accepted_restore_until_two_scans_since_then_confirm_eac
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     lake = Lake(load_settings(settings_file).lake.path)
     lake.set_scans_aside("test", 1_000, "backup of 02:00", "mary")
 
@@ -755,7 +757,7 @@ def test_status_lists_what_the_operator_said_and_what_is_withdrawn(
     settings_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = SimulatedCluster()
-    monkeypatch.setattr("pulsar_lifecycle.cli.control.looking", lambda settings: nullcontext(cluster.open_store()))
+    run = command_over(stores=lambda *_, **__: cluster.open_store())
     before = [KnownWord(WordKind.LEGAL_HOLD, "acme", "mary", "case 12", "", 1_000)]
     Lake(load_settings(settings_file).lake.path).store_words("test", before)
     gone = '{ name = "shop/gone", by = "mary", why = "removed", until = 2999-01-01 }'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from pulsar_lifecycle._pb import pulsar_message_pb2 as pb
 from pulsar_lifecycle.errors import Unavailable
 from tests.golden.files import GOLDEN
 from tests.kit.builders import entry
-from tests.kit.command import run as command
+from tests.kit.command import command_over, run
 from tests.kit.copy_scene import BUCKET, DATA, ID, INDEX, source_of
 from tests.kit.copy_scene import CopyScene as Scene
 from tests.kit.settings import write_settings
@@ -24,18 +25,14 @@ def scene(tmp_path, monkeypatch):
     found = Scene()
     found.service.put(BUCKET, DATA, (GOLDEN / "offload/g-tiny/object_data.bin").read_bytes(), USER)
     found.service.put(BUCKET, INDEX, (GOLDEN / "offload/g-tiny/object_index.bin").read_bytes(), USER)
-    monkeypatch.setattr("pulsar_lifecycle.io.s3.objects.S3ObjectStore", lambda _: found.objects)
+    found.run = partial(command_over(objects=lambda: found.objects), "inspect", "object")
     write_settings(tmp_path, monkeypatch, [BUCKET])
     return found
 
 
-def run(*arguments: str) -> int:
-    return command("inspect", "object", *arguments)
-
-
 @pytest.mark.parametrize("key", [DATA, INDEX])
 def test_either_key_shows_the_pair(scene, key, capsys):
-    assert run(key, "--json") == 0
+    assert scene.run(key, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["whole"], shown["problems"], shown["ledgerId"]) == (True, [], 4711)
     assert (shown["data"]["key"], shown["data"]["size"]) == (DATA, 1414)
@@ -48,7 +45,7 @@ def test_either_key_shows_the_pair(scene, key, capsys):
     assert (shown["firstEntry"]["entryId"], shown["firstEntry"]["size"]) == (0, 55)
     assert (shown["lastEntry"]["entryId"], shown["lastEntry"]["messages"]) == (19, 1)
 
-    assert run(key) == 0
+    assert scene.run(key) == 0
     text = capsys.readouterr().out
     assert "whole, as far as heads, index and both ends tell" in text
     assert "public/default/persistent/g-tiny" in text
@@ -67,22 +64,22 @@ def test_what_is_wrong_is_said_and_is_exit_code_1(scene, capsys):
     ):
         heads, data = dict(scene.service.objects[BUCKET]), dict(scene.service.data)
         change()
-        assert run(DATA, "--json") == 1
+        assert scene.run(DATA, "--json") == 1
         shown = json.loads(capsys.readouterr().out)
         assert not shown["whole"]
         assert any(said in problem for problem in shown["problems"]), shown["problems"]
-        assert run(DATA) == 1
+        assert scene.run(DATA) == 1
         assert "not whole" in capsys.readouterr().out
         scene.service.objects[BUCKET], scene.service.data = heads, data
 
 
 def test_an_entry_that_is_no_message_is_no_problem_of_the_pair(capsys, scene):
     scene.copy()
-    assert run(INDEX, "--json") == 0
+    assert scene.run(INDEX, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert "error" in shown["lastEntry"]
     assert len(shown["offloadIndex"]["blocks"]) > 3
-    assert run(INDEX) == 0
+    assert scene.run(INDEX) == 0
     assert "blocks (" in capsys.readouterr().out
 
 
@@ -93,7 +90,7 @@ def test_a_part_of_a_message_is_shown_as_one(capsys, scene):
     scene.reader.payloads[ID] = scene.payloads
     scene.source = source_of(scene.payloads)
     scene.copy()
-    assert run(INDEX, "--json") == 0
+    assert scene.run(INDEX, "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     last = {name: shown["lastEntry"][name] for name in ("chunkId", "numChunksFromMsg", "uuid")}
     assert last == {"chunkId": 2, "numChunksFromMsg": 3, "uuid": "u"}
@@ -102,21 +99,21 @@ def test_a_part_of_a_message_is_shown_as_one(capsys, scene):
 
 
 def test_nothing_there_and_no_answer_are_exit_code_1(scene, capsys):
-    assert run(DATA.replace("4711", "4712")) == 1
+    assert scene.run(DATA.replace("4711", "4712")) == 1
     assert "neither a data nor an index object" in capsys.readouterr().err
     scene.fail("head", Unavailable("no answer"), times=100)
-    assert run(DATA) == 1
+    assert scene.run(DATA) == 1
     assert "no answer" in capsys.readouterr().err
 
 
 def test_wrong_calls_are_exit_code_2(scene, tmp_path, monkeypatch, capsys):
     for key in ("nonsense", DATA.partition("-ledger")[0], f"{DATA}-index-index"):
-        assert run(key) == 2
+        assert scene.run(key) == 2
         assert "expected the key of an offloaded ledger" in capsys.readouterr().err
     write_settings(tmp_path, monkeypatch, [BUCKET, "other"])
-    assert run(DATA) == 2
+    assert scene.run(DATA) == 2
     assert f"give --bucket, one of {BUCKET}, other" in capsys.readouterr().err
-    assert run(DATA, "--bucket", BUCKET) == 0
+    assert scene.run(DATA, "--bucket", BUCKET) == 0
     write_settings(tmp_path, monkeypatch, [])
-    assert run(DATA) == 2
+    assert run("inspect", "object", DATA) == 2
     assert "object_store: it is not set" in capsys.readouterr().err

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.cli import queue as command
 from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
@@ -28,10 +28,9 @@ from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from tests.kit.builders import DELETED_ROW as ROW
-from tests.kit.command import run
+from tests.kit.command import command_over
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
 from tests.kit.fakes.clock import FakeClock
-from tests.kit.fakes.connections import connect_to
 from tests.kit.fakes.metadata_store import FakeZooKeeper
 from tests.kit.settings import write_settings
 
@@ -108,21 +107,23 @@ def zookeeper() -> FakeZooKeeper:
     return FakeZooKeeper(FakeClock())
 
 
-@pytest.fixture
-def cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin: FakeBrokerAdmin, reader: Reader, zookeeper: FakeZooKeeper
-) -> Path:
-    """A settings file, and a cluster that answers for it."""
-    path = write_settings(tmp_path, monkeypatch, cluster=ROW.cluster)
+Run = Callable[..., int]
 
-    monkeypatch.setattr(command, "now_ms", lambda: NOW + 1_000)
-    connect_to(
-        monkeypatch,
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, admin: FakeBrokerAdmin, reader: Reader, zookeeper: FakeZooKeeper
+) -> Run:
+    """The command over a settings file and a cluster that answers for it, a second later."""
+    write_settings(tmp_path, monkeypatch, cluster=ROW.cluster)
+    clock = FakeClock()
+    clock.advance((NOW + 1_000 - clock.now_ms()) / 1000)
+    return command_over(
         stores=lambda *_, **__: zookeeper.session(read_only=True),
         admin=lambda: admin,
         queue_reader=lambda: reader,
+        clock=lambda: clock,
     )
-    return path
 
 
 def part(topic: Topic, number: int) -> Topic:
@@ -138,7 +139,7 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_an_empty_queue_is_fine_and_only_its_topics_are_touched(
-    cluster: Path, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("queue", "status") == 0
     out = capsys.readouterr().out
@@ -148,7 +149,7 @@ def test_an_empty_queue_is_fine_and_only_its_topics_are_touched(
 
 
 def test_a_cluster_without_the_topics_is_fine(
-    cluster: Path, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, capsys: pytest.CaptureFixture[str]
 ) -> None:
     admin.topics.clear()
     admin.partition_counts.clear()
@@ -157,7 +158,7 @@ def test_a_cluster_without_the_topics_is_fine(
 
 
 def test_what_waits_and_what_is_due(
-    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, retry = part(DELETION_TOPIC, 0), part(RETRY_TOPIC, 1)
     fill(admin, first, 3)
@@ -175,7 +176,7 @@ def test_what_waits_and_what_is_due(
 
 
 def test_what_is_due_need_not_be_known(
-    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(admin, part(DELETION_TOPIC, 0), 3)
     reader.mute = True
@@ -188,7 +189,7 @@ def test_what_is_due_need_not_be_known(
 @pytest.mark.parametrize("finding", ["dead letters", "subscription", "paused", "retries", "off", "restored"])
 def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
     finding: str,
-    cluster: Path,
+    run: Run,
     admin: FakeBrokerAdmin,
     zookeeper: FakeZooKeeper,
     tmp_path: Path,
@@ -211,7 +212,8 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         epoch = Epoch("e1", ROW.cluster, cluster_fingerprint(store, "/ledgers"), NOW, NOW, (), 1, 1, (), zxid=2**60)
         Lake(str(tmp_path / "lake")).store_epoch(epoch, Referenced(), Context(NOW, 1, frozenset()))
     else:
-        cluster.write_text(cluster.read_text() + "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n")
+        settings = tmp_path / "lifecycle.toml"
+        settings.write_text(settings.read_text() + "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n")
         fill(admin, part(DELETION_TOPIC, 0), 1)
     assert run("queue", "status") == 1
     said = {
@@ -228,7 +230,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
 
 
 def test_dead_letters_are_named_by_code_with_a_command_that_works(
-    cluster: Path, reader: Reader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, reader: Reader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     denied, changed = Code.OBJECTS_UNREAD, Code.CHANGED_MEANWHILE
     codes = dict(enumerate([changed, denied, denied, denied, changed, Code.UNREAD, Code.STILL_THERE], 1))
@@ -251,7 +253,7 @@ def test_dead_letters_are_named_by_code_with_a_command_that_works(
 
 
 def test_dead_letters_that_cannot_be_looked_at_say_so(
-    cluster: Path, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader.bury(None)
     reader.mute = True
@@ -262,7 +264,7 @@ def test_dead_letters_that_cannot_be_looked_at_say_so(
 
 @pytest.mark.parametrize("code", [Code.STILL_IN_USE, Code.NOT_KNOWN_YET])
 def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
-    cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: Code
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], code: Code
 ) -> None:
     journal = FileJournal(str(tmp_path / "lake"))
     held = replace(ROW, outcome="retrying", code=code)
@@ -280,7 +282,7 @@ def test_retries_grow_by_what_failed_and_not_by_what_is_held_or_not_known_yet(
 
 
 def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
-    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = part(RETRY_TOPIC, 0)
     fill(admin, first, 3)
@@ -300,7 +302,7 @@ def test_what_waits_is_shown_by_what_it_waits_for_and_is_a_finding(
 
 
 def test_what_waits_for_a_scan_is_a_finding_after_a_day(
-    cluster: Path, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
+    run: Run, admin: FakeBrokerAdmin, reader: Reader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = part(RETRY_TOPIC, 0)
     fill(admin, first, 1)
@@ -312,7 +314,7 @@ def test_what_waits_for_a_scan_is_a_finding_after_a_day(
     assert "run job scan" in document(capsys)["findings"][0]
 
 
-def test_metrics_last_run_and_textfile(cluster: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_last_run_and_textfile(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     FileJournal(str(tmp_path / "lake")).record([ROW, replace(ROW, run_id="other", cluster="another")])
     textfile = tmp_path / "x.prom"
     assert run("queue", "status", "--json", "--textfile", str(textfile)) == 0
@@ -333,14 +335,14 @@ def test_a_long_partition_is_seen_in_part(admin: FakeBrokerAdmin, reader: Reader
     assert (seen.backlog, seen.due, seen.later, seen.all_seen) == (5_000, queue_state.LOOKED_AT, 0, False)
 
 
-def test_wrong_usage_ends_with_2(cluster: Path) -> None:
+def test_wrong_usage_ends_with_2(run: Run) -> None:
     assert run("queue", "status", "--no-such-option") == 2
 
 
 @pytest.mark.parametrize("held", [None, control.LEASE, control.OFFLOAD_LEASE])
 @pytest.mark.parametrize("lease", [control.LEASE, control.OFFLOAD_LEASE])
 def test_an_owed_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], lease: str, held: str | None
+    run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], lease: str, held: str | None
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
@@ -364,7 +366,7 @@ def test_an_owed_unload_is_shown_and_a_finding_unless_its_own_run_is_at_work(
 
 
 def test_a_holder_that_is_no_sessions_is_no_run_at_work(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+    run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.session()
     topic = Topic.parse("persistent://acme/orders/placed")
@@ -375,7 +377,7 @@ def test_a_holder_that_is_no_sessions_is_no_run_at_work(
 
 
 def test_a_pause_and_a_holder_that_cannot_be_read_have_no_age(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+    run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = zookeeper.session()
     control.pause(store, "why")
@@ -393,7 +395,7 @@ def test_a_pause_and_a_holder_that_cannot_be_read_have_no_age(
 
 @pytest.mark.parametrize("name", ["/garbage", ""])
 def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
+    run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     store = zookeeper.session()
     store.create(f"{control.PENDING_UNLOADS[control.LEASE]}/garbage", b"{}", parents=True)
@@ -404,7 +406,7 @@ def test_an_owed_unload_that_cannot_be_read_needs_an_operator(
 
 
 def test_a_location_that_is_held_is_shown_and_a_finding(
-    cluster: Path, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
+    run: Run, zookeeper: FakeZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store, where = zookeeper.session(), ("aws-s3", "tiered", "", "http://s3")
     unread_locations.hold(store, where, "run-1", "500: no such bucket")

@@ -15,7 +15,7 @@ from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.formats.ledger_path import MAX_LEDGER_ID
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.offloads import deleted_copies
 from pulsar_lifecycle.journal.queries import rows_of_phase
@@ -23,7 +23,7 @@ from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
-from pulsar_lifecycle.runs.tasks import Tasks, share_of
+from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan.evidence import check_store
 from pulsar_lifecycle.settings import Settings
 
@@ -68,7 +68,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
     rows = last_archived(journal, settings.cluster, run_id=request.run_id, ledger_ids=request.ledger_ids)
     lost = tuple(deleted_copies(journal, settings.cluster, request.run_id, request.ledger_ids))
     missing = tuple(sorted(set(request.ledger_ids) - {row.ledger_id for row in rows}))
-    with Connections(settings, read_only=request.dry_run) as ports:
+    with cluster.ports(read_only=request.dry_run) as ports:
         store, clock = ports.store, ports.clock
         ports = UndoPorts(store, _spread(cluster, ports.reader), ports.journal, clock, say)
         if request.dry_run:
@@ -76,7 +76,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
             return Result(preview(run, ports, rows, _pending(cluster)), missing, lost)
         control.check_not_paused(store)
         check_store(cluster, store)  # a restored store issues archived ids again
-        with held_lease(settings, store, f"undo {run_id}") as lease:
+        with held_lease(settings, store, clock, f"undo {run_id}") as lease:
             run = _run(settings, run_id, request, lease.guard, lease.taken_at - clock.now_ms())
             return Result(undo(run, ports, rows, _pending(cluster)), missing, lost)
 
@@ -111,19 +111,19 @@ def _spread(cluster: Cluster, reader: LedgerReader) -> Check:
     def check(ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
         if len(ledgers) < SPREAD_FROM:
             return reader.check_replicas(ledgers)
-        return check_on_executors(cluster.tasks, cluster.settings, ledgers)
+        return check_on_executors(cluster, ledgers)
 
     return check
 
 
-def check_on_executors(
-    tasks: Tasks, settings: Settings, ledgers: Sequence[tuple[int, LedgerMetadata]]
-) -> list[ReplicaCheck]:
+def check_on_executors(cluster: Cluster, ledgers: Sequence[tuple[int, LedgerMetadata]]) -> list[ReplicaCheck]:
     """``LedgerReader.check_replicas`` by all tasks that run at once, in the order given."""
+    tasks = cluster.tasks
     asked = [(ledger_id, ledger_metadata.encode(metadata)) for ledger_id, metadata in ledgers]
     share = -(-len(asked) // tasks.at_once) or 1
     pieces = [asked[start : start + share] for start in range(0, len(asked), share)]
-    return [check for checks in tasks.map(_Asker(share_of(tasks, settings)), pieces) for check in checks]
+    asker = _Asker(share_of(tasks, cluster.settings), cluster.connect)
+    return [check for checks in tasks.map(asker, pieces) for check in checks]
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,11 @@ class _Asker:
     """One task; it changes nothing, so it may be repeated."""
 
     settings: Settings
+    connect: Connect
 
     def __call__(self, asked: Sequence[_Asked]) -> list[ReplicaCheck]:
         found: list[ReplicaCheck] = []
-        with Connections(self.settings, read_only=True) as ports:
+        with self.connect(self.settings, read_only=True) as ports:
             for start in range(0, len(asked), CHUNK):
                 some = [(ledger_id, ledger_metadata.decode(data)) for ledger_id, data in asked[start : start + CHUNK]]
                 found += ports.reader.check_replicas(some)

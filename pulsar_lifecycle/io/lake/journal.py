@@ -24,7 +24,8 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pulsar_lifecycle.errors import StoreError
-from pulsar_lifecycle.ports import Archived, JournalRow
+from pulsar_lifecycle.io.lake import counts
+from pulsar_lifecycle.ports import Archived, Counting, JournalRow
 
 JOURNAL = "journal"
 ARCHIVE = "archive"
@@ -93,6 +94,13 @@ class FileJournal:
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of the archive, like :meth:`find`."""
         return self._find(ARCHIVE, ARCHIVE_SCHEMA, condition, columns)
+
+    def counted(self, counting: Counting, now: int) -> pa.Table:
+        """All rows of the journal counted, as the port says; of a past day that was counted only its listing is read.
+
+        Raises StoreError.
+        """
+        return counts.counted(self._lake, JOURNAL, JOURNAL_SCHEMA, counting, now)
 
     def _find(
         self, kind: str, schema: pa.Schema, condition: pc.Expression | None, columns: Sequence[str] | None

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.object_pairs import OFFLOAD_REFERENCES
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.connect import Connections
+from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.offloads import begun_attempts, failed_proofs, sent_copies
@@ -66,7 +66,7 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     """
     settings = cluster.settings
     declared = _declared(settings)
-    with Connections(settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         open_ones = attempts.open_attempts(ports.store)
     now = cluster.clock.now_ms()
     gaps = evidence.gaps_of(cluster, epoch)
@@ -94,7 +94,9 @@ def take_inventory(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Tabl
     parts = [_Part(prefix=prefix) for prefix in prefixes]
     for bucket in declared.buckets:
         parts += [_Part(bucket=bucket, gaps=tuple(bucket_rules.gaps(prefixes))), _Part(bucket=bucket)]
-    task = _Looking(share_of(cluster.tasks, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED))
+    task = _Looking(
+        share_of(cluster.tasks, settings), lake, inventory, lake.parts(epoch.epoch_id, NAMED), cluster.connect
+    )
     cluster.store(epoch.epoch_id, TABLE, OBJECTS, task.rows, parts)
     return _plan(cluster, epoch, older[-1].epoch_id if older else "", now, tuple(gaps))
 
@@ -189,6 +191,7 @@ class _Looking:
     lake: Lake
     inventory: Inventory
     offload_references: list[str]
+    connect: Connect
 
     def rows(self, part: _Part) -> Iterator[pa.RecordBatch]:
         """Rows of ``OBJECTS``."""
@@ -201,7 +204,7 @@ class _Looking:
         yield pa.RecordBatch.from_pylist(some, OBJECTS)
 
     def _found(self, part: _Part) -> Iterator[bucket_listing.Row]:
-        with Connections(self.settings, read_only=True) as ports:
+        with self.connect(self.settings, read_only=True) as ports:
             if part.prefix:
                 named = self._named(part.prefix)
                 yield from bucket_listing.look_below(
@@ -236,7 +239,7 @@ class Swept:
 def rows_to_sweep(cluster: Cluster, order: Order) -> pa.Table:
     """What :func:`sweep` would do now; writes nothing. Raises Refused, NotFound."""
     caps = caps_of(cluster.settings, order)
-    with Connections(cluster.settings, read_only=True) as ports:
+    with cluster.ports(read_only=True) as ports:
         return _chosen(cluster, order, caps, evidence.check_store(cluster, ports.store))[1]
 
 
@@ -247,7 +250,7 @@ def sweep(cluster: Cluster, run_id: str, order: Order, progress: Callable[[str],
     """
     settings = cluster.settings
     caps = caps_of(settings, order)
-    with published(settings), Connections(settings) as ports:
+    with published(cluster), cluster.ports() as ports:
         store, journal, clock, objects = ports.store, ports.journal, ports.clock, ports.objects
         summary, rows = _chosen(cluster, order, caps, evidence.check_may_act(cluster, store))
         operator_words.note_words(cluster, run_id)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.lake.journal import ARCHIVE_SCHEMA, JOURNAL_SCHEMA
-from pulsar_lifecycle.ports import Archived, JournalRow
+from pulsar_lifecycle.ports import Archived, Counting, JournalRow
 from tests.kit.fakes.tables import Tables, days_of
 
 
@@ -35,6 +35,10 @@ class FakeJournal:
 
     def find_archived(self, condition: pc.Expression | None = None, columns: Sequence[str] | None = None) -> pa.Table:
         return self._archive.find(self.nodes, condition, columns)
+
+    def counted(self, counting: Counting, now: int) -> pa.Table:
+        rows = self.find(columns=counting.columns)
+        return counting.add_up([counting.count(rows)] if rows.num_rows else [])
 
     def _store(self, kept: list, rows: Sequence) -> str:
         if self.failure:

@@ -17,7 +17,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal import operator_words
@@ -85,7 +85,7 @@ def cluster_with(epochs: list[Epoch], shadowed: dict[str, str]) -> Any:
     settings = SimpleNamespace(
         orphans=SimpleNamespace(confirm_after=86_400), bookkeeper=SimpleNamespace(shared_with=[])
     )
-    return SimpleNamespace(lake=lake, settings=settings, clock=system_clock())
+    return SimpleNamespace(lake=lake, settings=settings, clock=SystemClock())
 
 
 def test_every_scan_between_two_is_asked_covered_or_not() -> None:
@@ -127,7 +127,7 @@ def cluster_at(lake: Path, **orphans: Any) -> Any:
     return SimpleNamespace(
         settings=settings,
         lake=Lake(str(lake)),
-        clock=system_clock(),
+        clock=SystemClock(),
         journal=FileJournal(str(lake)),
         connect=lambda *_, **__: nullcontext(PORTS),
         ports=lambda **_: nullcontext(PORTS),

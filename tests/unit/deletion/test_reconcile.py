@@ -16,8 +16,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.runs.apply import Applied
 from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.runs.cluster import Cluster
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.simulation.cluster import SimulatedCluster, data_tags
 from tests.simulation.pipeline import plan, two_scans
 
@@ -46,9 +47,8 @@ class Scene:
             apply=SimpleNamespace(model_dump=lambda: dict.fromkeys(Caps.__slots__, 1)),
         )
         lake = SimpleNamespace(context=lambda epoch_id: SimpleNamespace(namespaces=frozenset({NAMESPACE})))
-        self.cluster = cast(
-            "Any", SimpleNamespace(settings=settings, lake=lake, journal_reader=FileJournal(str(folder)))
-        )
+        connect = connecting(store=object, admin=lambda: self.admin, lake=lambda: lake)
+        self.cluster = Cluster(cast("Any", settings), connect=connect)
 
         def make_plan(cluster: object, epoch: object, kind: str, only: Any) -> Any:
             self.planned.append(only(rows).column("ledger_id").to_pylist())
@@ -60,7 +60,6 @@ class Scene:
         monkeypatch.setattr(reconcile.evidence, "newest_epoch", lambda *_: newest)
         monkeypatch.setattr(reconcile.deletion_run, "make_plan", make_plan)
         monkeypatch.setattr(reconcile.deletion_run, "apply_plan", lambda *_: Applied(1, 0, 0, ""))
-        connect_to(monkeypatch, store=object, admin=lambda: self.admin)
 
     def reconcile(self, *, apply: bool) -> reconcile.Reconciled:
         return reconcile.reconcile(

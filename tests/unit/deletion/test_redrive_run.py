@@ -15,9 +15,10 @@ from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import FakeDeadLetterQueue, FakeDeletionTopics
 from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.pipeline import scan
@@ -26,7 +27,7 @@ from tests.simulation.pipeline import scan
 class Scene:
     """A cluster with one dead letter, scanned once."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.cluster = SimulatedCluster()
         self.cluster.topic(Topic.parse("persistent://acme/orders/x"), [1])
         self.settings = Settings.model_validate(
@@ -40,12 +41,12 @@ class Scene:
         self.lake = Lake(str(folder))
         self.topics = FakeDeletionTopics()
         self.topics.publish(b"no intent", topic=DLQ_TOPIC)
-        connect_to(
-            monkeypatch,
+        connect = connecting(
             stores=lambda *_, **__: self.cluster.open_store(read_only=False),
             admin=FakeBrokerAdmin,
             dead_letters=lambda: FakeDeadLetterQueue(self.topics),
         )
+        self.where = Cluster(self.settings, connect=connect)
 
     def scan(self, cluster: str) -> None:
         found = scan(self.cluster).epoch
@@ -53,12 +54,12 @@ class Scene:
         self.lake.store_epoch(replace(found, cluster=cluster), Referenced(), context)
 
     def redrive(self) -> Redriven:
-        return redrive.redrive_now(self.settings, "run-1", LetterFilter(), 10, lambda _: None)
+        return redrive.redrive_now(self.where, "run-1", LetterFilter(), 10, lambda _: None)
 
 
 @pytest.fixture
-def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
-    return Scene(tmp_path, monkeypatch)
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
 
 
 def test_a_store_that_went_back_in_time_gets_no_dead_letter_sent_again(scene: Scene) -> None:
@@ -81,10 +82,8 @@ def test_scans_of_another_cluster_say_nothing_of_this_store(scene: Scene) -> Non
     assert scene.redrive().looked == 1
 
 
-def test_a_launch_sends_no_more_letters_again_than_the_settings_allow_ledgers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = Scene(tmp_path, monkeypatch).settings
+def test_a_launch_sends_no_more_letters_again_than_the_settings_allow_ledgers(tmp_path: Path) -> None:
+    settings = Scene(tmp_path).settings
     assert redrive.at_most(settings, None) == redrive.AT_ONCE
     few = settings.model_copy(update={"apply": settings.apply.model_copy(update={"max_ledgers": 7})})
     assert (redrive.at_most(few, None), redrive.at_most(few, 7)) == (7, 7)

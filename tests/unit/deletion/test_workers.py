@@ -21,16 +21,17 @@ from pulsar_lifecycle.deletion.workers import (
 )
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.records.outcomes import DELETED, WAITING
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.deletion_queue import MAIN, RETRY, FakeDeletionTopics, FakeQueueReader
 
 
 def worker(direct: tuple[str, int] | None) -> _Worker:
     settings: Any = SimpleNamespace(deletion=SimpleNamespace(max_messages=10))
     run: Any = None
-    return _Worker(settings, run, 4, direct)
+    return _Worker(settings, run, 4, direct, connecting())
 
 
 @pytest.mark.parametrize(("most", "cores"), [(1, 4), (3, 4), (10, 4), (4, 1)])
@@ -48,11 +49,11 @@ def test_a_run_takes_no_more_messages_than_the_settings_say(
         return []
 
     monkeypatch.setattr(_Worker, "__call__", begun)
-    connect_to(monkeypatch, admin=SimpleNamespace)
+    cluster = Cluster(settings, connect=connecting(admin=SimpleNamespace), given=LocalTasks(cores))
     monkeypatch.setattr(workers, "create_missing", lambda admin, parts: None)
     monkeypatch.setattr(workers, "not_handed_out", lambda *_: [])
     run: Any = None
-    workers.delete_from_queue(LocalTasks(cores), settings, run)
+    workers.delete_from_queue(cluster, run)
     assert 0 < sum(limits) <= most
 
 
@@ -80,7 +81,6 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> FakeQueueReader:
     for _ in range(8):
         topics.publish(b"x")
     made = FakeQueueReader(topics)
-    connect_to(monkeypatch, admin=FakeBrokerAdmin, queue_reader=lambda: made)
     monkeypatch.setattr(
         workers, "topics_of", lambda admin, topic: [MAIN if topic in (MAIN, MAIN.partitioned_parent) else RETRY]
     )
@@ -88,15 +88,21 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> FakeQueueReader:
     return made
 
 
+def looked_at_by(reader: FakeQueueReader) -> Cluster:
+    return Cluster(SETTINGS, connect=connecting(admin=FakeBrokerAdmin, queue_reader=lambda: reader), given=LocalTasks())
+
+
 def test_what_was_withheld_is_said_with_where_and_what_waits(reader: FakeQueueReader) -> None:
-    (said,) = not_handed_out(SETTINGS, RUN, [WAITS])
+    (said,) = not_handed_out(looked_at_by(reader), RUN, [WAITS])
     assert (said.outcome, said.ledgers) == (WITHHELD, 8)
     assert said.reason.startswith(f"{MAIN}: 8; 160 wait: object_store is not set; another consumer")
 
 
 def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQueueReader) -> None:
     reader.failure = Unavailable("the binary port does not answer")
-    assert not_handed_out(SETTINGS, RUN, []) == [Outcome(NOT_COMPARED, "the binary port does not answer", 1, 0)]
+    assert not_handed_out(looked_at_by(reader), RUN, []) == [
+        Outcome(NOT_COMPARED, "the binary port does not answer", 1, 0)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -107,4 +113,4 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
 ) -> None:
     monkeypatch.setattr(workers, "create_missing", lambda *_: None)
     monkeypatch.setattr(_Worker, "__call__", lambda *_: [Outcome(ended, "", 1, 0)])
-    assert [o.outcome for o in workers.delete_from_queue(LocalTasks(), SETTINGS, RUN)] == words
+    assert [o.outcome for o in workers.delete_from_queue(looked_at_by(reader), RUN)] == words

@@ -427,12 +427,23 @@ def test_a_killed_writer_leaves_all_or_nothing(tmp_path, moment, visible):
     assert archived_nodes(FileJournal(str(tmp_path))).num_rows == visible
 
 
+def test_the_counts_of_the_journal_add_up_over_days_and_objects(journal):
+    assert count(tallied(journal, NOON), "sandbox").ledgers_deleted == 0
+    row = replace(ROW, phase="delete", outcome="deleted", action="delete-ledger")
+    journal.record([row, replace(row, ledger_id=1)])
+    journal.record([replace(row, ledger_id=2, at=TOMORROW), replace(row, cluster="other")])
+    for now in (NOON, TOMORROW, 2 * TOMORROW - NOON):
+        found = tallied(journal, now)
+        assert count(found, "sandbox").ledgers_deleted == 3
+        assert count(found, "other").ledgers_deleted == 1
+
+
 def test_the_journal_is_counted_whole_and_again_only_where_it_changed(tmp_path):
-    journal, lake, day = FileJournal(str(tmp_path)), str(tmp_path), "2025-10-09"
+    journal, day = FileJournal(str(tmp_path)), "2025-10-09"
     row = replace(ROW, phase="delete", outcome="deleted", action="delete-ledger")
 
     def deleted(now):
-        return count(tallied(lake, now), "sandbox").ledgers_deleted
+        return count(tallied(journal, now), "sandbox").ledgers_deleted
 
     assert deleted(NOON) == 0
     journal.record([row, replace(row, ledger_id=1)])
@@ -449,11 +460,12 @@ def test_the_journal_is_counted_whole_and_again_only_where_it_changed(tmp_path):
 
 
 def test_a_past_day_is_not_read_again(tmp_path):
-    FileJournal(str(tmp_path)).record([replace(ROW, phase="delete", outcome="deleted")])
-    before = tallied(str(tmp_path), TOMORROW)
+    journal = FileJournal(str(tmp_path))
+    journal.record([replace(ROW, phase="delete", outcome="deleted")])
+    before = tallied(journal, TOMORROW)
     for found in (tmp_path / "journal").rglob("*.parquet"):
         found.write_bytes(b"nobody looks")
-    assert tallied(str(tmp_path), TOMORROW).equals(before)
+    assert tallied(journal, TOMORROW).equals(before)
 
 
 def test_the_newest_archived_z_node_of_each_ledger_counts(journal):

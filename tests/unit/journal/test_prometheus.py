@@ -13,6 +13,7 @@ from pulsar_lifecycle.errors import StoreError
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.prometheus import published, write_textfile
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from tests.kit.builders import DELETED_ROW as ROW
 
@@ -44,9 +45,9 @@ def test_a_file_that_cannot_be_written_names_the_setting(tmp_path: Path) -> None
         write_textfile(str(tmp_path / "x.prom"), "east", Metrics(), None)
 
 
-def settings(tmp_path: Path, textfile: Path | str) -> Settings:
+def cluster(tmp_path: Path, textfile: Path | str) -> Cluster:
     nowhere = {"admin_url": "http://127.0.0.1:1", "service_url": "pulsar://127.0.0.1:1"}
-    return Settings.model_validate(
+    settings = Settings.model_validate(
         {
             "cluster": ROW.cluster,
             "zookeeper": {"hosts": "127.0.0.1:1"},
@@ -55,6 +56,7 @@ def settings(tmp_path: Path, textfile: Path | str) -> Settings:
             "metrics": {"textfile": str(textfile)},
         }
     )
+    return Cluster(settings)
 
 
 def test_a_run_publishes_at_its_end_even_if_it_failed_and_no_broker_answers(
@@ -64,7 +66,7 @@ def test_a_run_publishes_at_its_end_even_if_it_failed_and_no_broker_answers(
     journal = FileJournal(str(tmp_path / "lake"))
 
     def run() -> None:
-        with published(settings(tmp_path, path)):
+        with published(cluster(tmp_path, path)):
             journal.record([ROW, replace(ROW, ledger_id=2)])
             raise StoreError("stopped")
 
@@ -78,8 +80,8 @@ def test_a_run_publishes_at_its_end_even_if_it_failed_and_no_broker_answers(
 
 def test_a_metric_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "x.prom").mkdir()
-    with caplog.at_level(logging.WARNING), published(settings(tmp_path, tmp_path / "x.prom")):
+    with caplog.at_level(logging.WARNING), published(cluster(tmp_path, tmp_path / "x.prom")):
         pass
     assert "not written" in caplog.text
-    with published(settings(tmp_path, "")):
+    with published(cluster(tmp_path, "")):
         pass

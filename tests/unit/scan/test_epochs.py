@@ -12,7 +12,6 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.orphan_findings import Judging, damaged_row, dangling_row
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.connect import Connections, system_clock
 from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
@@ -31,6 +30,7 @@ from pulsar_lifecycle.records.tables import (
     Problem,
 )
 from pulsar_lifecycle.run_settings import OrphanSettings
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import epochs as scan_epochs
 from pulsar_lifecycle.scan import read as scan_read
 from pulsar_lifecycle.scan.coverage import ROOTS
@@ -38,7 +38,7 @@ from pulsar_lifecycle.scan.epochs import unread_references, weighed_against
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.settings import BookKeeperSettings, Settings
 from tests.kit.builders import A_GAP
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.simulation.cluster import SimulatedCluster, data_tags
 
 DAY = 86_400_000
@@ -176,7 +176,7 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(
     cluster.topic(calm, [cluster.ledger(data_tags(calm), state=LedgerState.OPEN)])
     cluster.load(calm)
     cluster.admin.internals[calm] = TopicInternals("LedgerOpened", (), {}, {"s": {}, "x+y": {}}, None, ())
-    connect_to(monkeypatch, stores=lambda *_, **__: cluster.open_store(read_only=True), admin=lambda: cluster.admin)
+    connect = connecting(stores=lambda *_, **__: cluster.open_store(read_only=True), admin=lambda: cluster.admin)
     lake = Lake(str(tmp_path / "lake"))
     loaded = {"load_state": "loaded", "broker": "b", "last_ledger_state": "OPEN", "broker_started": 10 * DAY}
     topics = stored(
@@ -222,6 +222,7 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(
         topics,
         cursors,
         references=(),
+        connect=connect,
     )
     rows = [row for batch in judging.rows(ledgers) for row in batch.to_pylist()]
     found = {row["ledger_id"]: row["finding"] for row in rows}
@@ -273,16 +274,10 @@ def test_offloaded_topics_that_vanish_after_brokers_loaded_them_are_lost(
         def read(self, paths: list[str]) -> list[str]:
             return paths
 
-    connect_to(monkeypatch, store=Store)
     settings = SimpleNamespace(cluster="c", zookeeper=None, bookkeeper=BookKeeperSettings())
     journal = FileJournal(lake.location)
-    cluster: Any = SimpleNamespace(
-        lake=lake,
-        settings=settings,
-        parts=lake.parts,
-        journal_reader=journal,
-        ports=lambda **asked: Connections(cast("Any", settings), **asked),
-    )
+    connect = connecting(store=Store, lake=lambda: lake, journal_reader=lambda: journal)
+    cluster = Cluster(cast("Any", settings), connect=connect)
     limits = Limits(0.2, 1_000, 1 << 40)
     (gap,) = scan_epochs._lost(cluster, "e2", last, Referenced(), limits)  # pyright: ignore[reportPrivateUsage]
     assert (gap.code, gap.where) == (GapCode.LOST_REFERENCES, "managed_ledgers")
@@ -309,7 +304,7 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
             "orphans": {"legal_holds": ["acme"]},
         }
     )
-    connect_to(monkeypatch, stores=lambda *_, **__: cluster.open_store(read_only=True))
+    where = Cluster(settings, connect=connecting(stores=lambda *_, **__: cluster.open_store(read_only=True)))
 
     def close(epoch_id: str, at: int, *lost: dict[str, Any], listed: bool) -> Epoch:
         lake.begin_epoch(epoch_id, at, epoch_id)
@@ -327,16 +322,6 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
         for table, schema in (("managed_cursors", MANAGED_CURSORS), ("schemas", SCHEMAS), ("topics", TOPICS)):
             keep(table, schema)
         census = [Census(table, "", 0, 0, 0, 0) for table in ("bookkeeper_ledgers", *ROOTS)]
-        where: Any = SimpleNamespace(
-            lake=lake,
-            settings=settings,
-            clock=system_clock(),
-            journal=FileJournal(lake.location),
-            journal_reader=FileJournal(lake.location),
-            ports=lambda **asked: Connections(settings, **asked),
-            roots=lambda: [""],
-            parts=lambda epoch, table, root="": lake.parts(epoch, table),
-        )
         return scan_epochs.close_epoch(where, epoch_id, at, census, at + 1)
 
     first = close("e1", DAY, unreadable("R3", new.managed_ledger, Problem.DAMAGED, "no entry", 17), listed=True)

@@ -9,6 +9,7 @@ import pytest
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.errors import ConfigError, Conflict, CorruptFormat, UsageError
 from pulsar_lifecycle.formats import message
+from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.sources.entry_tables import ENTRIES, EntryOptions
 from pulsar_lifecycle.sources.messages import MESSAGES
 from pulsar_lifecycle.sources.offload_listing import OffloadedData
@@ -17,6 +18,7 @@ from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.golden.files import GOLDEN, entries
 from tests.kit.copy_scene import BUCKET, PAYLOADS, source_of
 from tests.kit.copy_scene import CopyScene as Scene
+from tests.kit.fakes.connections import connecting
 from tests.kit.settings import write_settings
 
 TINY = entries(GOLDEN / "offload/g-s3drv2/L66.entries.bin")
@@ -32,14 +34,16 @@ def scene(tmp_path, monkeypatch):
         copy_ledger(
             found.reader, found.objects, Source(source_of(payloads).metadata, 1), Target(location, "c", "m", 800)
         )
-    monkeypatch.setattr("pulsar_lifecycle.io.s3.objects.S3ObjectStore", lambda _: found.objects)
+    found.connect = connecting(objects=lambda: found.objects)
     write_settings(tmp_path, monkeypatch, [BUCKET])
     return found
 
 
-def rows(**options):
+def rows(scene, **options):
     """All tasks' rows, and how many tasks."""
-    reader = OffloadedReader(EntryOptions("pulsar_offload", {k.rstrip("_"): v for k, v in options.items()}))
+    reader = OffloadedReader(
+        EntryOptions("pulsar_offload", {k.rstrip("_"): v for k, v in options.items()}), scene.connect
+    )
     shares = reader.partitions()
     batches = [batch for share in shares for batch in reader.read(share)]
     assert all(batch.schema == reader.wanted for batch in batches)
@@ -48,7 +52,7 @@ def rows(**options):
 
 @pytest.mark.parametrize("size", ["1", "300", "800", "1000", "100000000"])
 def test_tasks_of_any_size_read_every_entry_once(scene, size):
-    found, tasks = rows(partition_bytes=size)
+    found, tasks = rows(scene, partition_bytes=size)
     assert {(r["ledger_id"], r["entry_id"]): r["payload"] for r in found} == {
         **{(1, e): p for e, p in enumerate(PAYLOADS)},
         **{(2, e): p for e, p in enumerate(TINY)},
@@ -60,18 +64,18 @@ def test_tasks_of_any_size_read_every_entry_once(scene, size):
 def test_one_ledger_by_key_and_what_begins_with_a_prefix(scene):
     one = scene.locations[1]
     for options in ({"ledgers": one.data_key}, {"ledgers": one.index_key, "bucket": BUCKET}, {"prefix": str(one.uuid)}):
-        found, _ = rows(**options, columns="payload")
+        found, _ = rows(scene, **options, columns="payload")
         assert [row["payload"] for row in found] == PAYLOADS
 
 
 def test_messages_are_what_was_sent(scene):
-    found, _ = rows(as_="messages", ledgers=scene.locations[2].data_key, columns="entry_id,payload,problem")
+    found, _ = rows(scene, as_="messages", ledgers=scene.locations[2].data_key, columns="entry_id,payload,problem")
     sent = [m.payload for payload in TINY for m in message.decode(payload).messages]
     assert [row["payload"] for row in found] == sent
     assert all(row["problem"] is None for row in found)
     with pytest.raises(CorruptFormat, match="entry 1:0"):
-        rows(as_="messages", ledgers=scene.locations[1].data_key)
-    found, _ = rows(as_="messages", ledgers=scene.locations[1].data_key, mode="permissive")
+        rows(scene, as_="messages", ledgers=scene.locations[1].data_key)
+    found, _ = rows(scene, as_="messages", ledgers=scene.locations[1].data_key, mode="permissive")
     assert [row["payload"] for row in found] == PAYLOADS
 
 
@@ -79,15 +83,15 @@ def test_an_upload_that_was_not_finished_is_named_and_left_out(scene, caplog):
     two = scene.locations[2]
     scene.objects.delete_many(BUCKET, [two.index_key])
     with caplog.at_level(logging.WARNING):
-        found, _ = rows()
+        found, _ = rows(scene)
     assert len(found) == len(PAYLOADS)
     assert f"1 offloads are left out: {two.data_key}: it has no index object" in caplog.text
     scene.objects.delete_many(BUCKET, [two.data_key, scene.locations[1].data_key, scene.locations[1].index_key])
-    assert rows() == ([], 1)
+    assert rows(scene) == ([], 1)
 
 
 def test_an_object_replaced_since_the_query_was_planned_ends_it(scene):
-    reader = OffloadedReader(EntryOptions("pulsar_offload", {"ledgers": scene.locations[1].data_key}))
+    reader = OffloadedReader(EntryOptions("pulsar_offload", {"ledgers": scene.locations[1].data_key}), scene.connect)
     (share,) = reader.partitions()
     key = scene.locations[1].data_key
     head = scene.objects.head(BUCKET, key)
@@ -105,14 +109,15 @@ def test_wrong_orders_are_refused_with_what_to_give(scene, tmp_path, monkeypatch
         ({"as_": "rows"}, "option as: expected entries or messages"),
     ):
         with pytest.raises(UsageError, match=said):
-            rows(**options)
+            rows(scene, **options)
     write_settings(tmp_path, monkeypatch, [BUCKET, "other"])
     with pytest.raises(UsageError, match=f"give the option bucket, one of {BUCKET}, other"):
-        rows()
-    assert rows(bucket=BUCKET)[0]
+        rows(scene)
+    assert rows(scene, bucket=BUCKET)[0]
     write_settings(tmp_path, monkeypatch, [])
+    scene.connect = Connections
     with pytest.raises(ConfigError, match="object_store"):
-        rows()
+        rows(scene)
 
 
 def test_the_schema_is_that_of_entries_or_messages():

@@ -8,7 +8,6 @@ import pytest
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.errors import CorruptFormat, LifecycleError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
-from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal.offloads import verified_copies
 from pulsar_lifecycle.model import Topic
@@ -18,6 +17,7 @@ from pulsar_lifecycle.tiered.offload_tasks import Item, Task
 from pulsar_lifecycle.tiered.proof import OriginalUnread, disproves
 from pulsar_lifecycle.tiered.upload import Source, Target, copy_ledger
 from tests.kit.copy_scene import BUCKET, PAYLOADS
+from tests.kit.fakes.connections import connecting
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.kit.settings import write_settings
 from tests.simulation.cluster import SimulatedCluster, data_tags
@@ -46,10 +46,11 @@ class Scene:
 
     def task(self, item=None):
         """Prove it; then what the journal says of it."""
-        task = Task(self.settings, "run", ("/lease", 1), 1)
-        ports = Connections(self.settings)
-        vars(ports).update(store=self.cluster.open_store(), reader=self.cluster.reader, objects=self.objects)
-        return task._one(item or self.item, ports, lambda size: None)
+        connect = connecting(
+            store=self.cluster.open_store, reader=lambda: self.cluster.reader, objects=lambda: self.objects
+        )
+        task = Task(self.settings, "run", ("/lease", 1), 1, connect)
+        return task._one(item or self.item, connect(self.settings), lambda size: None)
 
     @property
     def journalled(self):

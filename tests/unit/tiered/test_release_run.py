@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pyarrow as pa
@@ -30,6 +30,7 @@ from pulsar_lifecycle.records.outcomes import (
 from pulsar_lifecycle.records.plans.offload_plan import RELEASE
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.tiered import offload_run as spark_offload
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
@@ -37,7 +38,7 @@ from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.kit.crash import raising
-from tests.kit.fakes.connections import connect_to
+from tests.kit.fakes.connections import connecting
 from tests.kit.release_scene import CONTEXT, disown, own, theirs
 from tests.kit.release_scene import ReleaseScene as Scene
 from tests.kit.topic_scene import TOPIC
@@ -295,8 +296,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
         sessions.append(ours.open_store(read_only=asked.get("read_only", False)))
         return sessions[-1]
 
-    connect_to(
-        monkeypatch,
+    connect = connecting(
         stores=open_store,
         admin=lambda: ours.admin,
         queue=ours.open_queue,
@@ -307,7 +307,6 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
     for name in ("check_store", "newest_epoch", "note_words"):
         module = operator_words if name == "note_words" else evidence
         monkeypatch.setattr(module, name, lambda *_: None)
-    monkeypatch.setattr(control, "system_clock", lambda: ours.clock)
     monkeypatch.setattr(spark_offload, "owners_rules", lambda *_: CONTEXT)
     monkeypatch.setattr(spark_offload, "topic_run", lambda *_: run)
 
@@ -327,7 +326,7 @@ def test_taking_back_writes_with_the_session_that_holds_the_deletion_lease(monke
         zookeeper=SimpleNamespace(session_timeout=0, reads_per_second=1),
         trimming=SimpleNamespace(unloads_per_second=5, max_unloads=500),
     )
-    cluster: Any = SimpleNamespace(settings=settings, clock=ours.clock)
+    cluster = Cluster(cast("Any", settings), connect=connect)
     spark_offload.revert_offloads(cluster, "back", TOPIC, scene.due, dry_run=False)
     assert len(holders) == 3
     assert len(set(map(id, holders))) == 1

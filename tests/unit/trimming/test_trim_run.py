@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -32,14 +32,14 @@ def rules(lake: Path, **sections: Any) -> Context:
         "bookkeeper": {"shared_with": []},
         "lake": {"path": str(lake)},
     }
-    now = system_clock().now_ms()
+    now = SystemClock().now_ms()
     epoch = Epoch("e1", "c", "fp", now, now + 1, (), 1, 1, ())
     kept = SimpleNamespace(
         epochs=lambda fingerprint="": [epoch],
         context=lambda epoch_id: Context(now=0, grace=0, namespaces=frozenset(), open_topics=frozenset({"t"})),
     )
     settings = Settings.model_validate(required | sections)
-    cluster = SimpleNamespace(lake=kept, settings=settings, roots=lambda: [""], clock=system_clock())
+    cluster = SimpleNamespace(lake=kept, settings=settings, roots=lambda: [""], clock=SystemClock())
     return trim_run._context(cast("Any", cluster), "fp")  # pyright: ignore[reportPrivateUsage]
 
 

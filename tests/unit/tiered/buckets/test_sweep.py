@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.connect import system_clock
+from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.runs import plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
@@ -21,7 +21,7 @@ def test_the_caps_of_one_launch_hold_for_copies_too(monkeypatch: pytest.MonkeyPa
     summary = SimpleNamespace(epoch_id="e", cluster_ledgers=1_000, to_json=dict)
     lake = SimpleNamespace(object_plan=lambda _: (summary, rows), epoch=None)
     settings = SimpleNamespace(orphans=SimpleNamespace(plan_valid_for=1), words_in_force=lambda _: frozenset())
-    cluster: Any = SimpleNamespace(lake=lake, settings=settings, clock=system_clock())
+    cluster: Any = SimpleNamespace(lake=lake, settings=settings, clock=SystemClock())
     for module, name in ((plans, "check_applicable"), (plan_checks, "check_scan"), (bucket_rules, "digest")):
         monkeypatch.setattr(module, name, lambda *_, **__: "")
     monkeypatch.setattr(bucket_runs, "_declared", lambda _: None)
