@@ -23,7 +23,7 @@ def confirm(now: pa.Table, before: pa.Table) -> pa.Table:
     earlier = before.select(keys).filter(pc.equal(before.column("finding"), Finding.ORPHAN.value))
     if not (orphans.num_rows and earlier.num_rows):
         return PLAN.empty_table()
-    both: Any = orphans.join(earlier, keys=keys, join_type="left semi").select(PLAN.names)
+    both: Any = orphans.join(earlier, keys=keys, join_type="left semi", use_threads=False).select(PLAN.names)
     return plans.by_id(both if both.schema.equals(PLAN) else both.cast(PLAN))
 
 

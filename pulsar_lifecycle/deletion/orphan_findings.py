@@ -90,11 +90,12 @@ class Judging:
         theirs = pc.field("problem").is_null() & pc.field("topic").isin(owners)
         topics = self._read(self.topics, tables.TOPICS, ["topic", *_OF_TOPICS], theirs)
         cursors = self._read(self.cursors, tables.MANAGED_CURSORS, ["topic", "cursor"], theirs)
-        cursors = cursors.group_by(["topic", "cursor"]).aggregate([])
-        topics = topics.append_column("topic_exists", pa.repeat(True, topics.num_rows))
-        cursors = cursors.append_column("cursor_exists", pa.repeat(True, cursors.num_rows))
-        joined = pending.join(topics, "topic", join_type="left outer")
-        rows = joined.join(cursors, ["topic", "cursor"], join_type="left outer").to_pylist()
+        known = {row["topic"]: {**row, "topic_exists": True} for row in topics.to_pylist()}
+        named = set(zip(*(cursors.column(name).to_pylist() for name in ("topic", "cursor")), strict=True))
+        rows = [
+            {**_NO_TOPIC, **row, **known.get(row["topic"], {}), "cursor_exists": (row["topic"], row["cursor"]) in named}
+            for row in pending.to_pylist()
+        ]
         if not any(map(snapshot_inquiry.must_ask, rows)):
             return snapshot_inquiry.with_memory(rows, None)
         most = -(-snapshot_inquiry.MOST_ASKED // self.parts)
@@ -148,6 +149,7 @@ class Judging:
 
 _OF_TOPICS = ("load_state", "compaction", "broker", "broker_started", "last_ledger_state")
 """The columns of ``tables.TOPICS`` that decide about pending findings."""
+_NO_TOPIC = {**dict.fromkeys(_OF_TOPICS), "topic_exists": False}
 
 _UNJUDGED = ("parent", "listed", "ensemble_size", "ack_quorum", "ensembles")
 _JUDGED = [name for name in tables.BOOKKEEPER_LEDGERS.names if name not in _UNJUDGED]

@@ -117,11 +117,13 @@ def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_
     ``marked``: journal rows; ``ended``: ``at`` of whatever ends a mark, and the same ``key``. A ledger may be taken off
     a list, deleted, restored, and taken off again.
     """
+    if not marked.num_rows:
+        return marked
     key = list(key)
     marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
-    ends = ended.group_by(key).aggregate([("at", "max")])
+    ends = ended.group_by(key, use_threads=False).aggregate([("at", "max")])
     last = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
-    last = last.join(ends, key, join_type="left outer")
+    last = last.join(ends, key, join_type="left outer", use_threads=False)
     stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
     rows = stand.column("row_last").combine_chunks()
     return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")

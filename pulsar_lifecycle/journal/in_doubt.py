@@ -73,14 +73,18 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
     decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
     looked = journal.filter(decided)
-    said = journal.filter(pc.and_(decided, pc.invert(not_known))).group_by(keys).aggregate([("at", "max")])
-    joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer")
+    said = (
+        journal.filter(pc.and_(decided, pc.invert(not_known)))
+        .group_by(keys, use_threads=False)
+        .aggregate([("at", "max")])
+    )
+    joined = archived.select(ARCHIVE.names).join(said, keys, join_type="left outer", use_threads=False)
     silent = pc.less(pc.fill_null(joined.column("at_max"), -1), joined.column("at"))
     ids = joined.filter(silent).column("ledger_id").unique()
     if not len(ids):
         return set()
     restored = pc.and_(pc.equal(journal.column("phase"), "undo"), pc.equal(journal.column("outcome"), "restored"))
-    back = journal.filter(restored).group_by("ledger_id").aggregate([("at", "max")]).to_pylist()
+    back = journal.filter(restored).group_by("ledger_id", use_threads=False).aggregate([("at", "max")]).to_pylist()
     settled_at = {row["ledger_id"]: row["at_max"] for row in back}
     found_by: dict[int, list[tuple[int, str]]] = {}
     for row in looked.filter(pc.is_in(looked.column("ledger_id"), ids)).to_pylist():

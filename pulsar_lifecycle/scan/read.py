@@ -41,15 +41,18 @@ def scan_table(cluster: Cluster, epoch_id: str, table: str, root: str = "") -> C
     shares = reading.shares(cluster.settings.spark.scan_partitions, cluster.tasks.at_once)
     cluster.store(epoch_id, stored_name(table, root), TABLES[table], reading.rows, shares)
     parts = cluster.parts(epoch_id, table, root)
-    troubled = pc.field("problem").is_valid() & ~pc.field("problem").isin([Problem.GONE, Problem.EMPTY])
     census = take_census(
         table,
         root,
         cluster.lake.batches(parts, COUNTED),
-        cluster.lake.batches(parts, TROUBLE, troubled),
+        cluster.lake.batches(parts, TROUBLE, _NOT_READ),
     )
     brokers = shares[0].brokers
     return replace(census, broker_error=brokers.error) if brokers else census
+
+
+_NOT_READ = pc.field("problem").is_valid() & ~pc.field("problem").isin([Problem.GONE, Problem.EMPTY])
+"""The condition for the rows of a table of the metastore that stand for what was not read."""
 
 
 def build_references(cluster: Cluster, epoch_id: str) -> None:

@@ -6,26 +6,44 @@ z-nodes is never skipped, nor any decision, so every fault and every mutation of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
 
 from pulsar_lifecycle.metastore import walk
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from pulsar_lifecycle.records.epoch import Census
+from pulsar_lifecycle.scan import epochs, read, references
 
 KEPT = 64
 
 
 @contextmanager
 def shared_batches() -> Iterator[None]:
-    """Within it, rows equal to the last ones of the same table and first path give the same batch."""
-    make = walk.Rows.batch
+    """Within it, rows equal to the last ones of the same table and first path give the same batch, and so do counts."""
+    with ExitStack() as patched:
+        patched.enter_context(patch.object(walk.Rows, "batch", _batch_of_rows(walk.Rows.batch)))
+        for module, name in _OF_BATCHES:
+            patched.enter_context(patch.object(module, name, _shared(getattr(module, name))))
+        patched.enter_context(patch.object(read, "take_census", _census(read.take_census)))
+        yield
+
+
+_OF_BATCHES = (
+    (references, "from_managed_ledgers"),
+    (references, "from_cursors"),
+    (references, "from_schemas"),
+    (epochs, "by_topics"),
+    (epochs, "by_cursors"),
+    (epochs, "by_schemas"),
+    (epochs, "by_references"),
+)
+"""Functions of one batch, and of nothing else."""
+
+
+def _batch_of_rows(make: Callable[..., pa.RecordBatch]) -> Callable[..., pa.RecordBatch]:
     known: dict[tuple[int, str], tuple[Any, pa.RecordBatch]] = {}
 
     def batch(self: walk.Rows, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
@@ -38,22 +56,38 @@ def shared_batches() -> Iterator[None]:
         known[key] = given, made
         return made
 
-    with patch.object(walk.Rows, "batch", batch):
-        yield
+    return batch
 
 
-def shared(make: Callable[P, T]) -> Callable[P, T]:
-    """``make``, which gives the same of the same Arrow tables and names (nothing changes them), done once of late."""
-    known: dict[tuple[Any, ...], tuple[Any, T]] = {}
+def _census(count: Callable[..., Census]) -> Callable[..., Census]:
+    """``count`` of the same batches, done once of late: what was not read is in the same part of the same table."""
+    known: dict[tuple[Any, ...], tuple[Any, Census]] = {}
 
-    @wraps(make)
-    def made(*args: P.args, **kwargs: P.kwargs) -> T:
-        key = tuple(one if isinstance(one, str) else id(one) for one in args)
-        found = known.get(key)
-        if found is None:
-            if len(known) == KEPT:
-                del known[next(iter(known))]
-            known[key] = found = args, make(*args, **kwargs)  # keeps args, whose ids no other object then has
-        return found[1]
+    def census(table: str, root: str, rows: Iterable[pa.RecordBatch], troubled: Iterable[pa.RecordBatch]) -> Census:
+        kept = list(rows)
+        key = table, root, *map(id, kept)
+        if key not in known:
+            _make_room(known)
+            known[key] = kept, count(table, root, kept, troubled)  # keeps the batches, so their ids stay theirs
+        return known[key][1]
+
+    return census
+
+
+def _shared(make: Callable[[pa.RecordBatch], pa.Table]) -> Callable[[pa.RecordBatch], pa.Table]:
+    """``make``, done once of late for each batch: nothing changes one."""
+    known: dict[tuple[int], tuple[pa.RecordBatch, pa.Table]] = {}
+
+    def made(batch: pa.RecordBatch) -> pa.Table:
+        key = (id(batch),)
+        if key not in known:
+            _make_room(known)
+            known[key] = batch, make(batch)
+        return known[key][1]
 
     return made
+
+
+def _make_room(known: dict[Any, Any]) -> None:
+    if len(known) == KEPT:
+        del known[next(iter(known))]

@@ -64,7 +64,9 @@ class _Table:
         if self.count < len(rows):
             self.table = pa.concat_tables([self.table, self._table(rows[self.count :])]).combine_chunks()
             self.count = len(rows)
-        return self._tables.filtered(self.table, condition).select(list(columns or self.columns))
+        wanted = columns or self.columns
+        batches = self._tables.batches(self.table, condition, wanted)
+        return pa.Table.from_batches(batches, pa.schema([self.schema.field(name) for name in wanted]))
 
     def _table(self, rows: Sequence[Any]) -> pa.Table:
         days = days_of([row.at for row in rows])
