@@ -1,4 +1,4 @@
-"""A run of the product in a process of its own, in which a fault strikes at a chosen step: ``strike(...)``.
+"""A run of the product in a process of its own, in which a fault strikes at chosen steps: ``strike(...)``.
 
 The run is the one the jobs take, on real servers. Its tasks are threads of that process; only where an executor is to
 die are they Spark's. Where it was struck is written down by the process itself just before the damage, and told by
@@ -76,58 +76,62 @@ class Struck:
 
 @dataclass(frozen=True)
 class Running:
-    """A run that was begun."""
+    """A run that was begun; ``steps`` by the file that says that it was struck there."""
 
     process: subprocess.Popen[str]
-    step: Step
+    steps: Mapping[Path, Step]
     victim: str
-    file: Path
 
     def reached(self) -> bool:
-        """Whether its step was reached."""
-        return self.file.exists()
+        """Whether all its steps were reached."""
+        return all(file.exists() for file in self.steps)
 
     def wait_until_reached(self) -> None:
         ended = self.process.poll
-        wait_for(f"the run to come to {self.step.name}", lambda: self.reached() or ended() is not None, 300)
+        wait_for(f"the run to come to {self._names}", lambda: self.reached() or ended() is not None, 300)
 
-    def end(self) -> Struck | None:
-        """Wait for the end; None if it ended well and never came to its step. A victim must have been killed there.
+    def end(self) -> list[Struck]:
+        """Wait for the end; nothing if it ended well and did not come to each step. A victim must have been killed.
 
-        A run that loses an executor must end well; one beside which a server dies may end as it likes.
+        A run that loses executors must end well; one beside which a server dies may end as it likes.
         """
         said, errors = self.process.communicate(timeout=900)
         code = self.process.returncode
         log = f"it ended with {code}: {said[-1000:]}{errors[-3000:]}"
         if not self.reached():
             assert code == 0, log
-            return None
+            return []
         assert (code == -signal.SIGKILL) == (self.victim == RUN), log
         assert self.victim != EXECUTOR or code == 0, log
-        struck = Struck(**json.loads(self.file.read_text()))
-        assert struck.step == self.step.name
-        assert self.step.about in struck.arguments
-        return struck
-
-    def struck(self) -> Struck:
-        """:meth:`end` of a run that must come to its step."""
-        found = self.end()
-        assert found is not None, f"it never came to {self.step.name}"
+        found = [Struck(**json.loads(file.read_text())) for file in self.steps]
+        for step, struck in zip(self.steps.values(), found, strict=True):
+            assert struck.step == step.name
+            assert step.about in struck.arguments
         return found
+
+    def struck(self) -> list[Struck]:
+        """:meth:`end` of a run that must come to each of its steps."""
+        found = self.end()
+        assert found, f"it never came to {self._names}"
+        return found
+
+    @property
+    def _names(self) -> str:
+        return ", ".join(step.name for step in self.steps.values())
 
 
 def strike(
-    settings: Path, task: str, arguments: Mapping[str, Any], step: Step, victim: str = RUN, tasks: int = AT_ONCE
+    settings: Path, task: str, arguments: Mapping[str, Any], *steps: Step, victim: str = RUN, tasks: int = AT_ONCE
 ) -> Running:
-    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``) that is struck at ``step``.
+    """Begin a run of ``task`` (``delete``, ``apply``, ``offload``, ``trim``, ``retention``) that is struck.
 
-    ``tasks``: how many of them work at once.
+    It is struck once at each of ``steps``; only executors can be so more than once. ``tasks``: how many work at once.
     """
     folder = settings.parent / f"struck-{time.time_ns()}"
     folder.mkdir()
-    file = folder / "step.json"
-    fault = {"step": asdict(step), "victim": victim, "file": str(file)}
-    given = [task, json.dumps(dict(arguments)), json.dumps(fault), str(tasks)]
+    files = {folder / f"step-{number}.json": step for number, step in enumerate(steps)}
+    faults = [{"step": asdict(step), "victim": victim, "file": str(file)} for file, step in files.items()]
+    given = [task, json.dumps(dict(arguments)), json.dumps(faults), str(tasks)]
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.integration.killed_run", str(settings), *given],
         cwd=ROOT,
@@ -136,7 +140,7 @@ def strike(
         text=True,
         start_new_session=True,
     )
-    return Running(process, step, victim, file)
+    return Running(process, files, victim)
 
 
 # ------------------------------------------------------------------------------------------------------ in its process
@@ -156,7 +160,8 @@ class Fault:
         """Put the fault into this process."""
         step, port = self.step, PORTS[self.step.port]
         original = getattr(port, step.method)
-        if hasattr(original, "armed"):  # by another task of this process
+        armed = getattr(original, "armed", frozenset[str]())
+        if self.file in armed:  # by another task of this process
             return
 
         def struck(*args: Any, **options: Any) -> Any:
@@ -170,7 +175,7 @@ class Fault:
             self.strike(written)
             return original(*args, **options)
 
-        struck.armed = True  # type: ignore[attr-defined]
+        struck.armed = armed | {self.file}  # type: ignore[attr-defined]
         setattr(port, step.method, struck)
 
     def strike(self, arguments: str) -> None:
@@ -194,20 +199,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class StruckTasks:
-    """Tasks, each of which arms the fault in the process it comes to."""
+    """Tasks, each of which arms the faults in the process it comes to."""
 
     tasks: Tasks
-    fault: Fault
+    faults: Sequence[Fault]
 
     @property
     def at_once(self) -> int:
         return self.tasks.at_once
 
     def map(self, work: Callable[[Any], Any], pieces: Sequence[Any]) -> Iterator[Any]:
-        fault = self.fault
+        faults = self.faults
 
         def struck(piece: Any) -> Any:
-            fault.arm()
+            for fault in faults:
+                fault.arm()
             return work(piece)
 
         return self.tasks.map(struck, pieces)
@@ -216,27 +222,28 @@ class StruckTasks:
         return self.tasks.counter()
 
 
-def cluster_of(file: str, fault: Fault, tasks: int) -> Cluster:
+def cluster_of(file: str, faults: Sequence[Fault], tasks: int) -> Cluster:
     """Where the run works; Spark starts only if an executor is to die."""
-    if fault.victim == EXECUTOR:
+    if faults[0].victim == EXECUTOR:
         from resources.lifecycle import LifecycleResource
 
         on = LifecycleResource(config_file=file).cluster()
-        return replace(on, given=StruckTasks(on.tasks, fault))
-    return local_cluster(file, StruckTasks(LocalTasks(tasks), fault))
+        return replace(on, given=StruckTasks(on.tasks, faults))
+    return local_cluster(file, StruckTasks(LocalTasks(tasks), faults))
 
 
 def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def main(file: str, task: str, arguments: dict[str, Any], fault: Fault, tasks: int) -> None:
+def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault], tasks: int) -> None:
     """Run one task."""
-    where = cluster_of(file, fault, tasks)
-    if task == "delete":  # the fault is the tasks' alone: the driver deletes nothing but its lease
+    where = cluster_of(file, faults, tasks)
+    if task == "delete":  # the faults are the tasks' alone: the driver deletes nothing but its lease
         print(deletion_run.delete_pending(where, arguments["run_id"]))
         return
-    fault.arm()
+    for fault in faults:
+        fault.arm()
     if task == "apply":
         order = Order(arguments["plan_id"], arguments["digest"], AS_SET)
         print(deletion_run.apply_plan(where, arguments["run_id"], order, print))
@@ -255,11 +262,10 @@ def main(file: str, task: str, arguments: dict[str, Any], fault: Fault, tasks: i
 
 if __name__ == "__main__":
     path, what, options, armed, count = sys.argv[1:]
-    given_fault = json.loads(armed)
     main(
         path,
         what,
         json.loads(options),
-        Fault(Step(**given_fault["step"]), given_fault["victim"], given_fault["file"], os.getpgid(0)),
+        [Fault(Step(**one["step"]), one["victim"], one["file"], os.getpgid(0)) for one in json.loads(armed)],
         int(count),
     )

@@ -49,6 +49,13 @@ NO_CAPS = AS_SET
 """What a launch asks for; the settings file has caps that a small cluster is below."""
 STATS_INTERVAL = 2.0
 """Seconds; the sandbox brokers' ``statsUpdateFrequencyInSecs``."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a JVM that ends before thorough compilation has paid."""
+SPARK = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.defaultJavaOptions": SHORT_LIVED,
+    "spark.executor.defaultJavaOptions": SHORT_LIVED,
+}
 
 
 def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
@@ -58,7 +65,7 @@ def settings_file(sandbox: Cluster, folder: Path, overrides: Mapping[str, Mappin
         "pulsar": {"admin_url": sandbox.admin_url, "service_url": sandbox.service_url},
         "bookkeeper": {"shared_with": []},
         "lake": {"path": str(folder / "lake")},
-        "spark": {"master": "local[2]", "scan_partitions": 2, "conf": {"spark.sql.shuffle.partitions": "2"}},
+        "spark": {"master": "local[2]", "scan_partitions": 2, "conf": SPARK},
         "orphans": {"grace_period": 0, "confirm_after": "0s"},
         "apply": {"max_share": 1.0},  # a share of a small cluster says nothing
         "deletion": {"deliver_after": 0, "idle_timeout": "3s", "waiting_delay": "1s"},

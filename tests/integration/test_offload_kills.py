@@ -113,7 +113,7 @@ class Stage:
         session = "20s" if victim == EXECUTOR else "5s"  # the rerun waits for a killed one's to end
         file = settings_of(self.sandbox, folder, self.pipeline.lake, master, session)
         order = {"plan_id": plan.plan_id, "digest": plan.digest, "run_id": "killed"}
-        strike(file, "offload", order, step, victim).struck()
+        strike(file, "offload", order, step, victim=victim).struck()
         assert LEAVES.get(name, set()) <= self.left_behind(self.scenes[name])
         check_ledgers(self.pipeline.where.settings, self.scenes[name].topic)
 

@@ -94,7 +94,8 @@ def killed(pipeline: Pipeline, plan: PlanSummary, about: str) -> None:
     """Apply a plan in a process that dies right after it has written a topic's z-node."""
     arguments = {"run_id": "killed", "plan_id": plan.plan_id, "digest": plan.digest}
     step = Step("store", "write", after=True, about=about)
-    assert about in strike(pipeline.file, "retention", arguments, step).struck().arguments
+    (struck,) = strike(pipeline.file, "retention", arguments, step).struck()
+    assert about in struck.arguments
 
 
 def config(plan: PlanSummary, **changes: Any) -> dict[str, Any]:
