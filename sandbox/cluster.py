@@ -23,7 +23,7 @@ from typing import Any
 from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
-from sandbox import processes, servers
+from sandbox import archives, processes, servers
 from sandbox.clients import Admin
 from sandbox.servers import CONF, Server
 from sandbox.state import CLUSTER, State
@@ -232,7 +232,16 @@ class Cluster:
             for name in reversed(started):
                 self._end(state.servers[name])
             raise
+        self._archive_classes(state, tools)
         return started
+
+    def _archive_classes(self, state: State, tools: Tools) -> None:
+        """Let servers start quicker from now on, if each of these has said what it loads."""
+        for class_path in (tools.pulsar, tools.s3proxy):
+            those = [one for one in state.servers.values() if servers.class_path_of(one.kind, tools) == class_path]
+            lists = [self._classes(one) for one in those]
+            if all(file.exists() for file in lists):
+                archives.make(tools.java, class_path, lists)
 
     def _launch(self, state: State, wanted: list[Server], tools: Tools, started: list[str]) -> None:
         for server in wanted:
@@ -247,7 +256,7 @@ class Cluster:
             self._progress(f"starting {server.name} on {server.address}")
             self._write_configuration(state, server, tools)
             folder = self.data / server.name
-            server.command = servers.command(server.kind, tools, self._conf(server), folder)
+            server.command = servers.command(server.kind, tools, self._conf(server), folder, self._classes(server))
             environment = {**os.environ, **self._keys_of(state, server)}
             server.pid = processes.spawn(server.command, folder, self._log(server.name), environment)
             server.started = processes.start_time(server.pid)
@@ -356,6 +365,9 @@ class Cluster:
 
     def _conf(self, server: Server) -> Path:
         return self.data / "conf" / f"{server.name}.conf"
+
+    def _classes(self, server: Server) -> Path:
+        return self.data / "logs" / f"{server.name}.classes"
 
     def _log(self, name: str) -> Path:
         return self.data / "logs" / f"{name}.log"

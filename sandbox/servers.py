@@ -17,6 +17,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from sandbox import archives
 from sandbox.processes import LOOPBACK
 from sandbox.toolchain import Tools
 
@@ -129,13 +130,16 @@ def give_offloader(plugin: Path, data: Path, bucket: str, s3: str) -> dict[str, 
     }
 
 
-def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:
-    """The java command that runs a server of this kind with its rendered configuration."""
+def command(kind: str, tools: Tools, conf: Path, data: Path, classes: Path) -> list[str]:
+    """The java command that runs a server of this kind with its rendered configuration.
+
+    ``classes`` is where it says what it loads, if nothing is known of that yet (:mod:`sandbox.archives`).
+    """
+    class_path = class_path_of(kind, tools)
     if kind == "s3proxy":
         logging = f"-Dlogback.configurationFile={CONF / 'logback.xml'}"
         jvm = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.net.preferIPv4Stack=true", logging]
         main = ["org.gaul.s3proxy.Main", "--properties", str(conf)]
-        class_path = tools.s3proxy
     else:
         jvm = [
             *PULSAR_JVM,
@@ -147,10 +151,15 @@ def command(kind: str, tools: Tools, conf: Path, data: Path) -> list[str]:
             "bookie": ["org.apache.bookkeeper.server.Main", "--conf", str(conf)],
             "broker": ["org.apache.pulsar.PulsarBrokerStarter", "--broker-conf", str(conf)],
         }[kind]
-        class_path = tools.pulsar
     if kind == "zookeeper":
         jvm += ["-Dzookeeper.forceSync=no", "-Dzookeeper.jmx.log4j.disable=true"]
-    return [tools.java, *MEMORY[kind], *jvm, "-cp", class_path, *main]
+    archive = archives.options(tools.java, class_path, classes)
+    return [tools.java, *MEMORY[kind], *archive, *jvm, "-cp", class_path, *main]
+
+
+def class_path_of(kind: str, tools: Tools) -> str:
+    """The jars of a server of this kind."""
+    return tools.s3proxy if kind == "s3proxy" else tools.pulsar
 
 
 def setup_command(tools: Tools, cluster: str, zookeeper: str, admin_url: str, service_url: str) -> list[str]:
@@ -158,6 +167,7 @@ def setup_command(tools: Tools, cluster: str, zookeeper: str, admin_url: str, se
     return [
         tools.java,
         *MEMORY["setup"],
+        *archives.options(tools.java, tools.pulsar, None),
         *PULSAR_JVM,
         f"-Dlog4j2.configurationFile={CONF / 'log4j2.xml'}",
         "-cp",
