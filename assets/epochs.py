@@ -8,7 +8,7 @@ from __future__ import annotations
 import dagster as dg
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.runs.cluster import Cluster
 
 

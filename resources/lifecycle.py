@@ -14,7 +14,7 @@ import dagster as dg
 from dagster_pyspark import LazyPySparkResource
 
 from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import CONFIG_VARIABLE, Settings, load_settings
 from pulsar_lifecycle.sources.session import CONF, prepare

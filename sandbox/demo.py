@@ -29,9 +29,8 @@ from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.deletion_planning import run_config
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.io.connect import Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.journal.queries import journal_rows
-from pulsar_lifecycle.ports import JournalReader
+from pulsar_lifecycle.ports import JournalReader, Lake
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.records.outcomes import DELETED
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary

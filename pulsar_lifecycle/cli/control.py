@@ -119,8 +119,8 @@ def status(context: typer.Context, as_json: AsJson = False) -> None:
 
 def _status(where: Cluster) -> dict[str, Any]:
     from pulsar_lifecycle.errors import LifecycleError, NotFound
-    from pulsar_lifecycle.io.pulsar.queue import pending
-    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+    from pulsar_lifecycle.io.pulsar.queue_topics import pending
+    from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
     from pulsar_lifecycle.runs import control
 
     settings, lake = where.settings, where.lake
@@ -276,7 +276,7 @@ def _offloading(document: dict[str, Any]) -> list[str]:
 
 def refusals(settings: Settings, store: MetadataStore, scans: Sequence[Epoch]) -> list[str]:
     """Why every run with effects would refuse before it begins; ``scans`` are the finished ones of this cluster."""
-    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+    from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
     from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
     from pulsar_lifecycle.scan import history_check
 

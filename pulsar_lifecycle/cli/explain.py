@@ -37,7 +37,7 @@ def explain(
     """
     from pulsar_lifecycle.inspect.explain import Verdict
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
-    from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+    from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 
     where = cluster_of(context)
     settings = where.settings

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.deletion import deletion_planning
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
 from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from pulsar_lifecycle.cli.plan_kinds import PlanKind
-    from pulsar_lifecycle.io.lake.artefacts import Lake
+    from pulsar_lifecycle.ports import Lake
     from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
     from pulsar_lifecycle.settings import Settings
 

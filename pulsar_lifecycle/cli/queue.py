@@ -165,8 +165,8 @@ def _dead_letters(where: Cluster, reader: QueueReader, count: int, now: int) -> 
     """The codes of those looked at, each with its first reason and a ledger to follow."""
     from pulsar_lifecycle.deletion.redrive import letters_of, look
     from pulsar_lifecycle.errors import LifecycleError
-    from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
     from pulsar_lifecycle.io.pulsar.queue_state import LOOKED_AT
+    from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
     from pulsar_lifecycle.journal.queries import dead_letter_reasons
 
     told = show.counted(count, "dead letter")

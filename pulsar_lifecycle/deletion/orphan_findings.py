@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.owner_names import topic_of

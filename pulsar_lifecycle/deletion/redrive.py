@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import told_times
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.journal.queries import GivenUp, dead_letter_reasons
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import (
     Clock,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from pulsar_lifecycle.deletion.orphan_findings import build_findings
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.reading import TABLES
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.runs.cluster import Cluster

@@ -16,7 +16,6 @@ from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.io.clock import SystemClock
 
 if TYPE_CHECKING:
-    from pulsar_lifecycle.io.lake.artefacts import Lake
     from pulsar_lifecycle.ports import (
         BookieAdmin,
         BrokerAdmin,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
         Ids,
         Journal,
         JournalReader,
+        Lake,
         LedgerReader,
         MetadataStore,
         ObjectStore,
@@ -173,9 +173,9 @@ class Connections:
     @cached_property
     def lake(self) -> Lake:
         """Epochs and plans."""
-        from pulsar_lifecycle.io.lake.artefacts import Lake
+        from pulsar_lifecycle.io.lake.artefacts import FileLake
 
-        return Lake(self.settings.lake.path)
+        return FileLake(self.settings.lake.path)
 
     @cached_property
     def ids(self) -> Ids:

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from pulsar_lifecycle.errors import LifecycleError, StoreError
-from pulsar_lifecycle.io.pulsar.queue import pending
+from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
 from pulsar_lifecycle.journal.metrics import METRICS, Metrics
 from pulsar_lifecycle.journal.tallies import tallied

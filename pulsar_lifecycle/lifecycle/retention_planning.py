@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.lifecycle.retention import judge, whole
 from pulsar_lifecycle.lifecycle.retention_inputs import (
     POSITIONS,
@@ -28,6 +27,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
     retention_topics,
 )
 from pulsar_lifecycle.lifecycle.verdicts import GONE
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context

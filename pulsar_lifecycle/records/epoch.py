@@ -131,3 +131,24 @@ def last_covered(previous: Iterable[Epoch], fingerprint: str) -> Epoch | None:
     """The newest covered epoch of a metadata store, however old: what got lost since stays a gap."""
     covered = (e for e in previous if e.covered and e.fingerprint == fingerprint)
     return max(covered, key=lambda e: e.started_at, default=None)
+
+
+DAY_MS = 86_400_000
+KEPT_WHOLE_MS = 2 * DAY_MS
+KEPT_DAYS = 30
+
+
+def forgotten(began: Mapping[str, int], counting: Iterable[Epoch], every: Iterable[Epoch], now: int) -> list[str]:
+    """Epochs that are kept no longer: all of 48 hours stay, then the last covered one of each of 30 days.
+
+    The newest of each cluster stays in any case, and the last covered one of each metadata store, however old and
+    even if set aside: what got lost since stays a gap. ``began``: when (ms) each epoch began, by id, finished or not;
+    ``counting``: the finished ones that are not set aside, ``every``: these, too; both oldest first. ``now`` is ms.
+    """
+    finished = {e.epoch_id: e for e in counting}
+    daily = {(e.fingerprint, e.started_at // DAY_MS): e.epoch_id for e in finished.values() if e.covered}
+    kept = {epoch_id for (_, day), epoch_id in daily.items() if day > now // DAY_MS - KEPT_DAYS}
+    kept |= set({e.cluster: e.epoch_id for e in finished.values()}.values())
+    covered = (e for e in every if e.covered and e.started_at <= now)
+    kept |= set({(e.cluster, e.fingerprint): e.epoch_id for e in covered}.values())
+    return sorted(name for name, at in began.items() if at < now - KEPT_WHOLE_MS and name not in kept)

@@ -19,7 +19,7 @@ from pulsar_lifecycle.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pulsar_lifecycle.io.lake.artefacts import Lake
+    from pulsar_lifecycle.ports import Lake
 
 T = TypeVar("T")
 

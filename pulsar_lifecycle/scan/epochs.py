@@ -19,8 +19,6 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.io.connect import root_settings, without_chroot
-from pulsar_lifecycle.io.lake.artefacts import DAY_MS, Lake
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.journal.first_phase_marks import taken_off
 from pulsar_lifecycle.journal.in_doubt import absent
@@ -28,8 +26,10 @@ from pulsar_lifecycle.journal.operator_words import note_words
 from pulsar_lifecycle.journal.queries import deleted_since
 from pulsar_lifecycle.metastore import namespaces, topics, walk
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import under_replicated
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
+from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.referenced import Referenced, id_set

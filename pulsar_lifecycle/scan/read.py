@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.io.connect import Connect, Connections
-from pulsar_lifecycle.io.lake.artefacts import Lake
 from pulsar_lifecycle.metastore.reading import TABLES, Reading
-from pulsar_lifecycle.ports import Ids
+from pulsar_lifecycle.ports import Ids, Lake
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.epoch import Census
 from pulsar_lifecycle.records.referenced import Referenced

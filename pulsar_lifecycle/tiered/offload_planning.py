@@ -20,15 +20,14 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.errors import NotFound, Refused, UsageError
 from pulsar_lifecycle.formats.offload_data import MIN_BLOCK_SIZE
-from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.pulsar.queue import pending
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal.intents import IN_FLIGHT
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.journal.queries import read_intent_states, waiting_ledgers
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.ports import BrokerAdmin, JournalReader
+from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap, GapCode

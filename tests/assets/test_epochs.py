@@ -14,7 +14,7 @@ from pyroaring import BitMap64
 
 from assets import epochs
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
@@ -31,14 +31,14 @@ def instance() -> Iterator[dg.DagsterInstance]:
 @pytest.fixture
 def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(epochs, "fingerprint_of", lambda where: HERE)
-    return SimpleNamespace(lake=Lake(str(tmp_path)))
+    return SimpleNamespace(lake=FileLake(str(tmp_path)))
 
 
 def run(instance: dg.DagsterInstance, run_id: str) -> Any:
     return SimpleNamespace(run=SimpleNamespace(run_id=run_id), instance=instance)
 
 
-def begun(instance: dg.DagsterInstance, lake: Lake, status: dg.DagsterRunStatus, fingerprint: str = HERE) -> str:
+def begun(instance: dg.DagsterInstance, lake: FileLake, status: dg.DagsterRunStatus, fingerprint: str = HERE) -> str:
     """A scan that some run of this status began."""
     run_id = str(uuid4())
     instance.add_run(dg.DagsterRun("scan", run_id=run_id, status=status))
@@ -46,7 +46,7 @@ def begun(instance: dg.DagsterInstance, lake: Lake, status: dg.DagsterRunStatus,
     return run_id
 
 
-def finish(lake: Lake) -> None:
+def finish(lake: FileLake) -> None:
     lake.store_epoch(
         Epoch("e1", "c", HERE, 5, 6, (), 1, 1, ()),
         Referenced(BitMap64(), BitMap64()),

@@ -16,8 +16,8 @@ from orchestration.jobs import CLUSTER_TAG
 from orchestration.schedules import DEAD_AFTER_SECONDS, PAGE, Watch
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, LONGEST_DELAY
-from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC
+from pulsar_lifecycle.io.lake.artefacts import FileLake
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
@@ -45,7 +45,7 @@ class Bell:
         self.topics = FakeDeletionTopics(now_ms=NOW)
         self.reader = FakeQueueReader(self.topics)
         self.cursor: str | None = None
-        self.lake = Lake(str(folder / "lake"))
+        self.lake = FileLake(str(folder / "lake"))
         file = folder / "lifecycle.toml"
         file.write_text(SETTINGS.format(cluster="east", lake=folder / "lake") + "[bookkeeper]\nshared_with = []\n")
         self.zookeeper = FakeZooKeeper()

@@ -22,14 +22,8 @@ from pulsar_lifecycle.deletion.workers import Outcome
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.pulsar.queue import (
-    DELETION_TOPIC,
-    DLQ_TOPIC,
-    RETRY_TOPIC,
-    SUBSCRIPTION,
-    PulsarDeletionQueue,
-    topics_of,
-)
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
 from pulsar_lifecycle.journal.archive import archived_nodes
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.records.epoch import Epoch

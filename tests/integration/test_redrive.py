@@ -18,7 +18,8 @@ from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC, PulsarDeletionQueue
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.runs import cluster as runs_cluster

@@ -15,12 +15,12 @@ import pytest
 
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.retry_letter import java_message_id
-from pulsar_lifecycle.io.pulsar.queue import (
+from pulsar_lifecycle.io.pulsar.queue import PulsarDeletionQueue
+from pulsar_lifecycle.io.pulsar.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    PulsarDeletionQueue,
     subscribe_everywhere,
     waiting,
 )

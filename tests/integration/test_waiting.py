@@ -19,7 +19,8 @@ from pulsar_lifecycle.formats.deletion_message import (
     PendingDeleteLedgerInfo,
 )
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION, PulsarQueueReader
+from pulsar_lifecycle.io.pulsar.queue import PulsarQueueReader
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.ports import Received
 from pulsar_lifecycle.settings import PulsarSettings
 from sandbox import plant

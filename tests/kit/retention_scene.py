@@ -12,9 +12,9 @@ import pytest
 
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers, read_topics
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
 from pulsar_lifecycle.model import Position, Topic
@@ -46,7 +46,7 @@ class RetentionScene:
             "bookkeeper.shared_with = []\norphans.grace_period = 0\norphans.confirm_after = 0\napply.max_share = 1.0\n"
         )
         self.settings: Settings = load_settings(str(write_settings(folder, monkeypatch, more=more)))
-        self.lake = Lake(self.settings.lake.path)
+        self.lake = FileLake(self.settings.lake.path)
         servers = self.servers
         connect = connecting(
             stores=lambda *_, read_only=False, **__: self._session(read_only),

@@ -18,10 +18,10 @@ from pulsar_lifecycle.deletion import deletion_planning, scan_run
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.journal.archive import nodes_in_doubt
 from pulsar_lifecycle.metastore import load_state
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch

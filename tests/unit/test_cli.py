@@ -21,11 +21,11 @@ from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.errors import CorruptFormat
 from pulsar_lifecycle.formats.describe import describe
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.lifecycle import retention_planning
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
@@ -278,13 +278,13 @@ def plan(settings_file: Path) -> PlanSummary:
     now = time.time_ns() // 1_000_000
     summary = PlanSummary("orphans-1", "test", "f", "e1", "e0", now, True, (), 1, 1000, 2000, 10, "")
     summary = replace(summary, digest=deletion_plan.digest(rows, summary.to_json()))
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     lake.store_plan(summary, rows)
     store_scan(lake, now)
     return summary
 
 
-def store_scan(lake: Lake, started_at: int) -> None:
+def store_scan(lake: FileLake, started_at: int) -> None:
     """The scan of the stored plan, begun at ``started_at`` (ms)."""
     context = Context(now=started_at, grace=1, namespaces=frozenset())
     lake.store_epoch(Epoch("e1", "test", "f", started_at, started_at, (), 1, 1, ()), Referenced(), context)
@@ -333,7 +333,7 @@ def test_a_retention_plan_is_listed_and_shown_like_others(
     rows = pa.Table.from_pylist([row], schema=EXPIRED_LEDGERS)
     made = replace(plan, plan_id="retention-1", logical_bytes=1000, physical_bytes=1000)
     made = replace(made, digest=retention_plan.digest(rows, made.to_json()))
-    Lake(load_settings(settings_file).lake.path).store_retention_plan(made, rows)
+    FileLake(load_settings(settings_file).lake.path).store_retention_plan(made, rows)
     assert run("plans", "--json") == 0
     assert {p["plan_id"] for p in json.loads(capsys.readouterr().out)} == {"orphans-1", "retention-1"}
     assert run("plan", "retention-1") == 0
@@ -390,7 +390,7 @@ def test_a_plan_that_is_switched_off_is_refused(
 def test_a_plan_of_an_old_scan_is_refused(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     store_scan(lake, plan.created_at - 25 * 3_600_000)
     assert run("plan", "orphans-1") == 1
     out = " ".join(capsys.readouterr().out.split())
@@ -404,7 +404,7 @@ def test_a_plan_of_an_old_scan_is_refused(
 def test_a_plan_whose_file_was_changed_is_refused(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Lake(load_settings(settings_file).lake.path).store_plan(plan, FINDINGS.empty_table())
+    FileLake(load_settings(settings_file).lake.path).store_plan(plan, FINDINGS.empty_table())
     assert run("plan", "orphans-1") == 1
     assert "digest" in capsys.readouterr().out
 
@@ -453,7 +453,7 @@ def test_status_says_why_every_run_would_refuse(
     assert "not paused" in capsys.readouterr().out
     at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
     epoch = Epoch("e1", "test", fingerprint, at, at, (), 1, 1, (), zxid=2**60)
-    Lake(load_settings(settings_file).lake.path).store_epoch(epoch, Referenced(), Context(at, 1, frozenset()))
+    FileLake(load_settings(settings_file).lake.path).store_epoch(epoch, Referenced(), Context(at, 1, frozenset()))
     settings_file.write_text(settings_file.read_text() + "deletion = { topicTwoPhaseDeletionEnabled = false }\n")
     run("status", "--json")
     off, restored = json.loads(capsys.readouterr().out)["refused"]
@@ -543,7 +543,7 @@ def test_explain_judges_by_the_settings_of_today(
     at = cluster.clock.now_ms() + 1000
     epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
     context = Context(now=at, grace=1, namespaces=frozenset({"shop/orders"}))
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     lake.store_epoch(epoch, Referenced(), context)
     lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
     verdicts: list[str] = []
@@ -573,7 +573,7 @@ def test_explain_knows_the_shadow_topics_of_earlier_scans_as_a_deletion_run_does
     ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
     run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at, fingerprint = cluster.clock.now_ms() + 1000, cluster_fingerprint(store, "/ledgers")
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     settings_file.write_text(settings_file.read_text() + "bookkeeper.shared_with = []\n")
     for hours, sources in ((30, {str(topic)} if shadowed else set[str]()), (48, set[str]())):
         began, name = at + hours * 3_600_000, f"e{hours}"
@@ -591,7 +591,7 @@ def test_explain_says_why_a_covered_scan_counts_no_more(
     ledger, store = cluster.ledger(data_tags(Topic.parse("persistent://shop/orders/x"))), cluster.open_store()
     run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at = cluster.clock.now_ms() + 1000
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     epoch = Epoch("e1", "test", cluster_fingerprint(store, "/ledgers"), at, at, (), 1, 1, ())
     lake.store_epoch(epoch, Referenced(), Context(at, 1, frozenset({"shop/orders"})))
     lake.publish("e1", "references", [lake.write_part("e1", "references", REFERENCES, [])])
@@ -613,7 +613,7 @@ def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
     ledger, store = cluster.ledger(data_tags(topic)), cluster.open_store()
     run = command_over(stores=lambda *_, **__: cluster.open_store(), reader=lambda: cluster.reader)
     at, fingerprint = cluster.clock.now_ms(), cluster_fingerprint(store, "/ledgers")
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     stat = cluster.zookeeper.stat(cluster.path(ledger))
     assert stat
     detail = json.dumps({"czxid": stat.czxid})
@@ -720,7 +720,7 @@ def test_sizes(count: int, expected: str) -> None:
 
 
 def test_scans_are_set_aside_only_for_a_reason(settings_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     store_scan(lake, 1_000)
     assert run("accept-restore", " ") == 2
     assert run("accept-restore", "a feeling") == 1
@@ -738,7 +738,7 @@ def test_status_shows_an_accepted_restore_until_two_scans_since_then_confirm_eac
 ) -> None:
     cluster = SimulatedCluster()
     run = command_over(stores=lambda *_, **__: cluster.open_store())
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     lake.set_scans_aside("test", 1_000, "backup of 02:00", "mary")
 
     def shown() -> list[tuple[str, str, str]]:
@@ -759,7 +759,7 @@ def test_status_lists_what_the_operator_said_and_what_is_withdrawn(
     cluster = SimulatedCluster()
     run = command_over(stores=lambda *_, **__: cluster.open_store())
     before = [KnownWord(WordKind.LEGAL_HOLD, "acme", "mary", "case 12", "", 1_000)]
-    Lake(load_settings(settings_file).lake.path).store_words("test", before)
+    FileLake(load_settings(settings_file).lake.path).store_words("test", before)
     gone = '{ name = "shop/gone", by = "mary", why = "removed", until = 2999-01-01 }'
     settings_file.write_text(f"{settings_file.read_text()}bookkeeper = {{ gone_namespaces = [{gone}] }}\n")
     run("status", "--json")
@@ -777,7 +777,7 @@ def test_status_lists_what_the_operator_said_and_what_is_withdrawn(
 def test_scans_are_set_aside_after_a_restore_that_one_of_them_found(
     settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lake = Lake(load_settings(settings_file).lake.path)
+    lake = FileLake(load_settings(settings_file).lake.path)
     context = Context(now=1_000, grace=1, namespaces=frozenset())
     found = Epoch("e1", "test", "f", 1_000, 1_000, (), 1, 1, (), broken="the metadata store went back in time")
     lake.store_epoch(found, Referenced(), context)

@@ -14,11 +14,11 @@ from pulsar_lifecycle.copies import unread_locations
 from pulsar_lifecycle.errors import Unavailable
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import DELAY_TIME, WAITING_FOR, WAITING_SINCE
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar import queue_state
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION, topics_of
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Received
 from pulsar_lifecycle.records.codes import Code
@@ -210,7 +210,7 @@ def test_what_needs_an_operator_ends_with_1_and_says_what_to_do(
         for root in ("/ledgers", "/managed-ledgers"):
             store.create(root, b"", parents=True)
         epoch = Epoch("e1", ROW.cluster, cluster_fingerprint(store, "/ledgers"), NOW, NOW, (), 1, 1, (), zxid=2**60)
-        Lake(str(tmp_path / "lake")).store_epoch(epoch, Referenced(), Context(NOW, 1, frozenset()))
+        FileLake(str(tmp_path / "lake")).store_epoch(epoch, Referenced(), Context(NOW, 1, frozenset()))
     else:
         settings = tmp_path / "lifecycle.toml"
         settings.write_text(settings.read_text() + "\n[deletion]\ntopicTwoPhaseDeletionEnabled = false\n")

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 
 from pulsar_lifecycle.errors import CorruptFormat, NotFound, StoreError
 from pulsar_lifecycle.io.lake.files import LakeFiles
-from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json
+from pulsar_lifecycle.records.epoch import Census, Epoch, census_from_json, forgotten
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
@@ -32,10 +32,6 @@ from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import OBJECTS
 from pulsar_lifecycle.words import WordKind
-
-DAY_MS = 86_400_000
-KEPT_WHOLE_MS = 2 * DAY_MS
-KEPT_DAYS = 30
 
 SET_ASIDE = "set-aside"
 WORDS = "words"
@@ -52,7 +48,7 @@ RETENTION_PLANS = "retention-plans"
 P = TypeVar("P", PlanSummary, OffloadPlan)
 
 
-class Lake(LakeFiles):
+class FileLake(LakeFiles):
     """Epochs and plans. Raises as :class:`LakeFiles` says."""
 
     # -------------------------------------------------------------------------------------------------------- epochs
@@ -207,27 +203,12 @@ class Lake(LakeFiles):
         return sorted((e for e in found if set_aside or not aside[e.cluster].holds(e)), key=lambda e: e.started_at)
 
     def prune(self, now: int) -> list[str]:
-        """Remove epochs that are kept no longer: all of 48 hours stay, then the last covered one of each of 30 days.
-
-        The newest of each cluster stays in any case, and the last covered one of each metadata store, however old and
-        even if set aside: what got lost since stays a gap.
-
-        ``now`` is ms; returns the removed ids. Journal, archive and plans are never pruned.
-        """
-        finished = {e.epoch_id: e for e in self.epochs()}
-        daily = {(e.fingerprint, e.started_at // DAY_MS): e.epoch_id for e in finished.values() if e.covered}
-        kept = {epoch_id for (_, day), epoch_id in daily.items() if day > now // DAY_MS - KEPT_DAYS}
-        kept |= set({e.cluster: e.epoch_id for e in finished.values()}.values())
-        covered = (e for e in self.epochs(set_aside=True) if e.covered and e.started_at <= now)
-        kept |= set({(e.cluster, e.fingerprint): e.epoch_id for e in covered}.values())
-        old = [
-            name
-            for name in self._folders("epochs")
-            if self._started_at(name) < now - KEPT_WHOLE_MS and name not in kept
-        ]
+        """Remove the epochs of ``records.epoch.forgotten`` at ``now`` (ms); returns their ids, sorted."""
+        began = {name: self._started_at(name) for name in self._folders("epochs")}
+        old = forgotten(began, self.epochs(), self.epochs(set_aside=True), now)
         for name in old:
             self._filesystem.delete_dir(f"{self._root}/epochs/{name}")
-        return sorted(old)
+        return old
 
     def _started_at(self, epoch_id: str) -> int:
         started = self._started(epoch_id)
@@ -371,9 +352,9 @@ class OffloadUuidsOf:
         self._loaded: OffloadUuids | None = None
 
     def named(self, uuids: Iterable[UUID]) -> set[UUID]:
-        """Those of ``uuids`` that the epoch's metadata names. Raises as :meth:`Lake.offload_uuids`."""
+        """Those of ``uuids`` that the epoch's metadata names. Raises as :meth:`FileLake.offload_uuids`."""
         if self._loaded is None:
-            self._loaded = Lake(self._lake).offload_uuids(self._epoch_id)
+            self._loaded = FileLake(self._lake).offload_uuids(self._epoch_id)
         return self._loaded.named(uuids)
 
     def __reduce__(self) -> tuple[type[OffloadUuidsOf], tuple[str, str]]:

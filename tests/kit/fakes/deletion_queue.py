@@ -20,7 +20,8 @@ from pulsar_lifecycle.formats.retry_letter import (
     waiting_properties,
     without_retry_properties,
 )
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, DLQ_TOPIC, NOT_TEXT, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.pulsar.queue import NOT_TEXT
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, DLQ_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Page, Postponed, Received, Resent, Sent
 

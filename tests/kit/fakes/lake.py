@@ -9,14 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.records.epoch import Census, Epoch
+from pulsar_lifecycle.errors import CorruptFormat, NotFound
+from pulsar_lifecycle.records.epoch import Census, Epoch, forgotten
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.records.referenced import Referenced
+from pulsar_lifecycle.words import WordKind
 from tests.kit.fakes.tables import Tables
 
 
@@ -31,49 +32,65 @@ class FakeEpoch:
     census: dict[tuple[str, str], Census] = field(default_factory=dict[tuple[str, str], Census])
     tables: dict[str, list[pa.Table]] = field(default_factory=dict[str, list[pa.Table]])
     """The parts of each table."""
-    uuids: OffloadUuids = field(default_factory=OffloadUuids)
+    uuids: OffloadUuids | None = None
     closed: tuple[Epoch, Referenced, Context] | None = None
+    begun: bool = False
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """Which scans of a cluster were set aside, by whom and why."""
+
+    until: int = -1
+    scans: frozenset[str] = frozenset()
+    reason: str = ""
+    by: str = ""
 
 
 class FakeLake:
-    """What ``io.lake.artefacts.Lake`` keeps in files; a part's name is ``EPOCH/TABLE/NUMBER``."""
+    """What ``io.lake.artefacts.FileLake`` keeps in files; a part's name is ``EPOCH/TABLE/NUMBER``."""
 
     location = "/fake"
 
     def __init__(self) -> None:
         self.begun: dict[str, FakeEpoch] = {}
-        self.until = -1
-        self._aside: set[str] = set()
-        self.kept_words: list[KnownWord] = []
+        self._aside: dict[str, _Aside] = {}
+        self.kept_words: dict[str, list[KnownWord]] = {}
         self.kept_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
         self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self._unpublished: dict[str, pa.Table] = {}
         self._tables = Tables()
 
     # -------------------------------------------------------------------------------------------------------- epochs
 
     def begin_epoch(self, epoch_id: str, started_at: int, run_id: str, fingerprint: str = "") -> None:
-        self._one(epoch_id, FakeEpoch(epoch_id, started_at, run_id, fingerprint))
+        one = self._one(epoch_id)
+        one.started_at, one.run_id, one.fingerprint, one.begun = started_at, run_id, fingerprint, True
 
-    def _one(self, epoch_id: str, new: FakeEpoch | None = None) -> FakeEpoch:
-        return self.begun.setdefault(epoch_id, new or FakeEpoch(epoch_id, 0, "", ""))
+    def _one(self, epoch_id: str) -> FakeEpoch:
+        return self.begun.setdefault(epoch_id, FakeEpoch(epoch_id, 0, "", ""))
 
     def open_epoch(self, run_id: str) -> tuple[str, int]:
         newest_first = sorted(self.begun.values(), key=lambda one: one.epoch_id, reverse=True)
-        found = next((one for one in newest_first if run_id == one.run_id), next(iter(newest_first), None))
+        begun = [one for one in newest_first if one.begun]
+        found = next((one for one in begun if run_id == one.run_id), next(iter(begun), None))
         if found is None:
             raise NotFound("no scan has begun yet; materialize bookkeeper_ledgers first")
         return found.epoch_id, found.started_at
 
     def begun_by(self, epoch_id: str) -> str:
-        return self.begun[epoch_id].run_id
+        return self._known(epoch_id).run_id
 
     def fingerprint(self, epoch_id: str) -> str:
-        return self.begun[epoch_id].fingerprint
+        return self._known(epoch_id).fingerprint
 
     def finished(self, epoch_id: str) -> bool:
-        return self.begun[epoch_id].closed is not None
+        return self._known(epoch_id).closed is not None
+
+    def _known(self, epoch_id: str) -> FakeEpoch:
+        return self.begun.get(epoch_id) or FakeEpoch(epoch_id, 0, "", "")
 
     def store_census(self, epoch_id: str, census: Census) -> None:
         self._one(epoch_id).census[census.table, census.root] = census
@@ -82,7 +99,7 @@ class FakeLake:
         self._one(epoch_id).census.pop((table, root), None)
 
     def census(self, epoch_id: str) -> list[Census]:
-        return [one for _, one in sorted(self._one(epoch_id).census.items())]
+        return [one for _, one in sorted(self._known(epoch_id).census.items())]
 
     def store_epoch(self, epoch: Epoch, referenced: Referenced, context: Context) -> None:
         self._one(epoch.epoch_id).closed = epoch, referenced, context
@@ -106,12 +123,16 @@ class FakeLake:
         return self._closed(epoch_id)[2]
 
     def store_offload_uuids(self, epoch_id: str, tables: Sequence[str]) -> None:
+        for table in tables:
+            self.parts(epoch_id, table)
         parts = [part for table in tables for part in self._one(epoch_id).tables[table]]
         self._one(epoch_id).uuids = OffloadUuids.collect(part.column("offload_uuids") for part in parts)
 
     def offload_uuids(self, epoch_id: str) -> OffloadUuids:
-        self._closed(epoch_id)
-        return self.begun[epoch_id].uuids
+        found = self._known(epoch_id).uuids
+        if found is None:
+            raise NotFound(f"epoch {epoch_id} has no offload UUIDs")
+        return found
 
     named_uuids = offload_uuids
 
@@ -121,26 +142,44 @@ class FakeLake:
         return sorted((e for e in found if set_aside or not self._is_aside(e)), key=lambda e: e.started_at)
 
     def _is_aside(self, epoch: Epoch) -> bool:
-        return epoch.started_at <= self.until or epoch.epoch_id in self._aside
+        aside = self._aside.get(epoch.cluster, _Aside())
+        return epoch.started_at <= aside.until or epoch.epoch_id in aside.scans
 
     def finished_epochs(self) -> list[str]:
         """Ids of finished epochs, in the order in which they began by no clock."""
         return [one.epoch_id for one in self.begun.values() if one.closed]
 
     def set_scans_aside(self, cluster: str, now: int, reason: str, by: str = "") -> None:
-        self._aside |= {e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now}
-        self.until = now
+        later = {e.epoch_id for e in self.epochs(cluster=cluster) if e.started_at > now}
+        scans = self._aside.get(cluster, _Aside()).scans | later
+        self._aside[cluster] = _Aside(now, frozenset(scans), reason, by)
 
     def set_aside_until(self, cluster: str) -> int:
-        return self.until
+        return self._aside.get(cluster, _Aside()).until
+
+    def accepted_restore(self, cluster: str) -> KnownWord | None:
+        aside = self._aside.get(cluster)
+        if aside is None:
+            return None
+        return KnownWord(WordKind.ACCEPTED_RESTORE, cluster, aside.by, aside.reason, "", aside.until)
 
     def words(self, cluster: str) -> list[KnownWord]:
-        return self.kept_words
+        return self.kept_words.get(cluster, [])
 
     def store_words(self, cluster: str, words: Sequence[KnownWord]) -> None:
-        self.kept_words = list(words)
+        self.kept_words[cluster] = list(words)
+
+    def prune(self, now: int) -> list[str]:
+        began = {name: one.started_at for name, one in self.begun.items()}
+        old = forgotten(began, self.epochs(), self.epochs(set_aside=True), now)
+        for name in old:
+            del self.begun[name]
+        return old
 
     # -------------------------------------------------------------------------------------------------------- tables
+
+    def epoch_table(self, epoch_id: str, table: str) -> str:
+        return f"{self.location}/{epoch_id}/{table}"
 
     def write_part(self, epoch_id: str, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
         name = f"_{len(self._unpublished)}"
@@ -187,6 +226,9 @@ class FakeLake:
     def plans(self) -> list[PlanSummary]:
         return sorted((summary for summary, _ in self.kept_plans.values()), key=lambda plan: plan.created_at)
 
+    def broken_plans(self) -> list[CorruptFormat]:
+        return []
+
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         return ledger_id in self.plan(plan_id)[1].column("ledger_id").to_pylist()
 
@@ -206,6 +248,20 @@ class FakeLake:
 
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.object_plans, plan_id)
+
+    def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.retention_plans_kept[summary.plan_id] = summary, rows
+        return self.retention_plan_location(summary.plan_id)
+
+    def retention_plan_location(self, plan_id: str) -> str:
+        return f"{self.location}/retention-plans/{plan_id}"
+
+    def retention_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.retention_plans_kept, plan_id)
+
+    def retention_plans(self) -> list[PlanSummary]:
+        kept = (summary for summary, _ in self.retention_plans_kept.values())
+        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
 
 
 def _kept(plans: dict[str, tuple[Any, pa.Table]], plan_id: str) -> tuple[Any, pa.Table]:

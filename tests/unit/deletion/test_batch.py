@@ -32,7 +32,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports

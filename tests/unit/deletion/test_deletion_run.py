@@ -18,7 +18,7 @@ from pyroaring import BitMap64
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.clock import SystemClock
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.journal.queries import journal_rows
@@ -126,7 +126,7 @@ def cluster_at(lake: Path, **orphans: Any) -> Any:
     settings = Settings.model_validate({**MINIMAL, "lake": {"path": str(lake)}, "orphans": orphans})
     return SimpleNamespace(
         settings=settings,
-        lake=Lake(str(lake)),
+        lake=FileLake(str(lake)),
         clock=SystemClock(),
         journal=FileJournal(str(lake)),
         connect=lambda *_, **__: nullcontext(PORTS),
@@ -151,7 +151,7 @@ def test_a_run_journals_the_words_it_acts_under_and_those_that_were_withdrawn(tm
 def test_a_scan_that_an_acknowledgement_covered_proves_nothing_once_that_is_withdrawn(tmp_path: Path) -> None:
     census = Census("schemas", "", 1, 0, 0, 0, corrupt=("/schemas/a",))
     epoch = replace(EPOCH, shared_with=(), census=(census,), acknowledged=("/schemas/a", "/schemas/gone since"))
-    lake = Lake(str(tmp_path))
+    lake = FileLake(str(tmp_path))
     lake.store_epoch(epoch, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
 
     def newest(**orphans: Any) -> Epoch:
@@ -181,7 +181,7 @@ def test_a_plan_of_such_a_scan_is_refused() -> None:
 
 def test_so_does_one_that_an_acknowledged_entry_or_a_root_that_does_not_share_covered(tmp_path: Path) -> None:
     entry, root = (WordKind.ACKNOWLEDGED_ENTRY, "/x 19 -1"), (WordKind.NOT_SHARING, "/west")
-    lake = Lake(str(tmp_path))
+    lake = FileLake(str(tmp_path))
     relying = replace(EPOCH, shared_with=(), relied_on=(entry, root))
     lake.store_epoch(relying, Referenced(), Context(now=0, grace=0, namespaces=frozenset()))
     assert lake.epoch("e1") == relying

@@ -17,7 +17,7 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.formats.retry_letter import retry_properties
-from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
+from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent

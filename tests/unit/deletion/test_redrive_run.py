@@ -10,8 +10,8 @@ import pytest
 from pulsar_lifecycle.deletion import redrive
 from pulsar_lifecycle.deletion.redrive import LetterFilter, Redriven
 from pulsar_lifecycle.errors import Refused, UsageError
-from pulsar_lifecycle.io.lake.artefacts import Lake
-from pulsar_lifecycle.io.pulsar.queue import DLQ_TOPIC
+from pulsar_lifecycle.io.lake.artefacts import FileLake
+from pulsar_lifecycle.io.pulsar.queue_topics import DLQ_TOPIC
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.referenced import Referenced
@@ -38,7 +38,7 @@ class Scene:
                 "lake": {"path": str(folder)},
             }
         )
-        self.lake = Lake(str(folder))
+        self.lake = FileLake(str(folder))
         self.topics = FakeDeletionTopics()
         self.topics.publish(b"no intent", topic=DLQ_TOPIC)
         connect = connecting(

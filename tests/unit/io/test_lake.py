@@ -2,9 +2,9 @@
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -14,13 +14,18 @@ import pytest
 from pyroaring import BitMap64
 
 from pulsar_lifecycle.errors import ConfigError, CorruptFormat, NotFound
-from pulsar_lifecycle.io.lake.artefacts import DAY_MS, OFFLOAD_UUIDS, Lake, OffloadUuidsOf
-from pulsar_lifecycle.records.epoch import Census, Epoch, last_covered
+from pulsar_lifecycle.io.lake.artefacts import OFFLOAD_UUIDS, FileLake, OffloadUuidsOf
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.epoch import DAY_MS, Census, Epoch, last_covered
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
+from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
-from pulsar_lifecycle.records.tables import MANAGED_LEDGERS
+from pulsar_lifecycle.records.tables import MANAGED_LEDGERS, OBJECTS
+from pulsar_lifecycle.words import WordKind
 from tests.kit.builders import A_GAP
 from tests.kit.fakes.lake import FakeLake
 
@@ -43,13 +48,14 @@ def finish(lake: Lake, one: Epoch) -> None:
 
 
 @pytest.fixture
-def lake(tmp_path: Path) -> Lake:
-    return Lake(str(tmp_path / "lake"))
+def files(tmp_path: Path) -> FileLake:
+    return FileLake(str(tmp_path / "lake"))
 
 
-@pytest.fixture(params=[Lake, FakeLake])
-def either(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return Lake(str(tmp_path / "lake")) if request.param is Lake else FakeLake()
+@pytest.fixture(params=["files", "fake"])
+def lake(request: pytest.FixtureRequest) -> Lake:
+    """What both adapters of the port must do."""
+    return request.getfixturevalue("files") if request.param == "files" else FakeLake()
 
 
 def test_an_epoch_reads_back_as_stored(lake: Lake) -> None:
@@ -103,67 +109,67 @@ SHAPES = [b"[]", b"5", b"{}", b"\xff", b"{", b'{"created_at": "x", "started_at":
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_plan_of_another_shape_names_its_file_and_hides_no_other(lake: Lake, shape: bytes) -> None:
+def test_a_plan_of_another_shape_names_its_file_and_hides_no_other(files: FileLake, shape: bytes) -> None:
     summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "digest")
     for plan_id in ("p1", "p2"):
-        lake.store_plan(replace(summary, plan_id=plan_id), PLAN.empty_table())
-    broken = Path(lake.location) / "plans" / "p2" / "plan.json"
+        files.store_plan(replace(summary, plan_id=plan_id), PLAN.empty_table())
+    broken = Path(files.location) / "plans" / "p2" / "plan.json"
     broken.write_bytes(shape)
-    assert lake.plans() == [summary]
-    (error,) = lake.broken_plans()
+    assert files.plans() == [summary]
+    (error,) = files.broken_plans()
     assert str(broken) in str(error)
     with pytest.raises(CorruptFormat, match=r"p2/plan\.json"):
-        lake.plan("p2")
+        files.plan("p2")
 
 
 @pytest.mark.parametrize("value", [b'"soon"', b"null", b"[1]"])
-def test_a_plan_with_one_wrong_field_names_it(lake: Lake, value: bytes) -> None:
+def test_a_plan_with_one_wrong_field_names_it(files: FileLake, value: bytes) -> None:
     summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "digest")
-    lake.store_plan(summary, PLAN.empty_table())
-    file = Path(lake.location) / "plans" / "p1" / "plan.json"
+    files.store_plan(summary, PLAN.empty_table())
+    file = Path(files.location) / "plans" / "p1" / "plan.json"
     file.write_bytes(file.read_bytes().replace(str(NOW).encode(), value))
     with pytest.raises(CorruptFormat, match="created_at"):
-        lake.plan("p1")
+        files.plan("p1")
 
 
-def test_rows_that_are_no_plans_rows_name_their_file(lake: Lake) -> None:
-    lake.store_plan(PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "d"), PLAN.empty_table())
-    rows = Path(lake.location) / "plans" / "p1" / "rows.parquet"
+def test_rows_that_are_no_plans_rows_name_their_file(files: FileLake) -> None:
+    files.store_plan(PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 0, 0, 0, 10, "d"), PLAN.empty_table())
+    rows = Path(files.location) / "plans" / "p1" / "rows.parquet"
     other = pa.table({"n": [1]})
     for write_rows in (lambda: rows.write_bytes(b"garbage"), lambda: pq.write_table(other, rows)):
         write_rows()
         with pytest.raises(CorruptFormat, match=r"p1/rows\.parquet"):
-            lake.plan("p1")
+            files.plan("p1")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", ["epoch.json", "started.json", "context.json", "referenced.bin"])
-def test_an_epoch_of_another_shape_names_its_file(lake: Lake, name: str, shape: bytes) -> None:
-    finish(lake, epoch("e1", NOW))
-    (Path(lake.location) / "epochs" / "e1" / name).write_bytes(shape)
+def test_an_epoch_of_another_shape_names_its_file(files: FileLake, name: str, shape: bytes) -> None:
+    finish(files, epoch("e1", NOW))
+    (Path(files.location) / "epochs" / "e1" / name).write_bytes(shape)
     reads: dict[str, Callable[[], object]] = {
-        "epoch.json": lake.epochs,
-        "started.json": lambda: lake.open_epoch(""),
-        "context.json": lambda: lake.context("e1"),
-        "referenced.bin": lambda: lake.referenced("e1"),
+        "epoch.json": files.epochs,
+        "started.json": lambda: files.open_epoch(""),
+        "context.json": lambda: files.context("e1"),
+        "referenced.bin": lambda: files.referenced("e1"),
     }
     with pytest.raises(CorruptFormat, match=f"e1/{name}"):
         reads[name]()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_note_of_scans_set_aside_of_another_shape_names_its_file(lake: Lake, shape: bytes) -> None:
-    finish(lake, epoch("e1", NOW))
-    lake.set_scans_aside("c", 0, "")
-    (Path(lake.location) / "set-aside" / "c.json").write_bytes(shape)
+def test_a_note_of_scans_set_aside_of_another_shape_names_its_file(files: FileLake, shape: bytes) -> None:
+    finish(files, epoch("e1", NOW))
+    files.set_scans_aside("c", 0, "")
+    (Path(files.location) / "set-aside" / "c.json").write_bytes(shape)
     with pytest.raises(CorruptFormat, match=r"set-aside/c\.json"):
-        lake.epochs()
+        files.epochs()
 
 
 @pytest.mark.parametrize("location", ["foo://x", "relative"])
 def test_a_location_that_cannot_be_opened_names_the_setting(location: str) -> None:
     with pytest.raises(ConfigError, match=r"lake\.path"):
-        Lake(location)
+        FileLake(location)
 
 
 def test_old_epochs_go_but_the_last_covered_one_of_each_day_stays(lake: Lake) -> None:
@@ -213,7 +219,8 @@ def stored(lake: Lake) -> list[int]:
 
 def test_a_part_is_seen_once_it_is_published_and_not_before(lake: Lake) -> None:
     parts = [write(lake, 1, 2), write(lake), write(lake, 3)]
-    assert stored(lake) == []
+    with suppress(NotFound):
+        assert stored(lake) == []
     lake.publish("e1", "t", parts)
     assert stored(lake) == [1, 2, 3]
     assert lake.read_epoch_table("e1", "t").column("n").to_pylist() == [1, 2, 3]
@@ -231,21 +238,21 @@ def test_publishing_replaces_the_table_and_drops_what_no_task_answered_for(lake:
     assert stored(lake) == [3]
 
 
-def test_a_table_without_rows_is_a_table(either: Any) -> None:
-    either.publish("e1", "t", [write(either)])
-    assert stored(either) == []
-    assert either.read_epoch_table("e1", "t").schema == SCHEMA
+def test_a_table_without_rows_is_a_table(lake: Lake) -> None:
+    lake.publish("e1", "t", [write(lake)])
+    assert stored(lake) == []
+    assert lake.read_epoch_table("e1", "t").schema == SCHEMA
 
 
-def test_batches_are_filtered_and_never_empty(either: Any) -> None:
-    either.publish("e1", "t", [write(either, *range(10))])
-    found = list(either.batches(either.parts("e1", "t"), ["n"], pc.field("text").is_valid() & (pc.field("n") > 2)))
+def test_batches_are_filtered_and_never_empty(lake: Lake) -> None:
+    lake.publish("e1", "t", [write(lake, *range(10))])
+    found = list(lake.batches(lake.parts("e1", "t"), ["n"], pc.field("text").is_valid() & (pc.field("n") > 2)))
     assert [b.column("n").to_pylist() for b in found] == [[4, 6, 8]]
 
 
-def test_a_table_that_is_not_there_is_not_found(either: Any) -> None:
+def test_a_table_that_is_not_there_is_not_found(lake: Lake) -> None:
     with pytest.raises(NotFound, match="no table t"):
-        either.parts("e1", "t")
+        lake.parts("e1", "t")
 
 
 def test_scans_set_aside_count_as_not_made(lake: Lake) -> None:
@@ -294,24 +301,33 @@ def test_the_last_covered_scan_stays_however_old_for_what_got_lost_since(lake: L
     assert last.epoch_id == "e2"
 
 
+def keep_uuids(lake: Lake, table: str, *uuids: list[str] | None) -> None:
+    rows = [{"path": f"/{number}", "offload_uuids": some} for number, some in enumerate(uuids)]
+    batches = pa.Table.from_pylist(rows, MANAGED_LEDGERS).to_batches()
+    lake.publish("e1", table, [lake.write_part("e1", table, MANAGED_LEDGERS, batches)])
+
+
 def test_the_offload_uuids_of_every_root_are_found_again_and_no_others(lake: Lake) -> None:
     ours, theirs, strange = ([uuid4() for _ in range(50)] for _ in range(3))
     for table, uuids in (("managed_ledgers", ours), ("managed_ledgers@west", theirs)):
-        rows = [{"path": "/x", "offload_uuids": [str(u) for u in uuids]}, {"path": "/y", "offload_uuids": None}]
-        folder = Path(lake.location) / "epochs" / "e1" / table
-        folder.mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(rows, MANAGED_LEDGERS), folder / "part-0.parquet")
+        keep_uuids(lake, table, [str(u) for u in uuids], None)
     lake.store_offload_uuids("e1", ["managed_ledgers", "managed_ledgers@west"])
-    found = pickle.loads(pickle.dumps(OffloadUuidsOf(lake.location, "e1")))
+    found = lake.named_uuids("e1")
     assert found.named(ours + theirs + strange) == {*ours, *theirs}
     assert found.named([]) == set()
     assert len(lake.offload_uuids("e1")) == 100
 
 
+def test_what_goes_to_a_task_of_the_offload_uuids_is_their_name(files: FileLake) -> None:
+    known = uuid4()
+    keep_uuids(files, "managed_ledgers", [str(known)])
+    files.store_offload_uuids("e1", ["managed_ledgers"])
+    found = pickle.loads(pickle.dumps(OffloadUuidsOf(files.location, "e1")))
+    assert found.named([known, uuid4()]) == {known}
+
+
 def test_no_offload_uuids_are_an_empty_list_and_no_list_is_an_error(lake: Lake) -> None:
-    folder = Path(lake.location) / "epochs" / "e1" / "managed_ledgers"
-    folder.mkdir(parents=True)
-    pq.write_table(pa.Table.from_pylist([{"path": "/x"}], MANAGED_LEDGERS), folder / "part-0.parquet")
+    keep_uuids(lake, "managed_ledgers", None)
     lake.store_offload_uuids("e1", ["managed_ledgers"])
     assert lake.offload_uuids("e1").named([uuid4()]) == set()
     with pytest.raises(NotFound):
@@ -320,14 +336,71 @@ def test_no_offload_uuids_are_an_empty_list_and_no_list_is_an_error(lake: Lake) 
         lake.store_offload_uuids("e2", ["managed_ledgers"])
 
 
+def test_every_kind_of_plan_reads_back_by_itself_oldest_first(lake: Lake) -> None:
+    new = PlanSummary("p1", "c", "fp", "e2", "e1", NOW + 1, True, (), 0, 0, 0, 10, "digest")
+    old = replace(new, plan_id="p0", created_at=NOW)
+    offload = OffloadPlan("p1", "c", "fp", "e2", NOW, True, (), (), 0, 0, 0, 0, 0, 0, 0, 0, "digest")
+    for one in (new, old):
+        lake.store_plan(one, PLAN.empty_table())
+        lake.store_retention_plan(one, EXPIRED_LEDGERS.empty_table())
+    lake.store_object_plan(new, OBJECTS.empty_table())
+    lake.store_offload_plan(offload, CANDIDATES.empty_table())
+    assert lake.plans() == lake.retention_plans() == [old, new]
+    assert lake.offload_plans() == [offload]
+    assert [lake.plan("p0")[0], lake.retention_plan("p0")[0], lake.object_plan("p1")[0]] == [old, old, new]
+    assert lake.offload_plan("p1")[0] == offload
+    assert lake.retention_plan("p0")[1].schema == EXPIRED_LEDGERS
+    assert lake.broken_plans() == []
+    for absent in (lake.object_plan, lake.offload_plan):
+        with pytest.raises(NotFound, match="no plan"):
+            absent("p0")
+
+
+def test_a_plan_says_which_ledgers_it_holds(lake: Lake) -> None:
+    row = {name: 7 if name == "ledger_id" else None for name in PLAN.names}
+    nullable = pa.schema([pa.field(one.name, one.type) for one in PLAN])
+    summary = PlanSummary("p1", "c", "fp", "e2", "e1", NOW, True, (), 1, 0, 0, 10, "digest")
+    lake.store_plan(summary, pa.Table.from_pylist([row], nullable))
+    assert (lake.plan_holds("p1", 7), lake.plan_holds("p1", 8)) == (True, False)
+
+
+def test_words_are_kept_by_cluster(lake: Lake) -> None:
+    word = KnownWord(WordKind.LEGAL_HOLD, "acme", "mary", "case 12", "", 1_000)
+    assert lake.words("c") == []
+    lake.store_words("c", [word])
+    assert (lake.words("c"), lake.words("other")) == ([word], [])
+
+
+def test_a_restore_that_was_accepted_says_by_whom_and_why(lake: Lake) -> None:
+    assert lake.accepted_restore("c") is None
+    lake.set_scans_aside("c", NOW, "backup of 02:00", "mary")
+    word = lake.accepted_restore("c")
+    assert word is not None
+    assert (word.kind, word.by, word.why, word.since) == (WordKind.ACCEPTED_RESTORE, "mary", "backup of 02:00", NOW)
+    assert lake.accepted_restore("other") is None
+
+
+def test_the_rows_of_one_ledger_are_found(lake: Lake) -> None:
+    schema = pa.schema([("ledger_id", pa.int64()), ("text", pa.string())])
+    rows = pa.Table.from_pylist([{"ledger_id": n % 3, "text": str(n)} for n in range(9)], schema).to_batches()
+    lake.publish("e1", "t", [lake.write_part("e1", "t", schema, rows), lake.write_part("e1", "t", schema, rows)])
+    found = lake.read_epoch_table("e1", "t", columns=["text"], ledger_id=2)
+    assert sorted(found.column("text").to_pylist()) == ["2", "2", "5", "5", "8", "8"]
+    assert lake.read_epoch_table("e1", "t", ledger_id=9).num_rows == 0
+    with pytest.raises(NotFound):
+        lake.read_epoch_table("e1", "none")
+
+
 @pytest.mark.parametrize("damage", [lambda data: data[:-8], lambda data: data[:5], lambda data: data + b"x" * 8])
-def test_a_list_of_offload_uuids_that_is_not_whole_is_an_error(lake: Lake, damage: Callable[[bytes], bytes]) -> None:
-    folder = Path(lake.location) / "epochs" / "e1" / "managed_ledgers"
+def test_a_list_of_offload_uuids_that_is_not_whole_is_an_error(
+    files: FileLake, damage: Callable[[bytes], bytes]
+) -> None:
+    folder = Path(files.location) / "epochs" / "e1" / "managed_ledgers"
     folder.mkdir(parents=True)
     rows = [{"path": "/x", "offload_uuids": [str(uuid4()) for _ in range(3)]}]
     pq.write_table(pa.Table.from_pylist(rows, MANAGED_LEDGERS), folder / "part-0.parquet")
-    lake.store_offload_uuids("e1", ["managed_ledgers"])
+    files.store_offload_uuids("e1", ["managed_ledgers"])
     file = folder.parent / OFFLOAD_UUIDS
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(CorruptFormat):
-        lake.offload_uuids("e1")
+        files.offload_uuids("e1")

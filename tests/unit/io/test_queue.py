@@ -7,15 +7,12 @@ from pulsar_lifecycle.formats.deletion_message import (
     encode_deletion_message,
 )
 from pulsar_lifecycle.io.pulsar import session as pulsar_session
-from pulsar_lifecycle.io.pulsar.queue import (
+from pulsar_lifecycle.io.pulsar.queue import ENCRYPTED, NOT_TEXT, PulsarDeletionQueue, PulsarQueueReader
+from pulsar_lifecycle.io.pulsar.queue_topics import (
     DELETION_TOPIC,
     DLQ_TOPIC,
-    ENCRYPTED,
-    NOT_TEXT,
     RETRY_TOPIC,
     SUBSCRIPTION,
-    PulsarDeletionQueue,
-    PulsarQueueReader,
     pending,
     subscribe_everywhere,
     topics_of,

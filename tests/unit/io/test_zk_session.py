@@ -20,7 +20,8 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.io.zookeeper.session import ZooKeeperSession
-from pulsar_lifecycle.io.zookeeper.store import KazooStore, cluster_fingerprint
+from pulsar_lifecycle.io.zookeeper.store import KazooStore
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.settings import ZooKeeperSettings
 from tests.kit.fakes.clock import FakeClock
 from tests.kit.fakes.metadata_store import FakeStore, FakeZooKeeper

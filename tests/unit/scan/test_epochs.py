@@ -12,7 +12,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.deletion.orphan_findings import Judging, damaged_row, dangling_row
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
-from pulsar_lifecycle.io.lake.artefacts import Lake
+from pulsar_lifecycle.io.lake.artefacts import FileLake
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import TopicInternals
@@ -46,7 +46,7 @@ DAY = 86_400_000
 
 def test_what_got_lost_is_weighed_against_a_scan_that_a_restore_set_aside(tmp_path: Path) -> None:
     """A restore that lacks topics is accepted as any other: nobody but this comparison notices."""
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
     epochs = [
         Epoch(name, "c", store, at, at + 1, (), 9, 9, (), gaps=gaps)
         for name, store, at, gaps in (
@@ -120,7 +120,7 @@ def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(t
     rows = [unreadable("R3", "t/n/persistent/x", *UNTOLD), unreadable("R5", "t/n/x", *UNTOLD)]
     gaps, owners, relied_on = unread_references([batch(*rows)])
     assert (gaps, owners, relied_on) == ([], {("R3", "t/n/persistent/x"), ("R5", "t/n/x")}, [])
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
     (part,) = stored(lake, "references", REFERENCES, *rows, unreadable("R5", "t/n/x", Problem.DAMAGED, "no entry", 17))
     context = Context(now=9 * DAY, grace=7 * DAY, namespaces=frozenset())
     settings = Settings.model_construct(orphans=OrphanSettings())
@@ -132,7 +132,7 @@ def test_a_topic_whose_broker_does_not_say_what_it_holds_is_kept_and_a_finding(t
 
 
 def test_loaded_topics_with_a_compaction_are_asked_and_others_are_sampled(tmp_path: Path) -> None:
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
     cursors = [{"managed_ledger": f"t/n/persistent/{n}", "cursor": "__compaction"} for n in ("a", "b", "rests")]
     stored(lake, "managed_cursors", MANAGED_CURSORS, *cursors, {"managed_ledger": "t/n/persistent/c", "cursor": "s"})
     topics = [("a", "one", "OPEN"), ("b", "two", "CLOSED"), ("c", "one", "OPEN"), ("d", None, "OPEN")]
@@ -162,7 +162,7 @@ def snapshot(number: int, topic: str, cursor: str) -> dict[str, Any]:
     return ledger(number, "delayed-index-bucket", bucket_key="#pulsar.internal.delayed.bucket_3_5", **tags)
 
 
-def stored(lake: Lake, table: str, schema: pa.Schema, *rows: dict[str, Any]) -> list[str]:
+def stored(lake: FileLake, table: str, schema: pa.Schema, *rows: dict[str, Any]) -> list[str]:
     batches = pa.Table.from_pylist(list(rows), schema).to_batches()
     lake.publish("e", table, [lake.write_part("e", table, schema, batches)])
     return lake.parts("e", table)
@@ -177,7 +177,7 @@ def test_a_file_of_ledgers_is_judged_with_what_is_known_of_their_topics(
     cluster.load(calm)
     cluster.admin.internals[calm] = TopicInternals("LedgerOpened", (), {}, {"s": {}, "x+y": {}}, None, ())
     connect = connecting(stores=lambda *_, **__: cluster.open_store(read_only=True), admin=lambda: cluster.admin)
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
     loaded = {"load_state": "loaded", "broker": "b", "last_ledger_state": "OPEN", "broker_started": 10 * DAY}
     topics = stored(
         lake,
@@ -254,7 +254,7 @@ def test_offloaded_topics_that_vanish_after_brokers_loaded_them_are_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing that they listed is in BookKeeper: loading them exchanged their last ledgers, which were empty."""
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
 
     def store(epoch_id: str, table: str, schema: pa.Schema, *rows: dict[str, Any]) -> None:
         part = lake.write_part(epoch_id, table, schema, [pa.RecordBatch.from_pylist(list(rows), schema)])
@@ -293,7 +293,7 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
     data = cluster.ledger(data_tags(old))
     cluster.topic(new, [data])  # its z-node was moved here
     cluster.put("/two/managed-ledgers", b"")
-    lake = Lake(str(tmp_path / "lake"))
+    lake = FileLake(str(tmp_path / "lake"))
     settings = Settings.model_validate(
         {
             "cluster": "c",

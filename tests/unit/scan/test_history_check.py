@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pulsar_lifecycle.errors import Refused
-from pulsar_lifecycle.io.zookeeper.store import cluster_fingerprint
+from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.scan import history_check

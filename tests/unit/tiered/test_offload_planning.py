@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
-from pulsar_lifecycle.io.pulsar.queue import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
+from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import (
     DEAD_LETTERED,
