@@ -81,6 +81,9 @@ ENUMS = (
     ("Why the policies of a namespace's topics are not known", "pulsar_lifecycle.topics.policies.Unreadable"),
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
+    ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
+    ("What became of a bookie's collection", "pulsar_lifecycle.lifecycle.collection_run.CollectionOutcome"),
+    ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )
 

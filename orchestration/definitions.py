@@ -19,6 +19,7 @@ from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
 from assets.tiered import offload_assets
+from orchestration.bookies import collect_bookies_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
 from orchestration.reconcile import reconcile_job
@@ -70,6 +71,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             sweep_objects_job,
             plan_retention_job(cluster),
             apply_retention_job,
+            collect_bookies_job,
         ],
         schedules=[scan_schedule(scan)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],

@@ -217,6 +217,19 @@ class OffloadSettings(Section):
         return value if isinstance(value, bool) else _owner_names(value)
 
 
+class CollectionSettings(Section):
+    """Making bookies collect garbage and compact (job ``collect_bookies``)."""
+
+    min_bytes: int = Field(default=10 << 30, gt=0)
+    """A bookie that could free less is left alone; so is its major compaction after a minor one."""
+    at_once: int = Field(default=1, gt=0)
+    """Bookies that collect at the same time, all of one rack."""
+    max_add_latency: Seconds = 0.1
+    """A collecting bookie whose adds take longer (99th percentile) stops the run."""
+    stalled_after: Seconds = 3600.0
+    """A collecting bookie without progress for so long stops the run."""
+
+
 class MetricsSettings(Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 

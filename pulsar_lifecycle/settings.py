@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pulsar_lifecycle.errors import ConfigError
 from pulsar_lifecycle.run_settings import (
     ApplySettings,
+    CollectionSettings,
     DeletionSettings,
     MetricsSettings,
     OffloadSettings,
@@ -237,6 +238,7 @@ class Settings(Section):
     deletion: DeletionSettings = DeletionSettings()
     trimming: TrimmingSettings = TrimmingSettings()
     offload: OffloadSettings = OffloadSettings()
+    collection: CollectionSettings = CollectionSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def words(self) -> list[Word]:

@@ -131,6 +131,7 @@ def _status(where: Cluster) -> dict[str, Any]:
         refused = refusals(settings, store, scans)
         paused, holder = note(store, control.PAUSE), note(store, control.holder_of(control.LEASE))
         offloading, attempts = note(store, control.holder_of(control.OFFLOAD_LEASE)), open_attempts(store)
+        collecting = note(store, control.holder_of(control.COLLECTION_LEASE))
         unloads, unread = pending_unloads(store), unread_locations(store)
         latency = store.latency_ms()
     epochs = [e for e in scans if e.fingerprint == fingerprint]
@@ -154,6 +155,7 @@ def _status(where: Cluster) -> dict[str, Any]:
         "lease": holder,
         "offload_lease": offloading,
         "offload_attempts": attempts,
+        "collection_lease": collecting,
         "pending_unloads": unloads,
         "unread_locations": unread,
         "scan": newest
@@ -209,6 +211,7 @@ def _print(document: dict[str, Any], where: Cluster) -> None:
             ("effects", effects or ["not paused"]),
             ("acting", _holder(lease, "lease")),
             ("offloading", _offloading(document)),
+            ("collecting", _holder(document["collection_lease"], "collection lease")),
             ("pending unloads", [show_pending_unloads(one) for one in document["pending_unloads"]]),
             ("unread", [show_unread(one) for one in document["unread_locations"]]),
             ("your words", [show_word(word) for word in document["words"]]),

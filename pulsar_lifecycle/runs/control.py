@@ -37,6 +37,8 @@ LEASE = f"{ROOT}/lease"
 """Of whoever deletes or takes ledgers off topics' lists."""
 OFFLOAD_LEASE = f"{ROOT}/offload-lease"
 """Of whoever offloads: it takes hours, and hinders no deletion."""
+COLLECTION_LEASE = f"{ROOT}/collection-lease"
+"""Of whoever makes bookies collect."""
 PENDING_UNLOADS = {LEASE: f"{ROOT}/pending-unloads", OFFLOAD_LEASE: f"{ROOT}/offload-pending-unloads"}
 """By lease: one child per topic whose z-node a run wrote, or was about to write, and which must be unloaded.
 

@@ -12,10 +12,14 @@ from uuid import uuid4
 import pulsar
 import pytest
 
+from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
+from pulsar_lifecycle.lifecycle.collection import CollectionChoice
+from pulsar_lifecycle.lifecycle.collection_run import COLLECT_BOOKIE, CollectionOutcome, collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -50,7 +54,8 @@ def fill(client: pulsar.Client, topic: str, size: int) -> None:
 def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
     seldom: Cluster, spark: None, tmp_path: Path
 ) -> None:
-    pipeline = Pipeline(settings_file(seldom, tmp_path))
+    settings = {"collection": {"min_bytes": LOG, "max_add_latency": "60s"}}
+    pipeline = Pipeline(settings_file(seldom, tmp_path, settings))
     kept, dropped = (f"persistent://public/default/disk-{name}-{uuid4().hex[:8]}" for name in ("kept", "dropped"))
 
     def disk() -> BookieDisk:
@@ -99,6 +104,20 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
         assert after.bytes_to_collect is not None
         assert after.bytes_to_collect > LOG
         assert before.placed.bytes - after.placed.bytes > 3 * LOG
+
+        (planned,) = plan_now(pipeline.where)[0]
+        assert (planned.choice, planned.rack) == (CollectionChoice.COLLECT, "/default-rack")
+        assert not bookies.status(bookie).collecting
+        with seldom.metadata() as zk:
+            zk.create(control.holder_of(control.LEASE), b"a run", ephemeral=True, makepath=True)
+            with pytest.raises(Refused, match="deletes or restores"):
+                collect_bookies(pipeline.where, "run", print)
+        wait_for("the lease", lambda: not control.is_held(store, control.LEASE))
+        (done,) = collect_bookies(pipeline.where, "run", print)
+        assert done.outcome is CollectionOutcome.COLLECTED, done
+        rows = sorted(pipeline.where.journal_reader.find().to_pylist(), key=lambda row: row["at"])
+        assert [row["outcome"] for row in rows if row["action"] == COLLECT_BOOKIE][-1] == done.outcome.value
+        assert not bookies.status(bookie).collecting
 
         wait_for("the bookie to free its logs", lambda: collected().live_bytes < held - 2 * LOG)
         freed = disk()

@@ -1,0 +1,88 @@
+"""Job ``collect_bookies``: have bookies free what deleted ledgers take on their disks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+
+from assets import show
+from orchestration.failures import wrong_configuration_fails
+from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
+from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
+from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionOutcome, collect_bookies, plan_now
+from resources.lifecycle import LifecycleResource
+
+
+class CollectConfig(dg.Config):
+    """Without ``dry_run = false``, it only says which bookies would collect, and what keeps the others from it."""
+
+    dry_run: bool = True
+
+
+@dg.op(
+    name="collect",
+    description="Make bookies collect: a minor compaction, then a major one where much is left; rack by rack. Ledgers "
+    "that a bookie has collected cannot be restored by an undo any more.",
+)
+@wrong_configuration_fails()
+def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle: LifecycleResource) -> None:
+    """Fails where a bookie did not end its collection; what ran there goes on by itself."""
+    where = lifecycle.cluster()
+    if config.dry_run:
+        plan, disks = plan_now(where)
+        context.add_output_metadata({"dry run": True, **plan_shown(plan, disks)})
+        going = [row for row in plan if row.choice is CollectionChoice.COLLECT]
+        context.log.info(f"dry run: {len(going)} bookies would collect; set dry_run to false")
+        return
+    done = collect_bookies(where, context.run_id, context.log.info)
+    wrong = [one for one in done if one.outcome is not CollectionOutcome.COLLECTED]
+    if wrong:
+        first = wrong[0]
+        raise dg.Failure(
+            f"{len(wrong)} of {len(done)} bookies did not end a collection, the first: {first.bookie}: "
+            f"{first.outcome.value}: {first.text}",
+            metadata=done_shown(done),
+        )
+    context.add_output_metadata(done_shown(done))
+
+
+def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -> dict[str, Any]:
+    """The plan's page: which bookies, in their order, why not the others, and settings that keep disks full."""
+    rows = [
+        {
+            "bookie": row.bookie,
+            "rack": row.rack,
+            "plan": row.choice.value,
+            "verdict": row.verdict.value,
+            "could free": "" if row.bytes is None else show.size(row.bytes),
+        }
+        for row in plan
+    ]
+    columns = dict.fromkeys(("bookie", "rack", "plan", "verdict", "could free"), "string")
+    found = [(one.bookie, text) for one in disks for text in remedies(one)]
+    return {
+        "could free, at most": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
+        "plan": show.table(rows, columns),
+        "settings": dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found)),
+    }
+
+
+def done_shown(done: Sequence[Collected]) -> dict[str, Any]:
+    """What became of each bookie, and the bytes that their disks have free now beyond those before."""
+    cells = [(one.bookie, one.rack, one.outcome.value, show.size(one.freed), one.text) for one in done]
+    return {
+        "dry run": False,
+        "freed": sum(one.freed for one in done),
+        "bookies": dg.MetadataValue.md(show.markdown(["bookie", "rack", "outcome", "freed", "why"], cells)),
+    }
+
+
+@dg.job(
+    name="collect_bookies",
+    executor_def=dg.in_process_executor,
+    description="Make bookies collect garbage now, few at a time: deleted ledgers leave their disks. "
+    "Dry run by default.",
+)
+def collect_bookies_job() -> None:
+    """One op."""
+    collect_op()

@@ -1,0 +1,293 @@
+"""Make bookies collect: a minor compaction first, a major one where much is left, few bookies at a time.
+
+Belongs here: the order of telling and watching, and the journal. Not here: which bookies, and what stops a run
+(``lifecycle/collection.py``). A run that dies leaves nothing behind: what a bookie has begun it ends, and the next run
+finds it at it. Nothing is ever suspended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.formats import bookie_racks
+from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
+from pulsar_lifecycle.lifecycle.collection import (
+    PlannedCollection,
+    Progress,
+    StopReason,
+    cluster_trouble,
+    is_at_it,
+    plan_collection,
+    restarted,
+    still_to_free,
+    waves,
+)
+from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, JournalRow, MetadataStore, Node, Unread
+from pulsar_lifecycle.run_settings import CollectionSettings
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan import evidence
+
+COLLECT_BOOKIE = "collect-bookie"
+"""Action: on a bookie; the row's detail has its id and numbers before and after."""
+POLL = 5.0
+"""Seconds between two looks at a collecting bookie."""
+
+
+class CollectionOutcome(StrEnum):
+    """What became of a bookie's collection: column ``outcome`` of a journal row."""
+
+    COLLECTING = "collecting"
+    """It is about to be told to collect."""
+    COLLECTED = "collected"
+    """Its collection ended."""
+    RESTARTED = "bookie-restarted"
+    """It was started anew meanwhile: launch again."""
+    LEFT_AT_IT = "left-collecting"
+    """The run stopped; the bookie goes on by itself."""
+    NOT_ANSWERING = "not-answering"
+    """It did not answer; whether it collects is not known."""
+    NOT_STARTED = "not-started"
+    """The run stopped before its turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What became of one bookie. ``freed``: how many bytes more its disks have free, clients writing meanwhile.
+
+    ``stop`` is why the run stopped, of the bookies that were collecting then.
+    """
+
+    bookie: str
+    rack: str
+    outcome: CollectionOutcome
+    text: str
+    freed: int = 0
+    stop: StopReason | None = None
+
+
+def plan_now(cluster: Cluster) -> tuple[list[PlannedCollection], list[BookieDisk]]:
+    """What :func:`collect_bookies` would do now, and what the bookies said. Writes nothing to the cluster.
+
+    Raises Refused where there is no covered scan that is young enough, or the metadata store went back in time.
+    """
+    settings = cluster.settings
+    with cluster.ports(read_only=True) as ports:
+        epoch = evidence.newest_epoch(cluster, evidence.check_store(cluster, ports.store))
+        evidence.refuse_old_evidence(epoch, ports.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
+        racks = read_racks(ports.store)
+    disks, _ = build_bookie_disk(cluster, epoch.epoch_id)
+    return plan_collection(disks, racks, bookie_racks.DEFAULT_RACK, settings.collection.min_bytes), disks
+
+
+def read_racks(store: MetadataStore) -> dict[str, str]:
+    """Bookie id -> rack, as brokers place by. Raises Refused if that cannot be read, CorruptFormat."""
+    node = store.read([bookie_racks.BOOKIES])[0]
+    if isinstance(node, Unread):
+        raise Refused(f"{bookie_racks.BOOKIES}: {node.reason}: the bookies' racks are not known")
+    return bookie_racks.decode(node.data) if isinstance(node, Node) else {}
+
+
+def collect_bookies(cluster: Cluster, run_id: str, say: Callable[[str], None]) -> list[Collected]:
+    """Make the bookies of :func:`plan_now` collect; every bookie to collect, in their order.
+
+    Raises Refused, Paused before anything is told. Repeated, it tells those that have much to free still.
+    """
+    settings = cluster.settings
+    with cluster.ports() as ports:
+        control.check_not_paused(ports.store)
+        if control.is_held(ports.store, control.LEASE):
+            raise Refused(
+                f"a run deletes or restores ledgers now ({control.holder_of(control.LEASE)}): what a collection takes "
+                "cannot be undone, so wait until that run ends"
+            )
+        with control.held_lease(settings, ports.store, f"collection run {run_id}", control.COLLECTION_LEASE):
+            plan, disks = plan_now(cluster)
+            run = CollectionRun(
+                run_id, settings.cluster, settings.collection, plan, {one.bookie: one.placed.bytes for one in disks},
+                ports.store, ports.bookies, ports.journal, ports.clock, say,
+            )  # fmt: skip
+            return run.all()
+
+
+@dataclass
+class _Watched:
+    """A bookie that was told to collect; ``moved_at`` (ms) is when something last changed there."""
+
+    before: BookieStatus
+    said: BookieStatus
+    major: bool
+    moved_at: int
+
+
+@dataclass
+class CollectionRun:
+    """One run. ``placed``: bytes that metadata places on each bookie."""
+
+    run_id: str
+    cluster: str
+    settings: CollectionSettings
+    plan: Sequence[PlannedCollection]
+    placed: Mapping[str, int]
+    store: MetadataStore
+    bookies: BookieAdmin
+    journal: Journal
+    clock: Clock
+    say: Callable[[str], None]
+    _done: list[Collected] = field(default_factory=list[Collected])
+    _registered: Mapping[str, bool] = field(default_factory=dict[str, bool])
+
+    def all(self) -> list[Collected]:
+        """Wave after wave, until all are through or something stops the run."""
+        self._registered = self.bookies.bookies()
+        why = ""
+        for wave in waves(self.plan, self.settings.at_once):
+            why = why or self._may_not_start()
+            if why:
+                for bookie in wave:
+                    self._end(bookie, CollectionOutcome.NOT_STARTED, why)
+            else:
+                why = self._collect(wave)
+        return self._done
+
+    def _may_not_start(self) -> str:
+        """Why no bookie may be told now; waits while a run deletes or restores ledgers."""
+        while True:
+            if self.store.read([control.PAUSE])[0] is not None:
+                return f"paused: {control.PAUSE} exists"
+            if not control.is_held(self.store, control.LEASE):
+                break
+            self.clock.sleep(POLL)
+        trouble = cluster_trouble(self._registered, self.bookies.bookies())
+        return f"{trouble[0].value}: {trouble[1]}" if trouble else ""
+
+    def _collect(self, wave: Sequence[str]) -> str:
+        """Collect these at once; why the run stops here, empty if it does not."""
+        watched: dict[str, _Watched] = {}
+        for bookie in wave:
+            try:
+                said = self.bookies.status(bookie)
+                self._tell(bookie, major=False)
+                watched[bookie] = _Watched(said, said, False, self.clock.now_ms())
+            except LifecycleError as error:
+                self._end(bookie, CollectionOutcome.NOT_ANSWERING, str(error))
+        while watched:
+            self.clock.sleep(POLL)
+            stop = self._look(watched)
+            if stop:
+                for bookie, one in watched.items():
+                    self._end(bookie, CollectionOutcome.LEFT_AT_IT, stop[1], one, stop[0])
+                return f"{stop[0].value}: {stop[1]}"
+            self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or "all through")
+        return ""
+
+    def _look(self, watched: dict[str, _Watched]) -> tuple[StopReason, str] | None:
+        """Ask each of them once; those that are through are watched no more."""
+        for bookie, one in list(watched.items()):
+            try:
+                said = self.bookies.status(bookie)
+            except LifecycleError:  # away or busy: the list of bookies says which, and patience ends
+                said = None
+            if said is not None:
+                anew = restarted(one.said, said)
+                if Progress.of(said) != Progress.of(one.said):
+                    one.moved_at = self.clock.now_ms()
+                one.said = said
+                if anew:
+                    self._end(bookie, CollectionOutcome.RESTARTED, "launch the job again", watched.pop(bookie))
+                elif not is_at_it(said):
+                    self._next(bookie, watched)
+                elif stop := self._slow(bookie, said):
+                    return stop
+            if bookie in watched and (stop := self._stalled(bookie, one, said is not None)):
+                return stop
+        return cluster_trouble(self._registered, self.bookies.bookies())
+
+    def _next(self, bookie: str, watched: dict[str, _Watched]) -> None:
+        """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
+        one = watched[bookie]
+        left = still_to_free(one.said, self.placed.get(bookie, 0))
+        if one.major or left is None or left < self.settings.min_bytes:
+            self._end(bookie, CollectionOutcome.COLLECTED, f"{_kind(one.major)} compaction", watched.pop(bookie))
+            return
+        try:
+            self._tell(bookie, major=True)
+        except LifecycleError as error:
+            self._end(bookie, CollectionOutcome.NOT_ANSWERING, str(error), watched.pop(bookie))
+        one.major, one.moved_at = True, self.clock.now_ms()
+
+    def _slow(self, bookie: str, said: BookieStatus) -> tuple[StopReason, str] | None:
+        limit = self.settings.max_add_latency * 1000
+        if said.add_latency_ms is None or said.add_latency_ms <= limit:
+            return None
+        text = f"{bookie}: adds take {said.add_latency_ms:.0f} ms, collection.max_add_latency is {limit:.0f} ms"
+        return StopReason.SLOW_ADDS, text
+
+    def _stalled(self, bookie: str, one: _Watched, answers: bool) -> tuple[StopReason, str] | None:
+        still = self.clock.now_ms() - one.moved_at
+        if still <= self.settings.stalled_after * 1000:
+            return None
+        at = ", ".join(str(number) for number, each in enumerate(one.said.compactions) if each.running)
+        where = f" in ledger directory {at} (of ledgerDirectories, from 0)" if at and answers else ""
+        return StopReason.STALLED, (
+            f"{bookie}: {_kind(one.major)} compaction shows no progress for {still // 60_000} minutes{where}. Its "
+            "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
+        )
+
+    def _tell(self, bookie: str, *, major: bool) -> None:
+        self._note(bookie, CollectionOutcome.COLLECTING, f"{_kind(major)} compaction")
+        self.bookies.collect(bookie, major=major)
+
+    # ------------------------------------------------------------------------------------------------------ journal
+
+    def _end(
+        self,
+        bookie: str,
+        outcome: CollectionOutcome,
+        text: str,
+        one: _Watched | None = None,
+        stop: StopReason | None = None,
+    ) -> None:
+        rack = next((row.rack for row in self.plan if row.bookie == bookie), "")
+        freed = max(0, one.said.free - one.before.free) if one else 0
+        self._note(bookie, outcome, text, one, stop)
+        self._done.append(Collected(bookie, rack, outcome, text, freed, stop))
+
+    def _note(
+        self,
+        bookie: str,
+        outcome: CollectionOutcome,
+        text: str,
+        one: _Watched | None = None,
+        stop: StopReason | None = None,
+    ) -> None:
+        numbers = {"free": [one.before.free, one.said.free]} if one else {}
+        if one:
+            numbers["entry_logs"] = [one.before.entry_log_files, one.said.entry_log_files]
+        row = JournalRow(
+            run_id=self.run_id,
+            cluster=self.cluster,
+            plan_id="",
+            ledger_id=-1,
+            component="Bookie",
+            topic="",
+            action=COLLECT_BOOKIE,
+            phase=COLLECT_BOOKIE,
+            outcome=outcome.value,
+            reason=f"{bookie}: {text}",
+            bytes=max(0, one.said.free - one.before.free) if one else 0,
+            checksum="",
+            detail=json.dumps({"bookie": bookie, **numbers}, sort_keys=True),
+            at=self.clock.now_ms(),
+            code=stop.value if stop else None,
+        )
+        self.journal.record([row])
+
+
+def _kind(major: bool) -> str:
+    return "major" if major else "minor"

@@ -1,0 +1,313 @@
+"""Which bookies collect, in which order, and what stops a run; over fakes."""
+
+from dataclasses import replace
+
+import pytest
+
+from pulsar_lifecycle.errors import OutcomeUnknown, Unavailable
+from pulsar_lifecycle.lifecycle.bookie_disk import judge
+from pulsar_lifecycle.lifecycle.collection import (
+    CollectionChoice,
+    StopReason,
+    cluster_trouble,
+    plan_collection,
+    remedies,
+    waves,
+)
+from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionOutcome, CollectionRun
+from pulsar_lifecycle.lifecycle.placement import Placed, Placement
+from pulsar_lifecycle.ports import LedgerDirectory
+from pulsar_lifecycle.run_settings import CollectionSettings
+from pulsar_lifecycle.runs import control
+from tests.kit.fakes.bookie_admin import IDLE, FakeBookieAdmin, status
+from tests.kit.fakes.clock import FakeClock
+from tests.kit.fakes.journal import FakeJournal
+from tests.kit.fakes.metadata_store import FakeZooKeeper
+
+GB = 1 << 30
+
+
+def full(bookie, usage=0.5, live=10 * GB, logs=40, **changes):
+    """40 logs of 1 GB, of which 10 are live and 5 are placed there by metadata."""
+    return status(bookie, free=10 * GB, directories=(LedgerDirectory("/l", logs, live, 100, usage),), **changes)
+
+
+def plan(said, racks=None, min_bytes=GB):
+    placement = Placement(dict.fromkeys(said, Placed(5 * GB, 100)))
+    return plan_collection(judge(dict.fromkeys(said, False), said, placement, 5), racks or {}, "/d", min_bytes)
+
+
+def test_each_bookie_is_chosen_or_named_with_why_not():
+    said = {
+        "full": full("full"),
+        "little": full("little", live=5 * GB, logs=5),
+        "silent": Unavailable("no answer"),
+        "mute": replace(full("mute"), directories=None),
+        "busy": replace(full("busy"), collecting=True),
+    }
+    found = {row.bookie: (row.choice, row.bytes) for row in plan(said)}
+    assert found == {
+        "full": (CollectionChoice.COLLECT, 35 * GB),
+        "little": (CollectionChoice.LITTLE_TO_FREE, 0),
+        "silent": (CollectionChoice.UNKNOWN_DISK, None),
+        "mute": (CollectionChoice.UNKNOWN_DISK, None),
+        "busy": (CollectionChoice.AT_IT, 35 * GB),
+    }
+
+
+def test_racks_go_one_after_the_other_the_fullest_first():
+    said = {name: full(name, usage) for name, usage in (("a", 0.5), ("b", 0.9), ("c", 0.6), ("d", 0.8), ("e", 0.7))}
+    rows = plan(said, {"a": "/1", "b": "/1", "c": "/2", "d": "/2", "e": "/2"})
+    assert waves(rows, 2) == [["b", "a"], ["d", "e"], ["c"]]
+    assert waves(rows, 1) == [["b"], ["a"], ["d"], ["e"], ["c"]]
+
+
+def test_bookies_without_a_rack_are_of_one():
+    assert waves(plan({name: full(name) for name in "abc"}), 9) == [["a", "b", "c"]]
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        ({"a": False, "b": True}, None),
+        ({"a": False, "b": True, "new": False}, None),
+        ({"b": True}, (StopReason.BOOKIE_AWAY, "a")),
+        ({"a": True, "b": True}, (StopReason.BOOKIE_READ_ONLY, "a")),
+    ],
+)
+def test_what_went_wrong_with_the_bookies_since(now, expected):
+    assert cluster_trouble({"a": False, "b": True}, now) == expected
+
+
+@pytest.mark.parametrize(
+    ("configuration", "read_only", "expected"),
+    [
+        ({"isThrottleByBytes": "true"}, False, []),
+        ({}, False, ["isThrottleByBytes=true"]),
+        ({"isThrottleByBytes": "true", "minorCompactionInterval": "0"}, False, ["minorCompactionThreshold"]),
+        ({"isThrottleByBytes": "true", "majorCompactionThreshold": "0"}, False, ["forceAllowCompaction=true"]),
+        ({"isThrottleByBytes": "true"}, True, ["diskUsageThreshold=0.98"]),
+    ],
+)
+def test_settings_that_keep_a_disk_full_are_named_with_what_to_set(configuration, read_only, expected):
+    said = full("b", 0.97 if read_only else 0.5, read_only=read_only, configuration=configuration)
+    (one,) = judge({"b": read_only}, {"b": said}, Placement({}), 5)
+    found = remedies(one)
+    assert len(found) == len(expected)
+    assert all(text in line for text, line in zip(expected, found, strict=True))
+
+
+class Scene:
+    """Bookies of two racks that collect for two looks each: ``a`` and ``b`` in one, ``c`` in the other."""
+
+    def __init__(self, **settings):
+        self.clock, self.journal, self.store = FakeClock(), FakeJournal(), FakeZooKeeper().session()
+        self.bookies = FakeBookieAdmin("a", "b", "c")
+        for bookie, usage in (("a", 0.9), ("b", 0.8), ("c", 0.7)):
+            self.bookies.statuses[bookie] = full(bookie, usage)
+        self.bookies.on_collect = self.begin
+        self.left, self.most, self.lasts = {}, 0, 2
+        self.settings = CollectionSettings(min_bytes=GB, **settings)
+        sleep = self.clock.sleep
+
+        def sleeps(seconds):
+            sleep(seconds)
+            self.tick()
+
+        self.clock.sleep = sleeps
+
+    def begin(self, bookie, major):
+        self.left[bookie] = (self.lasts, major)
+        self.most = max(self.most, len(self.left))
+        self.set(bookie, collecting=True)
+
+    def set(self, bookie, **changes):
+        self.bookies.statuses[bookie] = replace(self.bookies.statuses[bookie], **changes)
+
+    def tick(self):
+        for bookie, (looks, major) in list(self.left.items()):
+            if looks > 1:
+                self.left[bookie] = (looks - 1, major)
+                continue
+            del self.left[bookie]
+            said = self.bookies.statuses[bookie]
+            logs = 10 if major else 20
+            done = replace(IDLE, majors=said.compactions[0].majors + major, minors=said.compactions[0].minors + 1)
+            directory = replace(said.directories[0], entry_logs=logs, live_bytes=5 * GB)
+            self.set(
+                bookie, collecting=False, compactions=(done,), directories=(directory,), free=(90 - logs) * GB,
+                entry_log_files=logs + 1,
+            )  # fmt: skip
+
+    def run(self):
+        said = {bookie: self.bookies.statuses[bookie] for bookie in "abc"}
+        rows = plan(said, {"a": "/1", "b": "/1", "c": "/2"})
+        placed = dict.fromkeys(said, 5 * GB)
+        run = CollectionRun(
+            "r", "test", self.settings, rows, placed, self.store, self.bookies, self.journal, self.clock, lambda _: None
+        )
+        return {one.bookie: one for one in run.all()}
+
+    @property
+    def rows(self):
+        return [(row.reason.split(":")[0], row.outcome, row.code) for row in self.journal.rows]
+
+
+def outcomes(found):
+    return {bookie: one.outcome for bookie, one in found.items()}
+
+
+def test_each_collects_minor_then_major_one_at_a_time():
+    scene = Scene()
+    found = scene.run()
+    assert scene.bookies.collections == [(bookie, major) for bookie in "abc" for major in (False, True)]
+    assert scene.most == 1
+    assert outcomes(found) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert found["a"].freed == 70 * GB
+    assert scene.rows[:3] == [("a", "collecting", None), ("a", "collecting", None), ("a", "collected", None)]
+
+
+def test_several_collect_at_once_and_never_of_two_racks():
+    scene = Scene(at_once=3)
+    scene.run()
+    assert scene.most == 2
+    assert [bookie for bookie, _ in scene.bookies.collections] == ["a", "b", "a", "b", "c", "c"]
+
+
+def test_no_major_compaction_where_little_is_left_after_the_minor_one():
+    scene = Scene()
+    scene.settings = CollectionSettings(min_bytes=16 * GB)
+    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert not any(major for _, major in scene.bookies.collections)
+
+
+def spoil(scene, bookie, **changes):
+    """``bookie`` changes so as soon as it collects."""
+
+    def begin(one, major):
+        Scene.begin(scene, one, major)
+        if one == bookie:
+            scene.set(bookie, **changes)
+
+    scene.bookies.on_collect = begin
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"add_latency_ms": 101.0}, StopReason.SLOW_ADDS),
+        ({"read_only": True}, StopReason.BOOKIE_READ_ONLY),
+    ],
+)
+def test_trouble_stops_the_run_and_what_collects_is_left_at_it(changes, reason):
+    scene = Scene()
+    spoil(scene, "b", **changes)
+    found = scene.run()
+    assert outcomes(found) == {
+        "a": CollectionOutcome.COLLECTED,
+        "b": CollectionOutcome.LEFT_AT_IT,
+        "c": CollectionOutcome.NOT_STARTED,
+    }
+    assert found["b"].stop is reason
+    assert ("b", "left-collecting", reason.value) in scene.rows
+
+
+def test_a_bookie_that_goes_away_stops_the_run():
+    scene = Scene()
+    sleep = scene.clock.sleep
+
+    def sleeps(seconds):
+        sleep(seconds)
+        scene.bookies.statuses.pop("c", None)
+
+    scene.clock.sleep = sleeps
+    found = scene.run()
+    assert found["a"].stop is StopReason.BOOKIE_AWAY
+    assert found["c"].outcome is CollectionOutcome.NOT_STARTED
+
+
+def test_one_that_shows_no_progress_stops_the_run_and_is_named():
+    scene = Scene(stalled_after=60.0)
+    scene.lasts = 1000
+    spoil(scene, "a", compactions=(IDLE, replace(IDLE, major=True)))
+    found = scene.run()
+    assert found["a"].stop is StopReason.STALLED
+    assert "ledger directory 1" in found["a"].text
+    assert scene.clock.now_ms() < 200_000 + FakeClock().now_ms()
+
+
+def test_progress_of_any_kind_lets_it_go_on():
+    scene = Scene(stalled_after=POLL * 3)
+    scene.lasts = 50
+    tick = scene.tick
+
+    def ticks():
+        for bookie in scene.left:
+            scene.set(bookie, entry_log_files=scene.bookies.statuses[bookie].entry_log_files - 1)
+        tick()
+
+    scene.tick = ticks
+    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+
+
+def test_one_that_was_restarted_is_named_and_the_others_go_on():
+    scene = Scene()
+    for bookie in "abc":
+        scene.set(bookie, compactions=(replace(IDLE, majors=7),))
+    spoil(scene, "a", compactions=(IDLE,), collecting=False)
+    scene.left.clear()
+    found = scene.run()
+    assert found["a"].outcome is CollectionOutcome.RESTARTED
+    assert found["c"].outcome is CollectionOutcome.COLLECTED
+
+
+@pytest.mark.parametrize("error", [Unavailable("a is away"), OutcomeUnknown("a was lost")])
+def test_one_that_cannot_be_told_is_named_and_the_others_go_on(error):
+    scene = Scene()
+
+    def begin(bookie, major):
+        if bookie == "a":
+            raise error
+        Scene.begin(scene, bookie, major)
+
+    scene.bookies.on_collect = begin
+    assert outcomes(scene.run()) == {
+        "a": CollectionOutcome.NOT_ANSWERING,
+        "b": CollectionOutcome.COLLECTED,
+        "c": CollectionOutcome.COLLECTED,
+    }
+
+
+def test_a_pause_stops_before_the_next_bookie():
+    scene = Scene()
+    spoil(scene, "a")
+    begin = scene.bookies.on_collect
+
+    def pausing(bookie, major):
+        begin(bookie, major)
+        control.pause(scene.store, "enough")
+
+    scene.bookies.on_collect = pausing
+    assert outcomes(scene.run()) == {
+        "a": CollectionOutcome.COLLECTED,
+        "b": CollectionOutcome.NOT_STARTED,
+        "c": CollectionOutcome.NOT_STARTED,
+    }
+
+
+def test_no_bookie_is_told_while_a_run_deletes_or_restores():
+    scene = Scene()
+    lease = control.take_lease(scene.store, "undo", scene.clock, 0)
+    looks = 0
+    sleep = scene.clock.sleep
+
+    def sleeps(seconds):
+        nonlocal looks
+        looks += 1
+        assert scene.bookies.collections == [] or looks > 3
+        if looks == 3:
+            control.release_lease(scene.store, lease)
+        sleep(seconds)
+
+    scene.clock.sleep = sleeps
+    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
