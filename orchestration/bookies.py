@@ -58,7 +58,7 @@ def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -
         }
         for row in plan
     ]
-    columns = dict.fromkeys(("bookie", "rack", "plan", "verdict", "could free"), "string")
+    columns: dict[str, str] = dict.fromkeys(rows[0] if rows else (), "string")
     found = [(one.bookie, text) for one in disks for text in remedies(one)]
     return {
         "could free, at most": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),

@@ -106,7 +106,9 @@ def collect_bookies(cluster: Cluster, run_id: str, say: Callable[[str], None]) -
                 f"a run deletes or restores ledgers now ({control.holder_of(control.LEASE)}): what a collection takes "
                 "cannot be undone, so wait until that run ends"
             )
-        with control.held_lease(settings, ports.store, f"collection run {run_id}", control.COLLECTION_LEASE):
+        with control.held_lease(
+            settings, ports.store, ports.clock, f"collection run {run_id}", control.COLLECTION_LEASE
+        ):
             plan, disks = plan_now(cluster)
             run = CollectionRun(
                 run_id, settings.cluster, settings.collection, plan, {one.bookie: one.placed.bytes for one in disks},
