@@ -119,11 +119,11 @@ def revert_beside_a_deletion_run() -> Iterator[None]:
     real = control.held_lease
 
     @contextmanager
-    def held(settings: Any, store: Any, what: str, *path: str) -> Iterator[Any]:
+    def held(settings: Any, store: Any, clock: Any, what: str, *path: str) -> Iterator[Any]:
         if what.startswith("reverting offloads"):
             yield None
             return
-        with real(settings, store, what, *path) as lease:
+        with real(settings, store, clock, what, *path) as lease:
             yield lease
 
     with patch.object(control, "held_lease", held):
