@@ -365,8 +365,12 @@ def _tag_column(tag: str, tags: list[dict[str, bytes]], errors: list[str | None]
 def _ensembles(messages: list[pb.LedgerMetadataFormat]) -> list[str | None]:
     column: list[str | None] = []
     for message in messages:
-        texts = [_segment_text(one.SerializePartialToString(), message.ensembleSize) for one in message.segment]
-        column.append("|".join(texts) if texts and all(texts) else None)
+        segments, size = message.segment, message.ensembleSize
+        if len(segments) == 1:  # of nearly every ledger
+            column.append(_segment_text(segments[0].SerializePartialToString(), size) or None)
+        else:
+            texts = [_segment_text(one.SerializePartialToString(), size) for one in segments]
+            column.append("|".join(texts) if texts and all(texts) else None)
     return column
 
 

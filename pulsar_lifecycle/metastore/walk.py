@@ -257,6 +257,8 @@ class Rows:
         if name in columns:
             return columns[name]
         if name in ("problem", "error"):
+            if not self.troubles:
+                return pa.nulls(len(self.nodes), pa.string())
             values: list[str | None] = [None] * len(self.nodes)
             for index, trouble in self.troubles.items():
                 values[index] = trouble.problem.value if name == "problem" else trouble.error
