@@ -73,6 +73,7 @@ ENUMS = (
     ("Findings of a scan", "pulsar_lifecycle.records.findings.Finding"),
     ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
     ("What retention says of a ledger", "pulsar_lifecycle.lifecycle.verdicts.Verdict"),
+    ("Why a ledger is on the bookies' disks", "pulsar_lifecycle.lifecycle.reasons.Reason"),
     ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
     ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),
     ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),

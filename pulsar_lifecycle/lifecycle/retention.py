@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pulsar_lifecycle.lifecycle.verdicts import RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_VERDICTS, Verdict
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
 
@@ -62,20 +62,26 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
         (by_time, Verdict.EXPIRED_BY_TIME),
         (np.ones(len(free), bool), Verdict.EXPIRED_BY_SIZE),
     )
-    stays = _first(
-        *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in Protection),
-        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
+    alone = _first(
         (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
-        (rows.last, Verdict.LAST_LEDGER),
         (~(rows.empty | rows.full), Verdict.UNKNOWN_LEDGER),
-        (rows.empty, Verdict.NOT_PREFIX),
+        (rows.empty, Verdict.EMPTY),
         (~free, Verdict.CURSOR),
-        (due, Verdict.NOT_PREFIX),
+        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
+        *((due & (by == _NUMBER[code]), code) for code in sorted(GONE)),
         ((minutes >= 0) & ~rows.dated, Verdict.UNKNOWN_LEDGER),
         (minutes >= 0, Verdict.WITHIN_TIME),
         (mb >= 0, Verdict.WITHIN_SIZE),
         (np.ones(len(free), bool), Verdict.FOREVER),
     )
+    stays = _first(
+        *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in Protection),
+        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
+        (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
+        (rows.last, Verdict.LAST_LEDGER),
+        (due | rows.empty, Verdict.NOT_PREFIX),
+    )
+    stays = np.where(stays >= 0, stays, alone)
     ends = rows.dated & policy[rows.topic] & (minutes >= 0)
     codes = pa.array([str(code) for code in _CODES])
     columns = [
@@ -86,6 +92,7 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
         pa.DictionaryArray.from_arrays(pa.array(by, mask=~(goes | due)), codes),
         pa.array(rows.closed_at + limit, mask=~ends),
         pa.array(loaded),
+        pa.DictionaryArray.from_arrays(pa.array(alone), codes),
     ]
     return pa.Table.from_arrays(columns, schema=RETENTION_VERDICTS)
 
@@ -208,8 +215,8 @@ def _kept(topics: pa.Table) -> Any:
 
 
 def _first(*choices: tuple[Any, Verdict | Protection]) -> Any:
-    """Of each row the number of the first code that holds."""
-    return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices])
+    """Of each row the number of the first code that holds, -1 where none does."""
+    return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices], np.int8(-1))
 
 
 def whole(column: Any) -> Any:

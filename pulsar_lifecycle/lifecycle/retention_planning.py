@@ -3,43 +3,33 @@
 # pyarrow has no types.
 """Which ledgers of unloaded topics are past their retention: the policies in force by now, over the newest scan.
 
-Belongs here: gathering what the rule needs, spreading it, storing table and plan. Not here: the rule
-(``lifecycle/retention.py``), where its numbers come from (``lifecycle/retention_inputs.py``), taking ledgers off their
-topics (``trimming/retention_run.py``). Writes nothing to the cluster.
+Belongs here: the order of steps, storing table and plan. Not here: the rule (``lifecycle/retention.py``), what it reads
+of a scan (``lifecycle/retention_tables.py``), taking ledgers off their topics (``trimming/retention_run.py``). Writes
+nothing to the cluster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.io.connect import Connect
 from pulsar_lifecycle.lifecycle.retention import judge, whole
-from pulsar_lifecycle.lifecycle.retention_inputs import (
-    POSITIONS,
-    asked_of_bookkeeper,
-    persisted_positions,
-    policy_columns,
-    retention_topics,
-)
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
+from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
 from pulsar_lifecycle.lifecycle.verdicts import GONE
-from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 from pulsar_lifecycle.records.plans import retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
-from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
@@ -49,13 +39,6 @@ TABLE = "expired_ledgers"
 KIND = "retention"
 """How the id of a plan begins."""
 POSITIONS_TABLE = "cursor_positions"
-
-_OF_TOPIC = ("managed_ledger", "topic", "namespace", "ledgers", "terminated", "shadow_source", "path", "problem")
-_OF_CURSOR = (
-    *("managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id"),
-    *("path", "problem"),
-)
-_OF_LEDGER = ("ledger_id", "state", "entries", "length", "mtime", "problem")
 
 
 def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
@@ -67,24 +50,21 @@ def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa
     now, lake = cluster.clock.now_ms(), cluster.lake
     gaps = evidence.gaps_of(cluster, epoch)
     parts = cluster.parts(epoch.epoch_id, "managed_ledgers")
-    named = lake.batches(parts, ["namespace"], pc.field("problem").is_null())
-    namespaces = {name for batch in named for name in batch.column("namespace").unique().to_pylist()}
-    in_force = retention_now(cluster, namespaces)
+    in_force = retention_now(cluster, namespaces_of(lake, parts))
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in in_force.problems]
     topics = cluster.parts(epoch.epoch_id, "topics")
-    reading = _Positions(share_of(cluster.tasks, cluster.settings), lake, topics, cluster.connect)
+    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, topics)
     cursors = cluster.parts(epoch.epoch_id, "managed_cursors")
     cluster.store(epoch.epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
-    judging = _Judging(
+    tables = RetentionTables(
         lake,
         in_force.policies,
         owners_rules(cluster, epoch, now),
         topics,
         cluster.parts(epoch.epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch.epoch_id, "bookkeeper_ledgers"),
-        now,
     )
-    cluster.store(epoch.epoch_id, TABLE, EXPIRED_LEDGERS, judging.rows, parts)
+    cluster.store(epoch.epoch_id, TABLE, EXPIRED_LEDGERS, _Judging(tables, now).rows, parts)
     going = lake.batches(cluster.parts(epoch.epoch_id, TABLE), EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
     size = int(pc.sum(rows.column("bytes")).as_py() or 0)
@@ -114,64 +94,17 @@ def run_config(summary: PlanSummary) -> dict[str, Any]:
     return {"ops": {"trim_expired": {"config": config}}}
 
 
-def _unloaded(lake: Lake, topics: Sequence[str], column: str) -> pa.Array:
-    """Of every topic that the scan counted as unloaded."""
-    found = lake.batches(topics, [column], pc.field("load_state") == "unloaded")
-    return pa.concat_arrays([pa.array([], pa.string()), *(batch.column(column) for batch in found)])
-
-
-@dataclass(frozen=True)
-class _Positions:
-    """Where the cursors of unloaded topics stand, of those in one file; runs in a task.
-
-    Those of other topics are not asked for: nothing of these goes.
-    """
-
-    settings: Settings
-    lake: Lake
-    topics: Sequence[str]
-    connect: Connect
-
-    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
-        """Rows of :data:`POSITIONS`."""
-        unloaded = _unloaded(self.lake, self.topics, "managed_ledger")
-        schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
-        with self.connect(self.settings, read_only=True) as ports:
-            for batch in self.lake.batches([part], _OF_CURSOR):
-                owner = batch.column("managed_ledger")
-                wanted = pc.or_(owner.is_null(), pc.is_in(owner, unloaded))
-                cursors = pa.Table.from_batches([batch.filter(wanted)], schema)
-                root = self.settings.bookkeeper.ledgers_root
-                yield from persisted_positions(ports.store, ports.reader, cursors, root).to_batches()
-
-
 @dataclass(frozen=True)
 class _Judging:
     """The expired ledgers of the topics in one file; runs in a task."""
 
-    lake: Lake
-    policies: InForce[RetentionPolicy | None]
-    context: Context
-    topics: Sequence[str]
-    positions: Sequence[str]
-    ledgers: Sequence[str]
+    tables: RetentionTables
     now: int
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`EXPIRED_LEDGERS`."""
-        listed = self._table([part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
-        unloaded = _unloaded(self.lake, self.topics, "managed_ledger")
-        loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
-        own = pc.field("path").isin(whole(listed.column("path"))) | pc.field("ledger_id").is_null()
-        positions = self._table(self.positions, POSITIONS, POSITIONS.names, own | pc.field("entry_id").is_null())
-        asked = pc.field("ledger_id").isin(asked_of_bookkeeper(listed))
-        ledgers = self._table(self.ledgers, BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
-        inputs = retention_topics(listed, positions, ledgers, self.policies, self.context, loaded.to_pylist())
-        yield from expired(judge(inputs, self.now), listed, self.policies).to_batches()
-
-    def _table(self, parts: Sequence[str], schema: pa.Schema, names: Sequence[str], where: Any) -> pa.Table:
-        some = pa.schema([schema.field(name) for name in names])
-        return pa.Table.from_batches(list(self.lake.batches(parts, names, where)), some)
+        listed, inputs, _ = self.tables.of(part)
+        yield from expired(judge(inputs, self.now), listed, self.tables.policies).to_batches()
 
 
 def expired(verdicts: pa.Table, topics: pa.Table, policies: InForce[RetentionPolicy | None]) -> pa.Table:

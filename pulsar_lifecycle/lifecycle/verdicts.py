@@ -85,10 +85,12 @@ RETENTION_VERDICTS = pa.schema(
         pa.field("expired_by", pa.dictionary(pa.int8(), pa.string())),
         pa.field("expires_at", pa.int64()),
         pa.field("goes_when_loaded", pa.bool_()),
+        pa.field("alone", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
 """One row per ledger, in the order of ``RETENTION_TOPICS``. ``verdict``: a ``Verdict``, or the ``Protection`` of its
 topic. ``expired_by``: by which of ``GONE`` it is past its retention, whatever keeps it; null where it is not, or nobody
 knows. ``expires_at`` (ms): when its retention time ends or ended;
 null without one. ``goes_when_loaded``: a broker that loads the topic now and trims it takes the ledger away, protected
-or not; false also where that cannot be said."""
+or not; false also where that cannot be said. ``alone``: the ``Verdict`` of the ledger itself, as if nothing protected
+its topic and it were neither the last ledger nor behind one that stays."""

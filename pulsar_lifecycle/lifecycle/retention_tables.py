@@ -1,0 +1,112 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""What the retention rule reads of a stored scan, file by file, each in a task.
+
+Belongs here: which rows and columns. Not here: what becomes of them (``lifecycle/retention_inputs.py``), the rule
+(``lifecycle/retention.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.io.connect import Connect
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.lifecycle.retention_inputs import (
+    POSITIONS,
+    asked_of_bookkeeper,
+    persisted_positions,
+    retention_topics,
+)
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
+from pulsar_lifecycle.settings import Settings
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
+
+_OF_TOPIC = ("managed_ledger", "topic", "namespace", "ledgers", "terminated", "shadow_source", "path", "problem")
+_OF_CURSOR = (
+    *("managed_ledger", "cursors_ledger_id", "mark_delete_ledger_id", "mark_delete_entry_id"),
+    *("path", "problem"),
+)
+_OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
+
+
+def namespaces_of(lake: Lake, parts: Sequence[str]) -> set[str]:
+    """The namespaces of the topics in files of ``managed_ledgers``."""
+    named = lake.batches(parts, ["namespace"], pc.field("problem").is_null())
+    return {name for batch in named for name in batch.column("namespace").unique().to_pylist()}
+
+
+def _unloaded(lake: Lake, topics: Sequence[str]) -> pa.Array:
+    """Of every topic that the scan counted as unloaded."""
+    found = lake.batches(topics, ["managed_ledger"], pc.field("load_state") == "unloaded")
+    return pa.concat_arrays([pa.array([], pa.string()), *(batch.column("managed_ledger") for batch in found)])
+
+
+@dataclass(frozen=True)
+class CursorPositions:
+    """Where the cursors in one file of ``managed_cursors`` stand; runs in a task.
+
+    ``topics``: files of that table; only those of unloaded topics are asked for. None: all are.
+    """
+
+    settings: Settings
+    lake: Lake
+    connect: Connect
+    topics: Sequence[str] | None = None
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`POSITIONS`."""
+        unloaded = None if self.topics is None else _unloaded(self.lake, self.topics)
+        schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
+        with self.connect(self.settings, read_only=True) as ports:
+            for batch in self.lake.batches([part], _OF_CURSOR):
+                if unloaded is not None:
+                    owner = batch.column("managed_ledger")
+                    batch = batch.filter(pc.or_(owner.is_null(), pc.is_in(owner, unloaded)))
+                cursors = pa.Table.from_batches([batch], schema)
+                root = self.settings.bookkeeper.ledgers_root
+                yield from persisted_positions(ports.store, ports.reader, cursors, root).to_batches()
+
+
+@dataclass(frozen=True)
+class RetentionTables:
+    """What the rule needs of the topics in one file of ``managed_ledgers``; read in a task.
+
+    ``topics``, ``positions`` and ``ledgers`` are files of these tables.
+    """
+
+    lake: Lake
+    policies: InForce[RetentionPolicy | None]
+    context: Context
+    topics: Sequence[str]
+    positions: Sequence[str]
+    ledgers: Sequence[str]
+
+    def of(self, part: str) -> tuple[pa.Table, pa.Table, pa.Table]:
+        """Rows of ``tables.MANAGED_LEDGERS``, of ``RETENTION_TOPICS`` in the same order, and what BookKeeper was asked.
+
+        The latter are rows of ``tables.BOOKKEEPER_LEDGERS``: of each topic the last ledger, and those of which its
+        z-node does not say all.
+        """
+        listed = self._table([part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
+        unloaded = _unloaded(self.lake, self.topics)
+        loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
+        own = pc.field("path").isin(whole(listed.column("path"))) | pc.field("ledger_id").is_null()
+        positions = self._table(self.positions, POSITIONS, POSITIONS.names, own | pc.field("entry_id").is_null())
+        asked = pc.field("ledger_id").isin(asked_of_bookkeeper(listed))
+        ledgers = self._table(self.ledgers, BOOKKEEPER_LEDGERS, _OF_LEDGER, asked)
+        inputs = retention_topics(listed, positions, ledgers, self.policies, self.context, loaded.to_pylist())
+        return listed, inputs, ledgers
+
+    def _table(self, parts: Sequence[str], schema: pa.Schema, names: Sequence[str], where: Any) -> pa.Table:
+        some = pa.schema([schema.field(name) for name in names])
+        return pa.Table.from_batches(list(self.lake.batches(parts, names, where)), some)

@@ -1,0 +1,184 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Say of every ledger of a scan why it is on the disks, and store the sums: tables of an epoch.
+
+Belongs here: the order of steps, ``ledger_reasons`` and ``storage_report``, reading them again. Not here: the rules
+(``lifecycle/reasons.py``, ``lifecycle/storage.py``). Loads no topic, and writes nothing to the cluster. Where brokers
+or bookies do not answer, policies or cursors are not known, and what hangs on them is ``unjudged``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.errors import LifecycleError, NotFound
+from pulsar_lifecycle.lifecycle.reasons import (
+    LEDGER_REASONS,
+    OF_FINDING,
+    OF_KIND,
+    of_findings,
+    of_references,
+    of_topics,
+)
+from pulsar_lifecycle.lifecycle.retention import judge
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
+from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
+from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
+from pulsar_lifecycle.ports import Lake
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
+from pulsar_lifecycle.records.topic_load import LoadReason
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.retention_now import RetentionNow, retention_now
+from pulsar_lifecycle.topics.topic_run import owners_rules
+
+TABLE = "storage_report"
+REASONS_TABLE = "ledger_reasons"
+POSITIONS_TABLE = "all_cursor_positions"
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What BookKeeper's list of a scan adds up to, or a report of it."""
+
+    ledgers: int = 0
+    bytes: int = 0
+    physical_bytes: int = 0
+
+
+def build_storage_report(cluster: Cluster, epoch: Epoch) -> tuple[pa.Table, tuple[str, ...]]:
+    """Report on a closed epoch by the retention in force now; store ``storage_report`` over an earlier one of it.
+
+    Returns its rows (:data:`STORAGE_REPORT`), and why policies are not known where they are not.
+    """
+    lake, epoch_id = cluster.lake, epoch.epoch_id
+    topics = cluster.parts(epoch_id, "managed_ledgers")
+    own = namespaces_of(lake, topics)
+    in_force = _policies(cluster, own)
+    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect)
+    cluster.store(epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cluster.parts(epoch_id, "managed_cursors"))
+    now = cluster.clock.now_ms()
+    loads = cluster.parts(epoch_id, "topics")
+    ledgers = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    context = owners_rules(cluster, epoch, now)
+    positions = cluster.parts(epoch_id, POSITIONS_TABLE)
+    tables = RetentionTables(lake, in_force.policies, context, loads, positions, ledgers)
+    judging = _Reasons(tables, context.shared_namespaces - own, epoch.covered, now)
+    pieces = [
+        _Piece(table, part)
+        for table in ("managed_ledgers", "references", "findings")
+        for part in cluster.parts(epoch_id, table)
+    ]
+    cluster.store(epoch_id, REASONS_TABLE, LEDGER_REASONS, judging.rows, pieces)
+    reasons = lake.batches(cluster.parts(epoch_id, REASONS_TABLE), LEDGER_REASONS.names)
+    rows = shortened(summed(_listed(lake, ledgers), reasons))
+    cluster.store(epoch_id, TABLE, STORAGE_REPORT, lambda _: rows.to_batches(), [None])
+    return rows, in_force.problems
+
+
+def scanned(cluster: Cluster, epoch_id: str) -> Totals:
+    """What the scan itself counted: the sums that a report must have. Counted apart from it, row by row."""
+    count = size = physical = 0
+    parts = cluster.parts(epoch_id, "bookkeeper_ledgers")
+    there = pc.field("problem").is_null() | (pc.field("problem") != Problem.GONE)
+    for batch in cluster.lake.batches(parts, ["length", "write_quorum"], there):
+        length = pc.fill_null(batch.column("length"), 0)
+        replicas = pc.max_element_wise(pc.fill_null(batch.column("write_quorum"), 1), 1)
+        count += batch.num_rows
+        size += pc.sum(length).as_py()
+        physical += pc.sum(pc.multiply(length, replicas.cast(pa.int64()))).as_py()
+    return Totals(count, size, physical)
+
+
+def totals(rows: pa.Table) -> Totals:
+    """The sums of a report."""
+    found = (pc.sum(rows.column(name)).as_py() or 0 for name in ("ledgers", "bytes", "physical_bytes"))
+    return Totals(*found)
+
+
+def stored_report(lake: Lake, epoch_id: str) -> pa.Table:
+    """A stored report. Raises NotFound where none was made of this scan."""
+    return pa.Table.from_batches(lake.batches(lake.parts(epoch_id, TABLE), STORAGE_REPORT.names), STORAGE_REPORT)
+
+
+def reported(lake: Lake, cluster: str) -> list[Epoch]:
+    """The scans of a cluster that were reported on, oldest first."""
+    return [epoch for epoch in lake.epochs(cluster=cluster) if _has_report(lake, epoch.epoch_id)]
+
+
+def by_reason(rows: pa.Table) -> Mapping[str, Mapping[str, int]]:
+    """The sums of a report by reason, the most bytes on disk first."""
+    names = ("ledgers", "ledgers_unsized", "bytes", "physical_bytes")
+    grouped = rows.group_by("reason").aggregate([(name, "sum") for name in names])
+    ordered = grouped.sort_by([("physical_bytes_sum", "descending"), ("ledgers_sum", "descending")])
+    return {row["reason"]: {name: row[f"{name}_sum"] for name in names} for row in ordered.to_pylist()}
+
+
+def _has_report(lake: Lake, epoch_id: str) -> bool:
+    try:
+        return bool(lake.parts(epoch_id, TABLE))
+    except NotFound:
+        return False
+
+
+def _policies(cluster: Cluster, namespaces: set[str]) -> RetentionNow:
+    try:
+        return retention_now(cluster, namespaces)
+    except LifecycleError as error:  # a disk that is full takes brokers along: what can be said is said
+        return RetentionNow(InForce({}), (str(error),))
+
+
+def _listed(lake: Lake, parts: Sequence[str]) -> pa.Table:
+    schema = pa.schema([BOOKKEEPER_LEDGERS.field(name) for name in STORAGE_COLUMNS])
+    return pa.Table.from_batches(lake.batches(parts, STORAGE_COLUMNS), schema)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One file of a table."""
+
+    table: str
+    part: str
+
+
+@dataclass(frozen=True)
+class _Reasons:
+    """The reasons that one file says; runs in a task. ``foreign``: namespaces that only another cluster has."""
+
+    tables: RetentionTables
+    foreign: frozenset[str]
+    covered: bool
+    now: int
+
+    def rows(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`LEDGER_REASONS`."""
+        if piece.table == "managed_ledgers":
+            listed, inputs, ledgers = self.tables.of(piece.part)
+            yield from of_topics(judge(inputs, self.now), listed, inputs, ledgers, self._idle(), self.now).to_batches()
+        elif piece.table == "references":
+            kinds = sorted(OF_KIND) if not self.foreign else ["R1", *sorted(OF_KIND)]
+            named = pc.field("ledger_id").is_valid() & pc.field("kind").isin(kinds)
+            for some in self._batches(piece.part, REFERENCES, ("ledger_id", "kind", "owner"), named):
+                yield from of_references(some, self.foreign).to_batches()
+        else:
+            known = pc.field("finding").isin([str(one) for one in OF_FINDING])
+            for some in self._batches(piece.part, FINDINGS, ("ledger_id", "finding", "namespace", "topic"), known):
+                yield from of_findings(some, covered=self.covered).to_batches()
+
+    def _idle(self) -> pa.Array:
+        """Managed ledgers that no broker lists and whose last ledger is not closed."""
+        where = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
+        found = self.tables.lake.batches(self.tables.topics, ["managed_ledger"], where)
+        return pa.concat_arrays([pa.array([], pa.string()), *(batch.column("managed_ledger") for batch in found)])
+
+    def _batches(self, part: str, schema: pa.Schema, names: Sequence[str], where: pc.Expression) -> Iterator[pa.Table]:
+        some = pa.schema([schema.field(name) for name in names])
+        for batch in self.tables.lake.batches([part], names, where):
+            yield pa.Table.from_batches([batch], some)
