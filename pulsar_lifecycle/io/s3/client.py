@@ -11,6 +11,8 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from threading import Lock
 from typing import Any
 
 from boto3.session import Session
@@ -34,6 +36,7 @@ from pulsar_lifecycle.settings import ObjectStoreSettings
 BROKEN_OFF = (BotoCoreError, HTTPError, OSError)
 """What reading an answer's body raises when the connection breaks; urllib3's TLS errors come as they are."""
 
+_OPENING = Lock()
 _TRY_AGAIN = frozenset({"SlowDown", "RequestTimeout", "Throttling", "TooManyRequests", "InternalError"})
 
 
@@ -56,8 +59,9 @@ def open_client(settings: ObjectStoreSettings) -> Any:
         request_checksum_calculation="when_required",  # many services know no trailing checksums; Content-MD5 they do
         response_checksum_validation="when_required",
     )
-    with our_errors(f"object store {settings.endpoint or settings.region}"):
-        client: Any = Session().client(
+    with our_errors(f"object store {settings.endpoint or settings.region}"), _OPENING:
+        session = _session() if access and secret else Session()  # one without keys remembers those it found
+        client: Any = session.client(
             "s3",
             endpoint_url=settings.endpoint or None,
             region_name=settings.region,
@@ -68,6 +72,12 @@ def open_client(settings: ObjectStoreSettings) -> Any:
         )
     client.meta.events.register("before-call.s3.DeleteObjects", _add_content_md5)
     return client
+
+
+@cache
+def _session() -> Session:
+    """One for the process, as each reads the description of S3 anew. One thread at a time may make a client of it."""
+    return Session()
 
 
 def no_bucket(bucket: str) -> NotFound:
