@@ -140,7 +140,10 @@ class Cluster:
             return self._start(state, list(state.servers))
 
     def stop(self, *, purge: bool = False) -> list[str]:
-        """End by process id what this sandbox runs, wait for it, return the names; ``purge`` removes the data."""
+        """End by process id what this sandbox runs, wait for it, return the names.
+
+        ``purge`` removes the data, so no server gets the time to write any.
+        """
         if not self.state_file.exists():
             return []
         with locked(self.data / "lock"):
@@ -148,7 +151,7 @@ class Cluster:
             ended: list[str] = []
             for kind in reversed(servers.KINDS):
                 for server in reversed(state.of_kind(kind) if state else []):
-                    if self._end(server):
+                    if self._end(server, at_once=purge):
                         ended.append(server.name)
             if purge:
                 shutil.rmtree(self.data)
@@ -357,8 +360,9 @@ class Cluster:
         keys = json.loads((self.data / "s3-credentials.json").read_text())
         return {"AWS_ACCESS_KEY_ID": keys["access_key"], "AWS_SECRET_ACCESS_KEY": keys["secret_key"]}
 
-    def _end(self, server: Server) -> bool:
-        if server.pid is None or not processes.end(server.pid, server.started, timeout=_STOP_TIMEOUT):
+    def _end(self, server: Server, *, at_once: bool = False) -> bool:
+        timeout = 0.0 if at_once else _STOP_TIMEOUT
+        if server.pid is None or not processes.end(server.pid, server.started, timeout=timeout):
             return False
         self._progress(f"stopped {server.name}")
         return True

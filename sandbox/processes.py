@@ -16,6 +16,8 @@ from itertools import islice
 from pathlib import Path
 
 LOOPBACK = "127.0.0.1"
+_KILLED = 20.0
+"""Seconds until a killed process is gone for certain."""
 _PORTS = range(20_000, 32_000)  # below the ranges from which systems take ports for outgoing connections
 
 
@@ -90,14 +92,15 @@ def resident_bytes(pid: int) -> int:
 def end(pid: int, started: str | None, *, timeout: float) -> bool:
     """Ask the process to end, wait ``timeout`` seconds, then kill it; returns whether it was running.
 
-    A process with another start time is not ours and is left alone.
+    A ``timeout`` of 0 kills it at once. A process with another start time is not ours and is left alone.
     """
     if started is None or start_time(pid) != started:
         return False
-    send_signal(pid, started, signal.SIGTERM)
-    if not wait_gone(pid, started, timeout):
+    if timeout:
+        send_signal(pid, started, signal.SIGTERM)
+    if not timeout or not wait_gone(pid, started, timeout):
         send_signal(pid, started, signal.SIGKILL)
-        wait_gone(pid, started, timeout)
+        wait_gone(pid, started, _KILLED)
     return True
 
 
