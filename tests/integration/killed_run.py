@@ -8,15 +8,18 @@ die are they Spark's. Where it was struck is written down by the process itself 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from pyspark import cloudpickle
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.io.lake.journal import FileJournal
@@ -34,7 +37,6 @@ from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox.clients import wait_for
 from tests.kit.local_cluster import AT_ONCE, local_cluster
 
-ROOT = Path(__file__).parents[2]
 PORTS: dict[str, type] = {
     "store": KazooStore,
     "journal": FileJournal,
@@ -45,6 +47,9 @@ RUN, EXECUTOR, NOBODY = "run", "executor", "nobody"
 """Victims: the whole run, the executor that does the step, or nothing: the step waits while a test kills a server."""
 EXECUTORS = "local-cluster[2,1,1024]"
 """The Spark master that a settings file needs whose run is to lose an executor."""
+FORKS = multiprocessing.get_context("forkserver")
+"""A process that has imported all that a run needs, and is forked for each: importing takes longer than most runs."""
+FORKS.set_forkserver_preload([__name__])
 PAUSE = 5.0
 """Seconds that the step of a run without a victim waits."""
 
@@ -78,26 +83,27 @@ class Struck:
 class Running:
     """A run that was begun; ``steps`` by the file that says that it was struck there."""
 
-    process: subprocess.Popen[str]
+    process: BaseProcess
     steps: Mapping[Path, Step]
     victim: str
+    log: Path
 
     def reached(self) -> bool:
         """Whether all its steps were reached."""
         return all(file.exists() for file in self.steps)
 
     def wait_until_reached(self) -> None:
-        ended = self.process.poll
-        wait_for(f"the run to come to {self._names}", lambda: self.reached() or ended() is not None, 300)
+        alive = self.process.is_alive
+        wait_for(f"the run to come to {self._names}", lambda: self.reached() or not alive(), 300)
 
     def end(self) -> list[Struck]:
         """Wait for the end; nothing if it ended well and did not come to each step. A victim must have been killed.
 
         A run that loses executors must end well; one beside which a server dies may end as it likes.
         """
-        said, errors = self.process.communicate(timeout=900)
-        code = self.process.returncode
-        log = f"it ended with {code}: {said[-1000:]}{errors[-3000:]}"
+        self.process.join(900)
+        code = self.process.exitcode
+        log = f"it ended with {code}: {self.log.read_text(errors='replace')[-4000:]}"
         if not self.reached():
             assert code == 0, log
             return []
@@ -129,18 +135,13 @@ def strike(
     """
     folder = settings.parent / f"struck-{time.time_ns()}"
     folder.mkdir()
+    (folder / "log").touch()
     files = {folder / f"step-{number}.json": step for number, step in enumerate(steps)}
-    faults = [{"step": asdict(step), "victim": victim, "file": str(file)} for file, step in files.items()]
-    given = [task, json.dumps(dict(arguments)), json.dumps(faults), str(tasks)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.killed_run", str(settings), *given],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    return Running(process, files, victim)
+    faults = [Fault(step, victim, str(file)) for file, step in files.items()]
+    given = (str(settings), task, dict(arguments), faults, tasks, folder / "log")
+    process = FORKS.Process(target=begin, args=given)
+    process.start()
+    return Running(process, files, victim, folder / "log")
 
 
 # ------------------------------------------------------------------------------------------------------ in its process
@@ -153,8 +154,6 @@ class Fault:
     step: Step
     victim: str
     file: str
-    run: int
-    """The run's process group."""
 
     def arm(self) -> None:
         """Put the fault into this process."""
@@ -190,7 +189,7 @@ class Fault:
             time.sleep(PAUSE)
             return
         if self.victim == RUN:
-            os.killpg(self.run, signal.SIGKILL)
+            os.killpg(0, signal.SIGKILL)
         else:
             daemon = os.getppid()
             os.kill(_parent(daemon), signal.SIGKILL)
@@ -236,6 +235,17 @@ def _parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def begin(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault], tasks: int, log: Path) -> None:
+    """What the new process does: one run in a session of its own, which says in ``log`` what it has to say."""
+    os.setsid()
+    with log.open("w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors have the library alone
+    main(file, task, arguments, faults, tasks)
+    sys.stdout.flush()
+
+
 def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault], tasks: int) -> None:
     """Run one task."""
     where = cluster_of(file, faults, tasks)
@@ -258,14 +268,3 @@ def main(file: str, task: str, arguments: dict[str, Any], faults: Sequence[Fault
         print(apply_retention(where, arguments["run_id"], order, dry_run=False))
     else:
         raise SystemExit(f"unknown task {task}")
-
-
-if __name__ == "__main__":
-    path, what, options, armed, count = sys.argv[1:]
-    main(
-        path,
-        what,
-        json.loads(options),
-        [Fault(Step(**one["step"]), one["victim"], one["file"], os.getpgid(0)) for one in json.loads(armed)],
-        int(count),
-    )

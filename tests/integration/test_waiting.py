@@ -139,7 +139,8 @@ def test_a_run_killed_between_copy_and_acknowledgement_loses_nothing(
     narrow: Cluster, pipelines: Callable[..., Pipeline]
 ) -> None:
     topic = f"persistent://{new_namespace(narrow, 'killed')}/leaked"
-    pipeline = pipelines({"deletion": {"waiting_delay": "1s"}})
+    session = {"session_timeout": "5s"}  # the next run waits for a killed one's to end
+    pipeline = pipelines({"zookeeper": session, "deletion": {"waiting_delay": "1s"}})
     messages = [offloaded(topic, (1 << 41) + n) for n in range(6)]
     pipeline.scan()
     driving.send(narrow, messages)
