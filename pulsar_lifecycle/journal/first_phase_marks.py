@@ -48,8 +48,11 @@ def _czxid(detail: str) -> int | None:
 def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
     """Ledgers that our first phase took off their topics' lists at ``since`` (ms) or later, whatever became of them."""
     mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "mark")
-    marked, left = (rows_of_outcome(journal, outcome, since, mine, ["ledger_id", "at"]) for outcome in (MARKED, LEFT))
-    return set(open_marks(marked, left).column("ledger_id").to_pylist()) if marked.num_rows else set()
+    marked = rows_of_outcome(journal, MARKED, since, mine, ["ledger_id", "at"])
+    if not marked.num_rows:
+        return set()
+    left = rows_of_outcome(journal, LEFT, since, mine, ["ledger_id", "at"])
+    return set(open_marks(marked, left).column("ledger_id").to_pylist())
 
 
 def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Asked, int]]:

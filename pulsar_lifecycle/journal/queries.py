@@ -82,11 +82,11 @@ def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
     Those that an undo restored do not count.
     """
     mine = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES
-    deleted, restored = (
-        set(rows_of_outcome(journal, outcome, since, mine).column("ledger_id").to_pylist())
-        for outcome in (DELETED, "restored")
-    )
-    return len(deleted - restored)
+    deleted = set(rows_of_outcome(journal, DELETED, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
+    if not deleted:
+        return 0
+    restored = rows_of_outcome(journal, "restored", since, mine, ["ledger_id"])
+    return len(deleted.difference(restored.column("ledger_id").to_pylist()))
 
 
 def deleted_by_topic(journal: JournalReader, cluster: str, run_id: str = "") -> pa.Table:
