@@ -7,8 +7,8 @@ control plane (``operator.py``), faults (``faults.py``), and what must hold (``l
 
 from __future__ import annotations
 
-import copy
 import json
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -201,7 +201,7 @@ class World(SimulatedCluster):
         self.roots: dict[str, SimulatedCluster] = {}
         self.declared: set[int] = set()
         """Ids that a topic of a declared cluster names, whatever our own store was restored to."""
-        self.backup: tuple[dict, Model, dict, int, int] | None = None
+        self.backup: tuple[dict, bytes, dict, int, int] | None = None
         self.backup_at = self.restored = 0
         self.undone: list[tuple[int, int, Counters | None]] = []
         """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
@@ -813,7 +813,7 @@ class World(SimulatedCluster):
         self.backup_at = self.time.now_ms()
         self.backup = (
             self.zookeeper.backup(),
-            copy.deepcopy(self.model),
+            pickle.dumps(self.model),  # a tenth of the time of a deep copy
             {i: list(entries) for i, entries in self.reader.payloads.items()},
             self._last_id,
             self.zookeeper.zxid,
@@ -825,7 +825,7 @@ class World(SimulatedCluster):
         nodes, model, payloads, last, zxid = self.backup
         self.corrupted.clear()
         self.zookeeper.restore(nodes, zxid)
-        self.model = copy.deepcopy(model)
+        self.model = pickle.loads(model)
         self.reader.payloads = {i: list(entries) for i, entries in payloads.items()}
         self._last_id = last
         self.restored += 1
