@@ -65,11 +65,12 @@ def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
     first = {FAILED: 0, LEFT: 1, REFUSED: 2}
     rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
     told = {*first, LEFT_TO_BROKER, NOTHING}
-    totals = Counter((one.topic, one.outcome, one.reason if one.outcome in told else "") for one in marked)
+    totals = Counter((one.topic, one.outcome, one.why.code.value if one.outcome in told else "") for one in marked)
+    reasons = {(one.topic, one.outcome, one.why.code.value): one.reason for one in reversed(marked)}
     stays: dict[tuple[str, str], list[int]] = {}
     for one in ledgers:
-        if one.code:
-            stays.setdefault((one.outcome, one.code), []).append(one.bytes)
+        if one.outcome in told:
+            stays.setdefault((one.outcome, one.why.code), []).append(one.bytes)
     return {
         "dry run": dry_run,
         "ledgers": len(ledgers),
@@ -90,8 +91,8 @@ def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
         ),
         "topics": dg.MetadataValue.md(
             show.markdown(
-                ["topic", "outcome", "why", "rows"],
-                [(*what, count) for what, count in sorted(totals.items())[: show.SAMPLE]],
+                ["topic", "outcome", "code", "rows", "the first"],
+                [(*what, count, reasons.get(what, "")) for what, count in sorted(totals.items())[: show.SAMPLE]],
             )
         ),
         "sample": show.table(

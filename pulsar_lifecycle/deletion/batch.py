@@ -14,7 +14,6 @@ so many unacknowledged messages, and whatever stayed at the head would hide what
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -38,7 +37,7 @@ from pulsar_lifecycle.model import Topic, cursor_name
 from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
 from pulsar_lifecycle.records.outcomes import (
@@ -55,6 +54,7 @@ from pulsar_lifecycle.records.outcomes import (
     action_of,
 )
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
 
 COMPARED = [
@@ -187,7 +187,7 @@ def _delete_copies(
             raise stopped
         control.check_not_paused(ports.store)
         now = ports.clock.now_ms()
-        ports.journal.record([replace(_row(run, d, now), phase=ARCHIVE, outcome=DELETING) for d in copies])
+        ports.journal.record([_row(run, d, now, ARCHIVE, DELETING) for d in copies])
     except LifecycleError as error:
         for d in copies:
             d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
@@ -408,7 +408,7 @@ def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _row(run: Run, d: Decision, now: int) -> JournalRow:
+def _row(run: Run, d: Decision, now: int, phase: str = "delete", outcome: str = "") -> JournalRow:
     info = d.message.info
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     times = reconsume_times(d.message.properties) if d.reconsume_times is None else d.reconsume_times
@@ -428,20 +428,9 @@ def _row(run: Run, d: Decision, now: int) -> JournalRow:
         detail["offloaded"] = {"uuid": str(d.released.uuid), "bucket": d.released.bucket}
     if d.outcome == REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
-    return JournalRow(
-        run_id=run.run_id,
-        cluster=run.cluster,
-        plan_id=info.plan_id if info else "",
-        ledger_id=info.ledger_id if info else -1,
-        component=info.component.value if info else "",
-        topic=info.topic_name if info else "",
-        action=action_of(info.ledger_type) if info else DELETE_LEDGER,
-        phase="delete",
-        outcome=d.outcome,
-        reason=d.reason,
-        bytes=d.length,
-        checksum=d.checksum,
-        detail=json.dumps(detail, sort_keys=True),
-        at=now,
-        code=d.code.value if d.code else None,
-    )
+    about = Subject(-1, "", "", d.length, d.checksum, detail)
+    if info:
+        about = Subject(info.ledger_id, info.component.value, info.topic_name, d.length, d.checksum, detail)
+    action = action_of(info.ledger_type) if info else DELETE_LEDGER
+    writer = Writer(run.run_id, run.cluster, info.plan_id if info else "")
+    return writer.row(Step(action, phase), about, outcome or d.outcome, Why(d.code or Code.ABOUT_TO, d.reason), now)

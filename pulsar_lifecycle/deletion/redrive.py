@@ -8,7 +8,6 @@ A crash between the send and the acknowledgement repeats the message: the deleti
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -29,13 +28,14 @@ from pulsar_lifecycle.ports import (
     Received,
     Resent,
 )
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease, held_lease
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.runs.plan_checks import SWITCHED_OFF
 from pulsar_lifecycle.scan import history_check
 from pulsar_lifecycle.settings import Settings
@@ -228,30 +228,17 @@ def _may_go_on(store: MetadataStore, lease: Lease) -> None:
 def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -> JournalRow:
     info = letter.message.info
     assert info is not None
-    return JournalRow(
-        run_id=run_id,
-        cluster=cluster,
-        plan_id=info.plan_id,
-        ledger_id=info.ledger_id,
-        component=info.component.value,
-        topic=info.topic_name,
-        action=action_of(info.ledger_type),
-        phase="redrive",
-        outcome=SEND_FAILED if receipt.error else SENT,
-        reason=receipt.error or f"sent again; a dead letter before: {letter.reason}",
-        bytes=0,
-        checksum="",
-        detail=json.dumps(
-            {
-                "dead_letter": letter.message.message_id.hex(),
-                "message": receipt.message_id.hex(),
-                "reconsume_times": told_times(letter.message.properties),
-            },
-            sort_keys=True,
-        ),
-        at=now,
-        code=Code.NOT_SENT if receipt.error else Code.SENT_AGAIN,
-    )
+    detail = {
+        "dead_letter": letter.message.message_id.hex(),
+        "message": receipt.message_id.hex(),
+        "reconsume_times": told_times(letter.message.properties),
+    }
+    about = Subject(info.ledger_id, info.component.value, info.topic_name, detail=detail)
+    outcome, why = SENT, Why(Code.SENT_AGAIN, f"sent again; a dead letter before: {letter.reason}")
+    if receipt.error:
+        outcome, why = SEND_FAILED, Why(Code.NOT_SENT, receipt.error)
+    writer = Writer(run_id, cluster, info.plan_id)
+    return writer.row(Step(action_of(info.ledger_type), "redrive"), about, outcome, why, now)
 
 
 SAMPLE = 50

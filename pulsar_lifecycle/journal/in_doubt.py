@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import owner_names
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import (
     DELETE_LEDGER,
@@ -35,6 +35,7 @@ from pulsar_lifecycle.records.outcomes import (
     NOT_DELETED,
     WAITING,
 )
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 WITHIN_MS = 7 * 86_400_000
 """How far back a deletion run looks for what earlier ones left unsaid."""
@@ -191,23 +192,14 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
     rows: list[JournalRow] = []
     for one, tags in zip(nodes, bookkeeper_ledgers.ledger_rows(read, ledgers_root).to_pylist(), strict=True):
         component = component_of(tags["component"], tags["cursor"]).value if tags["component"] else ""
-        rows.append(
-            JournalRow(
-                run_id=one.run_id,
-                cluster=one.cluster,
-                plan_id="",
-                ledger_id=one.ledger_id,
-                component=component,
-                topic=owner_names.owner_in(tags)[1],
-                action=DELETE_LEDGER,
-                phase="delete",
-                outcome=DELETED,
-                reason="its run ended before it could say so",
-                bytes=tags["length"] or 0,
-                checksum=hashlib.sha256(one.data).hexdigest(),
-                detail=json.dumps({"settled_by": run_id}),
-                at=one.at,
-                code=Code.RUN_ENDED,
-            )
+        about = Subject(
+            one.ledger_id,
+            component,
+            owner_names.owner_in(tags)[1],
+            tags["length"] or 0,
+            hashlib.sha256(one.data).hexdigest(),
+            {"settled_by": run_id},
         )
+        why = Why(Code.RUN_ENDED, "its run ended before it could say so")
+        rows.append(Writer(one.run_id, one.cluster).row(Step(DELETE_LEDGER, "delete"), about, DELETED, why, one.at))
     return rows

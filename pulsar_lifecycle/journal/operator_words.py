@@ -5,33 +5,21 @@ Not here: which of them are news (``records/known_words.py``), the words themsel
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.known_words import KnownWord, meet
 from pulsar_lifecycle.records.outcomes import OPERATOR_WORD
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 
 def journal_row(run_id: str, cluster: str, word: KnownWord, now: int) -> JournalRow:
     """One word that is in force, or has ended; ``detail`` holds all of it, ``reason`` is for reading."""
-    return JournalRow(
-        run_id=run_id,
-        cluster=cluster,
-        plan_id="",
-        ledger_id=-1,
-        component=word.kind.value,
-        topic="",
-        action=OPERATOR_WORD,
-        phase=OPERATOR_WORD,
-        outcome=word.how,
-        reason=f"{word.subject}: {word.why or 'no reason given'}",
-        bytes=0,
-        checksum="",
-        detail=json.dumps(asdict(word)),
-        at=now,
-    )
+    why = Why(word.kind, f"{word.subject}: {word.why or 'no reason given'}")
+    about = Subject(-1, word.kind.value, "", detail=asdict(word))
+    return Writer(run_id, cluster).row(Step(OPERATOR_WORD, OPERATOR_WORD), about, word.how, why, now)
 
 
 def note_words(cluster: Cluster, run_id: str) -> None:

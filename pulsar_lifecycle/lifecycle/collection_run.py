@@ -7,7 +7,6 @@ finds it at it. Nothing is ever suspended.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -27,10 +26,12 @@ from pulsar_lifecycle.lifecycle.collection import (
     waves,
 )
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
-from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, JournalRow, MetadataStore, Node, Unread
+from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
+from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 
 COLLECT_BOOKIE = "collect-bookie"
@@ -271,23 +272,10 @@ class CollectionRun:
         numbers = {"free": [one.before.free, one.said.free]} if one else {}
         if one:
             numbers["entry_logs"] = [one.before.entry_log_files, one.said.entry_log_files]
-        row = JournalRow(
-            run_id=self.run_id,
-            cluster=self.cluster,
-            plan_id="",
-            ledger_id=-1,
-            component="Bookie",
-            topic="",
-            action=COLLECT_BOOKIE,
-            phase=COLLECT_BOOKIE,
-            outcome=outcome.value,
-            reason=f"{bookie}: {text}",
-            bytes=max(0, one.said.free - one.before.free) if one else 0,
-            checksum="",
-            detail=json.dumps({"bookie": bookie, **numbers}, sort_keys=True),
-            at=self.clock.now_ms(),
-            code=stop.value if stop else None,
-        )
+        freed = max(0, one.said.free - one.before.free) if one else 0
+        about = Subject(-1, "Bookie", "", freed, detail={"bookie": bookie, **numbers})
+        why, step = Why(stop or outcome, f"{bookie}: {text}"), Step(COLLECT_BOOKIE, COLLECT_BOOKIE)
+        row = Writer(self.run_id, self.cluster).row(step, about, outcome.value, why, self.clock.now_ms())
         self.journal.record([row])
 
 

@@ -1,13 +1,14 @@
 """Why a message, a ledger or an offload became what its journal row says: column ``code``.
 
-Belongs here: the codes. Not here: what became of it (``outcomes.py``), nor
+Belongs here: the codes, and a code with its sentence (:class:`Why`). Not here: what became of it (``outcomes.py``), nor
 the sentences: each is made where its code is chosen, and stands in column ``reason``. Some rows have a code of another
 enumeration: what a message waits for (``outcomes.Waiting``), the finding that keeps it (``findings.Finding``), why a
-ledger stays on its topic's list (``trim_rules.Stays``).
+ledger stays on its topic's list (``trim_rules.Stays``), which word of the operator it is (``words.WordKind``).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -18,6 +19,10 @@ class Code(StrEnum):
     """Deleted: nothing refers to it."""
     COPY_RELEASED = "copy_released"
     """Deleted: its topic released the copy in BookKeeper, and the offloaded one is whole."""
+    ABOUT_TO = "about_to"
+    """It is done next; a later row says what came of it."""
+    MAY_GO = "may_go"
+    """A dry run: nothing keeps it."""
     NOT_THERE = "not_there"
     """It did not exist any more, or somebody else deleted it at the same moment."""
     RUN_ENDED = "run_ended"
@@ -52,6 +57,8 @@ class Code(StrEnum):
     """An entry that could name it is lost."""
     UNREAD = "unread"
     """Its z-node, its owner or a reference could not be read."""
+    SERVER_FAILED = "server_failed"
+    """A server did not do what it was asked, or did not answer: run again."""
     OBJECTS_UNREAD = "objects_unread"
     """Its objects, or those of another copy, could not be looked at."""
     OTHER_DRIVER = "other_driver"
@@ -76,3 +83,128 @@ class Code(StrEnum):
     """Its topic was deleted whole."""
     BROKER_DELETED = "broker_deleted"
     """The broker deleted it, and its topic is there still."""
+
+    TOPIC_PROTECTED = "topic_protected"
+    """Something protects its topic: a legal hold, a shadow topic, an unknown namespace, the settings."""
+    TOPIC_LOADED = "topic_loaded"
+    """Its topic counts as loaded, and the settings do not let loaded topics be written."""
+    NOT_UNLOADED = "not_unloaded"
+    """Its topic is loaded and was not unloaded: unloads fail, or this run has used up its budget."""
+    UNLOAD_PENDING = "unload_pending"
+    """An unload of its topic is pending."""
+    TOPIC_REFUSED = "topic_refused"
+    """Its topic cannot be read or written as it is now."""
+    TOPIC_GONE = "topic_gone"
+    """Its topic does not exist any more."""
+    TOPIC_STAYS = "topic_stays"
+    """The broker was to delete its topic, and it is there still."""
+    NAMESPACE_GONE = "namespace_gone"
+    """Its namespace does not exist any more."""
+    TAKEN_OFF = "taken_off"
+    """Our compare-and-set took it off its topic's list."""
+    NOTHING_LISTED = "nothing_listed"
+    """Its topic lists no ledger of those that were asked for."""
+    LAST_LEDGER = "last_ledger"
+    """It is the last ledger of its topic."""
+    BROKERS_ATTEMPT = "brokers_attempt"
+    """Its broker has an offload attempt open on a ledger of the topic."""
+
+    ATTEMPT_OPEN = "attempt_open"
+    """An offload attempt of ours is open on it."""
+    ATTEMPT_UNREAD = "attempt_unread"
+    """The z-node of its offload attempt cannot be read."""
+    ATTEMPT_NOT_PLANNED = "attempt_not_planned"
+    """No plan names the ledger of its open attempt, or one names another place for it."""
+    ABORT_BEGUN = "abort_begun"
+    """An earlier run had begun to remove the objects of its attempt."""
+    READ_BACK = "read_back"
+    """Its objects were read back whole, and every entry agrees."""
+    COMMITTED = "committed"
+    """Its topic's metadata says so."""
+    NOT_COPIED = "not_copied"
+    """It could not be copied and proven."""
+    PLAN_OUTDATED = "plan_outdated"
+    """The policy in force names another place, or other topics, than when the plan was made."""
+    NO_BUCKET = "no_bucket"
+    """No bucket is named for it, or one that is not of the settings."""
+    OFFLOADED_ALREADY = "offloaded_already"
+    """It is offloaded already."""
+    NOT_OFFLOADED = "not_offloaded"
+    """It is not offloaded, or not completely."""
+    NEEDS_REPAIR = "needs_repair"
+    """Its topic releases its copy in BookKeeper without a complete offload."""
+    STREAMING = "streaming"
+    """A streaming offload: which of its objects are whole is not known."""
+    EMPTY = "empty"
+    """It has no entries."""
+    NOT_IN_BOOKKEEPER = "not_in_bookkeeper"
+    """BookKeeper's copy is missing, damaged, never closed, unreadable or another's."""
+    UNLIKE_BOOKKEEPER = "unlike_bookkeeper"
+    """Its topic, or its offloaded copy, has other entries or bytes than BookKeeper says."""
+    OTHER_COPY = "other_copy"
+    """Its topic names another offloaded copy, or another place for it."""
+    FROM_BOOKKEEPER = "from_bookkeeper"
+    """Its topic reads it from BookKeeper again."""
+
+    READ_CHECK_PASSED = "read_check_passed"
+    """A broker read it, and it reads the object store first."""
+    READ_CHECK_FAILED = "read_check_failed"
+    """A broker could not read it."""
+    READ_CHECK_UNANSWERED = "read_check_unanswered"
+    """The broker that was to read it did not answer, or would not be asked."""
+    LOCATION_UNREAD = "location_unread"
+    """No broker has read an offloaded ledger of its location yet in this run."""
+    UNTOLD = "untold"
+    """A read check failed, and deletion runs that are under way could not be told: the run stopped."""
+    BOOKKEEPER_FIRST = "bookkeeper_first"
+    """Its brokers read BookKeeper first, so that reading it proves nothing."""
+    LAG = "lag"
+    """Its deletion lag has not passed, or none is set."""
+    BROKERS_RELEASE = "brokers_release"
+    """Copies in BookKeeper are its brokers' to release, or deletion is switched off."""
+    RELEASED = "released"
+    """Its topic has released its copy in BookKeeper, perhaps just now."""
+
+    LEFT_BEHIND = "left_behind"
+    """An offload run of ours left its upload behind."""
+    NO_OFFLOAD_KEY = "no_offload_key"
+    """Its key is not that of an offloaded ledger."""
+    YOUNG = "young"
+    """It is younger than the grace period."""
+
+    OTHER_CLUSTER = "other_cluster"
+    """It was deleted from another cluster, or from another place in the metadata store."""
+    ARCHIVE_DAMAGED = "archive_damaged"
+    """What the archive holds is no ledger metadata."""
+    STORE_RESTORED = "store_restored"
+    """The metadata store is younger than the archived z-node: it was restored, or is another."""
+    ID_REUSED = "id_reused"
+    """Its id was issued again, or its metadata was changed since."""
+    NEVER_DELETED = "never_deleted"
+    """Its z-node was never deleted."""
+    RESTORED_ALREADY = "restored_already"
+    """Its z-node is back already."""
+    SECOND_CHECK_DUE = "second_check_due"
+    """An undo that did not end put its z-node back; the second check is due."""
+    ENTRIES_THERE = "entries_there"
+    """Its bookies have what they were asked for."""
+    ENTRIES_LOST = "entries_lost"
+    """Every replica of an entry answered, and none has it."""
+    ENTRIES_UNPROVEN = "entries_unproven"
+    """Bookies did not answer, or did not show every entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """Why something is as it is: a code, and the sentence for people. Only the code is ever compared."""
+
+    code: StrEnum
+    text: str
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return self.text
+
+    def put(self, text: str) -> Why:
+        """The same code with another sentence."""
+        return Why(self.code, text)

@@ -9,7 +9,6 @@ Belongs here: refusing what must not be applied, sending, resuming. Not here: de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,13 +19,14 @@ from pulsar_lifecycle.formats import offload_object
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, MetadataStore, Sent
 from pulsar_lifecycle.records import plans
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
 from pulsar_lifecycle.runs.caps import Caps, Order
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 
 def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterable[PendingDeleteLedgerInfo]:
@@ -125,23 +125,11 @@ def send_intents(
 
 def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> JournalRow:
     info = one.info
-    return JournalRow(
-        run_id=run_id,
-        cluster=summary.cluster,
-        plan_id=summary.plan_id,
-        ledger_id=info.ledger_id,
-        component=info.component.value,
-        topic=info.topic_name,
-        action=action_of(info.ledger_type),
-        phase="send",
-        outcome=SEND_FAILED if one.error else SENT,
-        reason=one.error or "planned as an orphan",
-        bytes=size,
-        checksum="",
-        detail=json.dumps({"message": one.message_id.hex(), **_attempt(info)}),
-        at=now,
-        code=Code.NOT_SENT if one.error else Code.PLANNED,
-    )
+    detail = {"message": one.message_id.hex(), **_attempt(info)}
+    about = Subject(info.ledger_id, info.component.value, info.topic_name, size, detail=detail)
+    why = Why(Code.NOT_SENT, one.error) if one.error else Why(Code.PLANNED, "planned as an orphan")
+    writer = Writer(run_id, summary.cluster, summary.plan_id)
+    return writer.row(Step(action_of(info.ledger_type), "send"), about, SEND_FAILED if one.error else SENT, why, now)
 
 
 def _attempt(info: PendingDeleteLedgerInfo) -> dict[str, str]:

@@ -21,10 +21,11 @@ from pulsar_lifecycle.copies import attempts, failed_proofs
 from pulsar_lifecycle.copies.location import Copy, location_of
 from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDeleteLedgerInfo
-from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation, Verified
 from pulsar_lifecycle.records.outcomes import (
     FOREIGN_ATTEMPT,
@@ -46,7 +47,7 @@ from pulsar_lifecycle.topics.write import (
     LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
     Change,
-    Outcome,
+    EditOutcome,
     TopicRun,
     edit_topic,
     why_loaded,
@@ -98,19 +99,19 @@ def release_topic(
     sent = {one.info.ledger_id: one for one in send_messages(run, ports, messages, lengths)}
     for one in going:
         if sent[one.ledger_id].error:
-            why = f"its message was not acknowledged: {sent[one.ledger_id].error}"
+            why = Why(Code.NOT_SENT, f"its message was not acknowledged: {sent[one.ledger_id].error}")
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, LEFT, why)
     going = [one for one in going if not sent[one.ledger_id].error]
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
-    reason = "its copy in BookKeeper is about to be released"
-    about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, reason) for one in going]
+    about_to = Why(Code.ABOUT_TO, "its copy in BookKeeper is about to be released")
+    about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, about_to) for one in going]
     failed_proofs.let_go(ports.store, [one.ledger_id for one in going])
     _record(run, ports, about, going, czxids)
     policy = policy_for(ports, topic, read_check)
     said = edit_topic(run, ports, guard, topic, _giving_up({d.ledger_id: d for d in going}, view.lag), policy)
-    done = [OffloadOutcome(str(topic), i, one.outcome, one.reason, lengths[i]) for i, one in sorted(said.items())]
+    done = [OffloadOutcome(str(topic), i, one.outcome, one.why, lengths[i]) for i, one in sorted(said.items())]
     _record(run, ports, done, going, czxids)
     outcomes |= {one.ledger_id: one for one in done}
     return [outcomes[i] for i in sorted(outcomes)]
@@ -179,16 +180,22 @@ def _look(
     going: list[Due] = []
     for one in due:
         item, row = by_id.get(one.ledger_id), rows[one.ledger_id]
-        why = rule or listed_ledgers.copy_of(one.ledger_id, row, topic).problem or _obstacle(item, last, one, lag)
-        why = why or _not_as_proven(item, row, one.verified)
+        why = Why(Code.TOPIC_PROTECTED, rule) if rule else None
+        if not why and (problem := listed_ledgers.copy_of(one.ledger_id, row, topic).problem):
+            why = Why(Code.NOT_IN_BOOKKEEPER, problem)
+        why = why or _obstacle(item, last, one, lag) or _not_as_proven(item, row, one.verified)
         if not why and one.ledger_id in ours:
-            why = "its offload attempt is still open: no broker may have read it yet"
+            why = Why(Code.ATTEMPT_OPEN, "its offload attempt is still open: no broker may have read it yet")
         if why:
             outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, REFUSED, why)
         elif foreign:
-            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign)
+            outcomes[one.ledger_id] = OffloadOutcome(
+                str(topic), one.ledger_id, FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
+            )
         elif stays and not may_write and not _is_released(item):
-            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, LEFT_TO_BROKER, stays)
+            outcomes[one.ledger_id] = OffloadOutcome(
+                str(topic), one.ledger_id, LEFT_TO_BROKER, Why(Code.TOPIC_LOADED, stays)
+            )
         else:
             going.append(one)
     return _View(going, outcomes, by_id, rows, lag)
@@ -204,8 +211,8 @@ def _unread(
 ) -> dict[int, OffloadOutcome]:
     """Those whose copy in BookKeeper stays because no broker has shown that it can read the other one."""
     copies: dict[int, Copy] = {}
-    asked: dict[OffloadLocation, Outcome | None] = {}
-    not_readable: dict[OffloadLocation, Outcome] = {}
+    asked: dict[OffloadLocation, EditOutcome | None] = {}
+    not_readable: dict[OffloadLocation, EditOutcome] = {}
     tried: Counter[OffloadLocation] = Counter()
     for one, item in going:
         copy = Copy.of_item(item, one.verified.entries)
@@ -221,15 +228,14 @@ def _unread(
         try:
             asked[where] = why_unread(run, ports, guard, topic, copy, read_check)
         except InconclusiveRead as no_report:  # its next one may do
-            not_readable[where] = Outcome(
-                FAILED, f"no broker has read its location yet, of ledger {one.ledger_id}: {no_report}"
-            )
+            why = f"no broker has read its location yet, of ledger {one.ledger_id}: {no_report}"
+            not_readable[where] = EditOutcome(FAILED, Why(Code.LOCATION_UNREAD, why))
     found: dict[int, OffloadOutcome] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]
         where = location_of(copy)
         if said := asked.get(where, not_readable.get(where)):
-            why = f"its copy in BookKeeper stays: {said.reason}"
+            why = said.why.put(f"its copy in BookKeeper stays: {said.reason}")
             found[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, said.outcome, why, uuid=str(copy.uuid))
     return found
 
@@ -264,7 +270,7 @@ def record_failed_proofs(
             f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
             f"or launch revert_offloads for {topic} and this ledger"
         )
-        said = (REFUSED, why) if why else (PROOF_FAILED, reason)
+        said = (REFUSED, why) if why else (PROOF_FAILED, Why(Code.NOT_PROVEN, reason))
         found.append(OffloadOutcome(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
     told = [one for one in found if one.outcome == PROOF_FAILED]
     where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
@@ -305,24 +311,31 @@ def _is_released(item: LedgerInfo | None) -> bool:
     return item is not None and item.offload is not None and item.offload.bookkeeper_deleted
 
 
-def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> str:
-    """Why a topic's own metadata speaks against releasing the copy in BookKeeper; empty if it does not."""
+def _obstacle(item: LedgerInfo | None, last: int, due: Due, lag: _Lag) -> Why | None:
+    """Why a topic's own metadata speaks against releasing the copy in BookKeeper; None if it does not."""
     if why := _another(item, due):
         return why
     assert item is not None
     assert item.offload is not None
     if item.ledger_id == last:
-        return "the last ledger of its topic: a broker that loads it forgets its offload"
-    return "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
+        return Why(Code.LAST_LEDGER, "the last ledger of its topic: a broker that loads it forgets its offload")
+    unmet = "" if item.offload.bookkeeper_deleted else lag.unmet(item.offload.timestamp)
+    return Why(Code.LAG, unmet) if unmet else None
 
 
-def _another(item: LedgerInfo | None, due: Due | FailedProof) -> str:
-    """Why what was looked at is not the copy that a topic's own metadata names; empty if it is."""
+def _another(item: LedgerInfo | None, due: Due | FailedProof) -> Why | None:
+    """Why what was looked at is not the copy that a topic's own metadata names; None if it is."""
     offload = item.offload if item else None
     if item is None:
-        return "its topic does not list it any more"
+        return Why(Code.DELISTED, "its topic does not list it any more")
     if Copy.of_item(item, 0) is None or offload is None:
-        return "its offload is not complete"
+        return Why(Code.NOT_OFFLOADED, "its offload is not complete")
+    elsewhere = _elsewhere(offload, due)
+    return Why(Code.OTHER_COPY, elsewhere) if elsewhere else None
+
+
+def _elsewhere(offload: OffloadContext, due: Due | FailedProof) -> str:
+    """How a complete offload is another than what was looked at; empty if it is the same."""
     if offload.uuid != due.location.uuid or offload.driver_metadata.get("bucket") != due.location.bucket:
         return f"it is offloaded as {offload.uuid} in {offload.driver_metadata.get('bucket')}: that was not proven"
     endpoint, region = (offload.driver_metadata.get(name, "") for name in ("serviceEndpoint", "region"))
@@ -333,8 +346,8 @@ def _another(item: LedgerInfo | None, due: Due | FailedProof) -> str:
     return ""
 
 
-def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> str:
-    """How BookKeeper or the topic differ from what was proven; empty if they do not."""
+def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verified: Verified) -> Why | None:
+    """How BookKeeper or the topic differ from what was proven; None if they do not."""
     assert item is not None
     assert row is not None
     proven = verified.entries, verified.length
@@ -344,8 +357,8 @@ def _not_as_proven(item: LedgerInfo | None, row: Mapping[str, Any] | None, verif
     ):
         if found != proven:
             said = f"{who} says {found[0]} entries of {found[1]} bytes"
-            return f"{said}, its offloaded copy has {proven[0]} of {proven[1]}"
-    return ""
+            return Why(Code.UNLIKE_BOOKKEEPER, f"{said}, its offloaded copy has {proven[0]} of {proven[1]}")
+    return None
 
 
 def _message(
@@ -364,8 +377,10 @@ def _message(
 
 
 def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
-        said = {i: Outcome(LEFT, "its topic does not list it any more") for i in due}
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
+        delisted = EditOutcome(LEFT, Why(Code.DELISTED, "its topic does not list it any more"))
+        said = dict.fromkeys(due, delisted)
+        released = Why(Code.COMMITTED, "its topic releases its copy in BookKeeper")
         last = max((item.ledger_id for item in info.ledgers), default=-1)
         foreign = listed_ledgers.open_attempt(info)
         ledgers: list[LedgerInfo] = []
@@ -373,14 +388,15 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
             one = due.get(item.ledger_id)
             if one is not None:
                 why = _obstacle(item, last, one, lag)
-                if why or item.offload is None:
-                    said[item.ledger_id] = Outcome(LEFT, why)
+                if why:
+                    said[item.ledger_id] = EditOutcome(LEFT, why)
                 elif foreign:
-                    said[item.ledger_id] = Outcome(FOREIGN_ATTEMPT, foreign)
-                elif item.offload.bookkeeper_deleted:
-                    said[item.ledger_id] = Outcome(RELEASED, "its topic releases its copy in BookKeeper")
+                    said[item.ledger_id] = EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                elif _is_released(item):
+                    said[item.ledger_id] = EditOutcome(RELEASED, released)
                 else:
-                    said[item.ledger_id] = Outcome(RELEASED, "its topic releases its copy in BookKeeper", changes=True)
+                    assert item.offload is not None  # _obstacle: it is complete
+                    said[item.ledger_id] = EditOutcome(RELEASED, released, changes=True)
                     item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said

@@ -29,8 +29,8 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED
+from pulsar_lifecycle.records.codes import Code, Why
+from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED, REVERTED
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import (
@@ -52,7 +52,7 @@ from pulsar_lifecycle.topics.write import (
     SHADOWS_SEEN_FOR,
     STOPPING,
     Change,
-    Outcome,
+    EditOutcome,
     TopicRun,
     edit_topic,
     why_loaded,
@@ -100,15 +100,16 @@ def begin_topic(
     for one in wanted:
         why = obstacle(info, one.ledger_id)
         if not why and not dict(one.metadata).get("bucket"):
-            why = "no bucket is named for it"
+            why = Why(Code.NO_BUCKET, "no bucket is named for it")
         if why:
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, why))
             continue
         if foreign:
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, foreign))
+            why = Why(Code.BROKERS_ATTEMPT, foreign)
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, why))
             continue
         if loaded and not run.writes_loaded(topic):
-            why = f"its topic counts as loaded ({loaded}), and {POLICY} does not name it"
+            why = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
             outcomes.append(OffloadOutcome(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
             continue
         attempt = Attempt(
@@ -124,53 +125,56 @@ def begin_topic(
         try:
             attempts.begin(ports.store, attempt)
         except Conflict as error:
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, str(error)))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, Why(Code.ATTEMPT_OPEN, str(error))))
         else:
             begun.append(attempt)
     telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
-    record(run, ports, [*(outcome_of(attempt, PREPARED, "its attempt is open") for attempt in begun), *telling])
+    opened = Why(Code.ATTEMPT_OPEN, "its attempt is open")
+    record(run, ports, [*(outcome_of(attempt, PREPARED, opened) for attempt in begun), *telling])
     return begun, outcomes
 
 
-_Obstacle = Callable[[ManagedLedgerInfo, int], str]
-"""Why a ledger of a topic may not be offloaded, as the topic is now; empty if it may."""
+_Obstacle = Callable[[ManagedLedgerInfo, int], Why | None]
+"""Why a ledger of a topic may not be offloaded, as the topic is now; None if it may."""
 
 
 def _obstacles(run: TopicRun, ports: Ports, topic: Topic, ledger_ids: Collection[int]) -> _Obstacle:
     rows = snapshot.ledger_rows(ports.store, sorted(ledger_ids), run.ledgers_root)
 
-    def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> str:
+    def obstacle(info: ManagedLedgerInfo, ledger_id: int) -> Why | None:
         rule = run.topic_rule(topic, snapshot.shadow_source(ports.store, topic, info), SHADOWS_SEEN_FOR)
         listed = {item.ledger_id: item for item in info.ledgers}
         item, row = listed.get(ledger_id), rows[ledger_id]
         if rule:
-            return rule
+            return Why(Code.TOPIC_PROTECTED, rule)
         if item is None:
-            return "its topic does not list it any more"
+            return Why(Code.DELISTED, "its topic does not list it any more")
         if ledger_id == max(listed):
-            return "the last ledger of its topic"
+            return Why(Code.LAST_LEDGER, "the last ledger of its topic")
         if why := of_context(item):
             return why
         if problem := listed_ledgers.copy_of(ledger_id, row, topic).problem:
-            return problem
+            return Why(Code.NOT_IN_BOOKKEEPER, problem)
         assert row is not None
         if not row["length"] or not row["entries"]:
-            return "empty"
-        return unlike_bookkeeper(item, row["entries"], row["length"])
+            return Why(Code.EMPTY, "empty")
+        unlike = unlike_bookkeeper(item, row["entries"], row["length"])
+        return Why(Code.UNLIKE_BOOKKEEPER, unlike) if unlike else None
 
     return obstacle
 
 
-def of_context(item: LedgerInfo) -> str:
-    """Why what its topic says of a ledger's offload leaves no place for another; empty if it does."""
+def of_context(item: LedgerInfo) -> Why | None:
+    """Why what its topic says of a ledger's offload leaves no place for another; None if it does."""
     offload = item.offload
     if offload and offload.complete:
-        return f"offloaded already, as {offload.uuid}"
+        return Why(Code.OFFLOADED_ALREADY, f"offloaded already, as {offload.uuid}")
     if offload and offload.bookkeeper_deleted:
-        return "its topic's metadata releases its copy in BookKeeper without a complete offload: it needs repair"
+        why = "its topic's metadata releases its copy in BookKeeper without a complete offload: it needs repair"
+        return Why(Code.NEEDS_REPAIR, why)
     if offload and offload.segments:
-        return "streaming offload: which of its objects are whole is not known"
-    return ""
+        return Why(Code.STREAMING, "streaming offload: which of its objects are whole is not known")
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,8 @@ def commit_topic(
         if read_check.due(topic, one.attempt):
             rest.remove(one)
             if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
-                why = f"{READ_FIRST}, and {lack}"
-                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, why, Code.READ_CHECK_DUE))
+                why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {lack}")
+                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, why))
                 record(run, ports, outcomes[-1:])
                 continue
             try:
@@ -222,7 +226,8 @@ def commit_topic(
                 _forget(ports, [one], committed)
     for one, no_report in not_readable:
         if read_check.due(topic, one.attempt):
-            outcomes.append(outcome_of(one.attempt, FAILED, f"{READ_FIRST}: {no_report}", Code.READ_CHECK_DUE))
+            why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {no_report}")
+            outcomes.append(outcome_of(one.attempt, FAILED, why))
             record(run, ports, outcomes[-1:])
         else:
             rest.append(one)
@@ -242,7 +247,7 @@ def _commit(
     change = _completing(run, ports, topic, {i: one.attempt for i, one in by_id.items()}, at)
     said = edit_topic(run, ports, guard, topic, change, policy)
     outcomes = [
-        replace(outcome_of(by_id[i].attempt, one.outcome, one.reason), bytes=by_id[i].bytes)
+        replace(outcome_of(by_id[i].attempt, one.outcome, one.why), bytes=by_id[i].bytes)
         for i, one in sorted(said.items())
     ]
     record(run, ports, outcomes, {i: one.detail for i, one in by_id.items()})
@@ -253,27 +258,30 @@ def _completing(run: TopicRun, ports: Ports, topic: Topic, ours: Mapping[int, At
     """``at`` (ms): the metadata store's time. With our clock behind it, the deletion lag would be over too soon."""
     obstacle = _obstacles(run, ports, topic, ours)
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
-        said = {i: Outcome(REFUSED, "its topic does not list it any more") for i in ours}
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
+        delisted = EditOutcome(REFUSED, Why(Code.DELISTED, "its topic does not list it any more"))
+        said = dict.fromkeys(ours, delisted)
         foreign = listed_ledgers.open_attempt(info, {one.uuid for one in ours.values()})
         ledgers: list[LedgerInfo] = []
         for item in info.ledgers:
             attempt = ours.get(item.ledger_id)
             if attempt and not is_ours(item, attempt):
-                why = obstacle(info, item.ledger_id)
-                refused = Outcome(REFUSED, why) if why else Outcome(FOREIGN_ATTEMPT, foreign)
-                why = why or foreign
-                said[item.ledger_id] = refused if why else Outcome(OFFLOADED, COMMITTED, changes=True)
-                item = item if why else replace(item, offload=_complete(attempt, max(at, ports.clock.now_ms())))
+                if why := obstacle(info, item.ledger_id):
+                    said[item.ledger_id] = EditOutcome(REFUSED, why)
+                elif foreign:
+                    said[item.ledger_id] = EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                else:
+                    said[item.ledger_id] = EditOutcome(OFFLOADED, COMMITTED, changes=True)
+                    item = replace(item, offload=_complete(attempt, max(at, ports.clock.now_ms())))
             elif attempt:
-                said[item.ledger_id] = Outcome(OFFLOADED, COMMITTED)
+                said[item.ledger_id] = EditOutcome(OFFLOADED, COMMITTED)
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
 
     return change
 
 
-COMMITTED = "its topic's metadata says so"
+COMMITTED = Why(Code.COMMITTED, "its topic's metadata says so")
 
 
 def is_ours(item: LedgerInfo, attempt: Attempt) -> bool:
@@ -311,7 +319,7 @@ def unread_by_broker(
         before = location_before(ports, copy)
         unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, copy))
     except InconclusiveRead as no_report:
-        return [outcome_of(one.attempt, FAILED, str(no_report)) for one in committed]
+        return [outcome_of(one.attempt, FAILED, Why(Code.READ_CHECK_UNANSWERED, str(no_report))) for one in committed]
     if not unread:
         record_passed(run, ports, topic, copy, read_check, before, proves=proves)
         return []
@@ -332,15 +340,20 @@ def unread_by_broker(
             raise Unheld(f"{read_check.unheld}; {stop}") from stop
         raise
     except LifecycleError as failure:
-        said = dict.fromkeys(uuids, Outcome(FAILED, f"whether it was reverted is not known, run again: {failure}"))
-    taken_back = [
-        replace(outcome_of(one.attempt, said[i].outcome, f"{unread.reason}; {said[i].reason}{untold}"), bytes=one.bytes)
-        for i, one in ((one.attempt.ledger_id, one) for one in committed)
-    ]
+        why = Why(Code.OUTCOME_UNKNOWN, f"whether it was reverted is not known, run again: {failure}")
+        said = dict.fromkeys(uuids, EditOutcome(FAILED, why))
+    taken_back: list[OffloadOutcome] = []
+    for one in committed:
+        reverted = said[one.attempt.ledger_id]
+        first = unread.why if reverted.outcome == REVERTED else reverted.why
+        why = first.put(f"{unread.reason}; {reverted.reason}{untold}")
+        taken_back.append(replace(outcome_of(one.attempt, reverted.outcome, why), bytes=one.bytes))
     try:
         record(run, ports, taken_back, {one.attempt.ledger_id: one.detail for one in committed})
     except STOPPING:
         raise
     except LifecycleError as failure:  # whoever hears of it must stop all the same
-        return [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in taken_back]
+        return [
+            replace(one, why=one.why.put(f"{one.why}; the journal does not say so: {failure}")) for one in taken_back
+        ]
     return taken_back

@@ -24,7 +24,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import ObjectHead, ObjectStore, Unread
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import NamespaceLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.outcomes import ATTEMPT_ABORTED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
@@ -70,7 +70,9 @@ def finish_attempts(
     for attempt in attempts.open_attempts(ports.store):
         guard.check(ports.store)
         if isinstance(attempt, BrokenAttempt):
-            outcomes.append(OffloadOutcome("", -1, FAILED, f"{attempt.path}: {attempt.reason}"))
+            outcomes.append(
+                OffloadOutcome("", -1, FAILED, Why(Code.ATTEMPT_UNREAD, f"{attempt.path}: {attempt.reason}"))
+            )
             continue
         try:
             topic = Topic.parse(attempt.topic)
@@ -80,9 +82,8 @@ def finish_attempts(
                 there.append(Proven(attempt, item.entries or 1, item.size or 0, {}))
                 continue
             if not why and _may_be_requested_yet(run, ports, attempt, wanted):
-                outcomes.append(
-                    outcome_of(attempt, LEFT, "this plan does not name it: it stays open for one that does")
-                )
+                waits = "this plan does not name it: it stays open for one that does"
+                outcomes.append(outcome_of(attempt, LEFT, Why(Code.ATTEMPT_NOT_PLANNED, waits)))
                 continue
             if not (why := why or _why_not_requested(attempt, wanted)):
                 resumed.append(attempt)
@@ -92,7 +93,7 @@ def finish_attempts(
         except STOPPING:
             raise
         except LifecycleError as error:
-            outcomes.append(outcome_of(attempt, FAILED, f"it cannot be settled now: {error}"))
+            outcomes.append(outcome_of(attempt, FAILED, _not_now(error)))
     for topics in committed.values():
         for name, some in topics.items():
             guard.check(ports.store)
@@ -101,8 +102,12 @@ def finish_attempts(
             except STOPPING:
                 raise
             except LifecycleError as error:
-                outcomes += [outcome_of(one.attempt, FAILED, f"it cannot be settled now: {error}") for one in some]
+                outcomes += [outcome_of(one.attempt, FAILED, _not_now(error)) for one in some]
     return resumed, outcomes
+
+
+def _not_now(error: LifecycleError) -> Why:
+    return Why(Code.SERVER_FAILED, f"it cannot be settled now: {error}")
 
 
 def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> bool:
@@ -111,16 +116,16 @@ def _may_be_requested_yet(run: TopicRun, ports: Ports, attempt: Attempt, wanted:
     return not named and ports.clock.now_ms() - attempt.since < run.context.grace
 
 
-def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> str:
-    """Why an attempt that its topic has a place for is not to be finished; empty if it is."""
+def _why_not_requested(attempt: Attempt, wanted: Mapping[int, OffloadRequest]) -> Why | None:
+    """Why an attempt that its topic has a place for is not to be finished; None if it is."""
     if attempt.aborting:
-        return "an earlier run had begun to remove its objects"
+        return Why(Code.ABORT_BEGUN, "an earlier run had begun to remove its objects")
     asked = wanted.get(attempt.ledger_id)
     if asked is None:
-        return "no plan has named it for the grace period"
+        return Why(Code.ATTEMPT_NOT_PLANNED, "no plan has named it for the grace period")
     here = attempt.driver, attempt.metadata, attempt.block_size
     same = (asked.driver, asked.metadata, asked.block_size) == here
-    return "" if same else "the plan names another place or block size for it"
+    return None if same else Why(Code.ATTEMPT_NOT_PLANNED, "the plan names another place or block size for it")
 
 
 def _finish_committed(
@@ -138,12 +143,12 @@ def _finish_committed(
             return _done(run, ports, committed)
         committed = sorted(committed, key=lambda one: one is not first)
         if refusal := guard.unloads.lacks() or guard.unloads.doubt(topic):
-            why = f"{READ_FIRST}, and {refusal}"
-            return [outcome_of(one.attempt, FAILED, why, Code.READ_CHECK_DUE) for one in committed]
+            why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {refusal}")
+            return [outcome_of(one.attempt, FAILED, why) for one in committed]
         node, info = snapshot.topic_node(ports.store, topic)
         if foreign := listed_ledgers.open_attempt(info):  # the read, and what may follow it, would end that attempt
-            why = f"{READ_FIRST}, and {foreign}"
-            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, why, Code.READ_CHECK_DUE) for one in committed]
+            why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {foreign}")
+            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, why) for one in committed]
             record(run, ports, left)
             return left
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
@@ -167,7 +172,7 @@ def _done(run: TopicRun, ports: Ports, committed: Sequence[Proven]) -> list[Offl
     return done
 
 
-def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, str]:
+def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tuple[LedgerInfo | None, Why | None]:
     """The ledger in its topic's metadata as it is now, and why it cannot be offloaded under this attempt any more.
 
     Raises Refused where that cannot be known, or the metadata names its UUID in a way of which we know nothing.
@@ -182,16 +187,17 @@ def _state_of(run: TopicRun, ports: Ports, topic: Topic, attempt: Attempt) -> tu
             raise Refused(f"{path} does not exist, and the brokers did not answer: {run.brokers.error}")
         if broker := run.brokers.loaded.get(str(topic)):
             raise Refused(f"{path} does not exist, and {broker} still lists the topic")
-        return None, "its topic is gone"
+        return None, Why(Code.TOPIC_GONE, "its topic is gone")
     info = managed_ledger.decode(node.data)
     item = next((item for item in info.ledgers if item.ledger_id == attempt.ledger_id), None)
     if attempt.uuid in managed_ledger.offload_uuids(info) and not (item and is_ours(item, attempt)):
         raise Refused(f"{path} names its UUID, but not as a complete offload of its ledger: look at it")
     if item is None:
-        return None, "its topic does not list its ledger any more"
+        return None, Why(Code.DELISTED, "its topic does not list its ledger any more")
     if item.offload and item.offload.complete:
-        return item, "" if item.offload.uuid == attempt.uuid else f"it is offloaded as {item.offload.uuid}"
-    return item, ""
+        other = Why(Code.OTHER_COPY, f"it is offloaded as {item.offload.uuid}")
+        return item, None if item.offload.uuid == attempt.uuid else other
+    return item, None
 
 
 def _abort(
@@ -201,7 +207,7 @@ def _abort(
     topic: Topic,
     attempt: Attempt,
     item: LedgerInfo | None,
-    why: str,
+    why: Why,
     ownership: Ownership,
 ) -> OffloadOutcome:
     """Remove what an attempt has uploaded of a ledger, which its topic may list as ``item``.
@@ -226,26 +232,25 @@ def _abort(
         gone = _bucket_is_gone(_objects(ports), attempt)
     except Refused as refusal:
         way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
-        return outcome_of(attempt, LEFT, f"{why}, and its objects are left alone: {refusal}; {way_out}")
+        left = f"{why}, and its objects are left alone: {refusal}; {way_out}"
+        return outcome_of(attempt, LEFT, Why(Code.NO_BUCKET, left))
     try:
         if doubt := _not_its_own(_objects(ports), attempt, ownership):
-            return outcome_of(
-                attempt, FAILED, f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
-            )
+            left = f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
+            return outcome_of(attempt, FAILED, Why(Code.NOT_OURS, left))
         if gone:
             removed = f"there is no bucket {attempt.bucket}"
         elif item and (problem := _without_another_copy(run, ports, guard, topic, attempt, item)):
-            return outcome_of(
-                attempt, FAILED, f"{why}, and its objects may be all that is left of its ledger: {problem}"
-            )
+            left = f"{why}, and its objects may be all that is left of its ledger: {problem}"
+            return outcome_of(attempt, FAILED, Why(Code.LAST_COPY, left))
         else:
             aborting = attempts.abort(ports.store, attempt)
             remove_objects(_objects(ports), attempt, last_look)
     except STOPPING:
         raise
     except LifecycleError as error:
-        return outcome_of(attempt, FAILED, f"{why}; its objects could not be removed: {error}")
-    done = outcome_of(attempt, ATTEMPT_ABORTED, f"{why}; {removed}")
+        return outcome_of(attempt, FAILED, Why(Code.SERVER_FAILED, f"{why}; its objects could not be removed: {error}"))
+    done = outcome_of(attempt, ATTEMPT_ABORTED, why.put(f"{why}; {removed}"))
     record(run, ports, [done])
     attempts.end(ports.store, aborting)
     return done
@@ -270,7 +275,7 @@ def _without_another_copy(
         if offload.bookkeeper_deleted:
             return f"{of_context(item)}, whose objects are not there or cannot be seen: {unproven}"
     elif offload and offload.bookkeeper_deleted:
-        return of_context(item)
+        return str(of_context(item))
     if data:
         return not_whole_in_bookkeeper(run, ports, topic, item, guard)
     return without_bookkeeper(run, ports, topic, item.ledger_id)

@@ -11,7 +11,7 @@ committed at once and a crash costs at most one wave's work.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from operator import itemgetter
@@ -31,6 +31,7 @@ from pulsar_lifecycle.journal.read_checks import failed_locations, passed_locati
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.outcomes import CHECK_FAILED, FOREIGN_ATTEMPT, PROOF_FAILED, REFUSED, UNANSWERED
@@ -95,15 +96,17 @@ def offload_now(
             for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
                 work.offload(wave, progress)
         except ReadCheckFailed as failed:
-            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, FAILED, str(failed)), *failed.outcomes]
+            why = Why(Code.READ_CHECK_FAILED, str(failed))
+            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, FAILED, why), *failed.outcomes]
         except Unheld as unheld:
-            work.outcomes[:0] = [OffloadOutcome("", -1, FAILED, str(unheld))]
+            work.outcomes[:0] = [OffloadOutcome("", -1, FAILED, Why(Code.UNTOLD, str(unheld)))]
         try:
             work.finish()
         except LifecycleError as error:
             if not work.untold:
                 raise
-            work.outcomes.append(OffloadOutcome("", -1, FAILED, str(error)))  # what could not be told must be read
+            why = Why(Code.SERVER_FAILED, str(error))
+            work.outcomes.append(OffloadOutcome("", -1, FAILED, why))  # what could not be told must be read
     return work.outcomes
 
 
@@ -212,8 +215,14 @@ def revert_offloads(
             finish_unloads(store, ports.admin, ports.clock, guard, wait=False)
             outcomes = revert.revert_topic(run, ports, guard, topic, ledger_ids)
             left = finish_unloads(store, ports.admin, ports.clock, guard, wait=True)
-    return outcomes + [
-        OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in left.items()
+    return outcomes + still_pending(left)
+
+
+def still_pending(left: Mapping[str, str]) -> list[OffloadOutcome]:
+    """Topics whose unload is pending at the end of a run, each with why."""
+    return [
+        OffloadOutcome(name, -1, FAILED, Why(Code.UNLOAD_PENDING, f"an unload of it is pending: {why}"))
+        for name, why in left.items()
     ]
 
 
@@ -275,7 +284,7 @@ class _Work:
             if verified is None:
                 reason = f"{answer.reason}; nothing says that it is offloaded"
                 reason += "" if answer.refused else ": run again, which goes on with it"
-                failed = outcome_of(attempt, FAILED, reason)
+                failed = outcome_of(attempt, FAILED, Why(Code.NOT_COPIED, reason))
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
@@ -383,7 +392,7 @@ class _Work:
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
                 why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.reason}"
-                stays = outcome_of(attempt, FAILED, why)
+                stays = outcome_of(attempt, FAILED, Why(Code.OBJECTS_UNREAD, why))
                 record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=bookkeeper_copies.PHASE)
                 self.outcomes.append(stays)
         for name, some in wrong.items():
@@ -410,7 +419,9 @@ class _Work:
         run, ports, guard = self._run, self._tools, self._guard
         foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
         if foreign:
-            left = [OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, foreign) for one in ledgers]
+            left = [
+                OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)) for one in ledgers
+            ]
             record(run, ports, left)
             return left
         policy = bookkeeper_copies.policy_for(ports, topic, self._read_check)
@@ -431,9 +442,7 @@ class _Work:
     def finish(self) -> None:
         """Look after the topics that were written as unloaded."""
         left = finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=True)
-        self.outcomes += [
-            OffloadOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in left.items()
-        ]
+        self.outcomes += still_pending(left)
 
     def _guarded(self, topic: Topic, work: Callable[[], Sequence[OffloadOutcome]]) -> None:
         """``work`` about one topic; an error that concerns it alone becomes its outcome.
@@ -445,9 +454,9 @@ class _Work:
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except Refused as refusal:
-            self.outcomes.append(OffloadOutcome(str(topic), -1, REFUSED, str(refusal)))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, REFUSED, Why(Code.TOPIC_REFUSED, str(refusal))))
         except LifecycleError as error:
-            self.outcomes.append(OffloadOutcome(str(topic), -1, FAILED, str(error)))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, FAILED, Why(Code.SERVER_FAILED, str(error))))
 
     def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[Answer]:
         sizes = {row["ledger_id"]: row["bytes"] or 0 for row in rows}

@@ -21,6 +21,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.io.connect import Connect, Connections
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.outcomes import VERIFIED
 from pulsar_lifecycle.runs import control
@@ -137,7 +138,10 @@ class Task:
             verified = verify(objects, item.location, source, copied=copied, origin=origin)
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
-        said = replace(outcome_of(attempt, VERIFIED, "read back whole, every entry agrees"), bytes=verified.length)
+        said = replace(
+            outcome_of(attempt, VERIFIED, Why(Code.READ_BACK, "read back whole, every entry agrees")),
+            bytes=verified.length,
+        )
         row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())
         ports.journal.record([row])
         return verified

@@ -6,7 +6,6 @@ Belongs here: the words of one step about one ledger. Not here: the steps (``tie
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,9 @@ from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import OFFLOAD
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
 
 POLICY = "offload.loaded_topics"
@@ -32,21 +32,25 @@ class OffloadOutcome:
     topic: str
     ledger_id: int
     outcome: str
-    reason: str
+    why: Why
     bytes: int = 0
     uuid: str = ""
     ledgers: int = 1
-    code: Code | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return self.why.text
 
     @property
     def waits_for_read_check(self) -> bool:
         """Whether it was left only because its broker must read the first ledger of its location."""
-        return self.code is Code.READ_CHECK_DUE
+        return self.why.code is Code.READ_CHECK_DUE
 
 
-def outcome_of(attempt: Attempt, outcome: str, reason: str, code: Code | None = None) -> OffloadOutcome:
+def outcome_of(attempt: Attempt, outcome: str, why: Why) -> OffloadOutcome:
     """What became of an attempt."""
-    return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, reason, uuid=str(attempt.uuid), code=code)
+    return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, why, uuid=str(attempt.uuid))
 
 
 def record(
@@ -89,20 +93,12 @@ def journal_row(
     phase: str = OFFLOAD,
 ) -> JournalRow:
     """The journal's row of a step of offloading a ledger, or of another ``action`` about its offload."""
-    return JournalRow(
-        run_id=run_id,
-        cluster=cluster,
-        plan_id="",
-        ledger_id=one.ledger_id,
-        component=LedgerComponent.MANAGED_LEDGER.value,
-        topic=one.topic,
-        action=action,
-        phase=phase,
-        outcome=one.outcome,
-        reason=one.reason,
-        bytes=one.bytes,
-        checksum=str(detail.get("checksum", "")),
-        detail=json.dumps({**detail, "uuid": one.uuid}, sort_keys=True),
-        at=now,
-        code=one.code,
+    about = Subject(
+        one.ledger_id,
+        LedgerComponent.MANAGED_LEDGER.value,
+        one.topic,
+        one.bytes,
+        str(detail.get("checksum", "")),
+        {**detail, "uuid": one.uuid},
     )
+    return Writer(run_id, cluster).row(Step(action, phase), about, one.outcome, one.why, now)

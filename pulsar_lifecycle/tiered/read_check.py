@@ -31,6 +31,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
 from pulsar_lifecycle.records.outcomes import CHECK_FAILED, CHECK_PASSED, READ_CHECK, UNANSWERED
 from pulsar_lifecycle.runs import control
@@ -41,7 +42,7 @@ from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, Outcome, TopicRun, why_loaded
+from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, EditOutcome, TopicRun, why_loaded
 
 READ_CHECK_UNLOADS = 3
 """Unloads that having a ledger read may take: before it or after its commit, after it, and after it is reverted."""
@@ -69,8 +70,8 @@ class ReadCheck:
     tiered_first: Collection[str] = ()
     passed_before: dict[NamespaceLocation, int] = field(default_factory=dict[NamespaceLocation, int])
     store: str = ""
-    not_asked: dict[tuple[OffloadLocation, str], dict[Topic, Outcome]] = field(
-        default_factory=dict[tuple[OffloadLocation, str], dict[Topic, Outcome]]
+    not_asked: dict[tuple[OffloadLocation, str], dict[Topic, EditOutcome]] = field(
+        default_factory=dict[tuple[OffloadLocation, str], dict[Topic, EditOutcome]]
     )
     blocked: dict[OffloadLocation, str] = field(default_factory=dict[OffloadLocation, str])
     unheld: str = ""
@@ -106,7 +107,7 @@ class ReadCheck:
         if proves:
             self._read.add((location_of(copy), broker))
 
-    def failed(self, topic: Topic, copy: Copy, unread: Outcome) -> None:
+    def failed(self, topic: Topic, copy: Copy, unread: EditOutcome) -> None:
         """Its broker did not read it; where it could not, nothing counts any more that was read at its location."""
         place = namespace_location(topic, copy)
         self.passed_before.pop(place, None)
@@ -121,7 +122,7 @@ class Unheld(Refused):
 
 def read_by_broker(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, entries: Iterable[int]
-) -> Outcome | None:
+) -> EditOutcome | None:
     """Why its broker does not read these entries of an offloaded ledger: it cannot, or gave no answer. None if it does.
 
     The read loads the topic, which is unloaded right after it, or that unload stays pending. One that fails holds its
@@ -138,7 +139,7 @@ def read_by_broker(
         raise
     except LifecycleError as error:
         raise InconclusiveRead(f"whether its broker can read it is not known: {error}") from error
-    unread: Outcome | None = None
+    unread: EditOutcome | None = None
     try:
         with _unloaded_after(ports, guard, pending):
             for entry_id in entries:
@@ -172,18 +173,18 @@ def read_by_broker(
 
 
 @dataclass(frozen=True, slots=True)
-class HeldRead(Outcome):
+class HeldRead(EditOutcome):
     """A read that failed and holds its location by ``hold``."""
 
     hold: unread_locations.Hold = field(kw_only=True)
 
 
-def _held(run: TopicRun, ports: Ports, topic: Topic, copy: Copy, unread: Outcome) -> Outcome:
+def _held(run: TopicRun, ports: Ports, topic: Topic, copy: Copy, unread: EditOutcome) -> EditOutcome:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
     if unread.outcome != CHECK_FAILED or isinstance(unread, HeldRead):
         return unread
     made = unread_locations.hold(ports.store, location_of(copy), run.run_id, f"{topic}: {unread.reason}")
-    return HeldRead(unread.outcome, unread.reason, unread.changes, hold=made)
+    return HeldRead(unread.outcome, unread.why, unread.changes, hold=made)
 
 
 @contextlib.contextmanager
@@ -245,7 +246,7 @@ def record_passed(
             topic,
             copy,
             read_check,
-            Outcome(CHECK_PASSED, "its broker reads it in the object store"),
+            EditOutcome(CHECK_PASSED, Why(Code.READ_CHECK_PASSED, "its broker reads it in the object store")),
             broker,
             mark,
         )
@@ -255,7 +256,7 @@ def record_passed(
 
 
 def record_failed(
-    run: TopicRun, ports: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: Outcome
+    run: TopicRun, ports: Ports, topic: Topic, copy: Copy, read_check: ReadCheck, unread: EditOutcome
 ) -> None:
     """Its broker did not read this ledger. Raises Unheld where deletion runs that are under way could not be told."""
     read_check.failed(topic, copy, unread)
@@ -287,7 +288,7 @@ def _broker_of(run: TopicRun, ports: Ports, topic: Topic, read_check: ReadCheck)
 
 def why_unread(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, copy: Copy, read_check: ReadCheck
-) -> Outcome | None:
+) -> EditOutcome | None:
     """Why no broker has shown in this run that it can read the location of an offload; None once its own has.
 
     If it has not, it reads this ledger, and its topic is loaded for that. Of a few topics at most: a broker may not
@@ -299,7 +300,7 @@ def why_unread(
     if read_check.waived:
         return None
     if said := read_check.blocked.get(where):
-        return Outcome(FAILED, f"its location could not be read in this run, of {said}")
+        return _location_unread(FAILED, f"its location could not be read in this run, of {said}")
     owner = read_check.owners.of(ports.store, run.brokers, topic)
     if read_check.reads(where, owner):
         return None
@@ -308,26 +309,26 @@ def why_unread(
         return asked[topic]
     if len(asked) >= ASKED:
         first, said = next(iter(asked.items()))
-        return Outcome(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
+        return _location_unread(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
     if not read_check.proves(topic):
-        return Outcome(FAILED, BOOKKEEPER_FIRST)
+        return EditOutcome(FAILED, Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST))
     guard.check(ports.store)
     if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
-        return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
+        return _location_unread(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
     entries = entries_to_ask(run, ports, copy)
     try:
         if why := _not_fresh(run, ports, guard, topic, read_check):
-            return Outcome(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
+            return _location_unread(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
         before = location_before(ports, copy)
         unread = read_by_broker(run, ports, guard, topic, copy, entries)
         if unread:
-            asked[topic] = Outcome(FAILED, unread.reason)
+            asked[topic] = EditOutcome(FAILED, unread.why)
         else:
             read_check.loaded[topic] = snapshot.topic_node(ports.store, topic)[0].stat.mzxid
     except STOPPING:
         raise
     except LifecycleError as error:
-        return Outcome(FAILED, f"no broker has read its location yet: {error}")
+        return _location_unread(FAILED, f"no broker has read its location yet: {error}")
     try:
         if unread:
             record_failed(run, ports, topic, copy, read_check, unread)
@@ -336,8 +337,12 @@ def why_unread(
     except (*STOPPING, Unheld):
         raise
     except LifecycleError as error:
-        asked[topic] = Outcome(FAILED, f"no broker has read its location yet: {error}")
+        asked[topic] = _location_unread(FAILED, f"no broker has read its location yet: {error}")
     return asked.get(topic)
+
+
+def _location_unread(outcome: str, text: str) -> EditOutcome:
+    return EditOutcome(outcome, Why(Code.LOCATION_UNREAD, text))
 
 
 def _not_fresh(run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, read_check: ReadCheck) -> str:
@@ -385,21 +390,20 @@ def _named_otherwise(ports: Ports, topic: Topic, copy: Copy) -> str:
     return "names another offload or none by now" if item else "does not list it any more"
 
 
-def _unread(error: LifecycleError, copy: Copy) -> Outcome:
+def _unread(error: LifecycleError, copy: Copy) -> EditOutcome:
     """What a failed read through a broker shows of this place."""
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
         why = f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
-        return Outcome(UNANSWERED, why)
+        return EditOutcome(UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
     if isinstance(error, AccessDenied):
-        return Outcome(
-            UNANSWERED, f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
-        )
-    return Outcome(
-        CHECK_FAILED,
+        why = f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
+        return EditOutcome(UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
+    why = (
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
-        f"driver {copy.driver} and this bucket)",
+        f"driver {copy.driver} and this bucket)"
     )
+    return EditOutcome(CHECK_FAILED, Why(Code.READ_CHECK_FAILED, why))
 
 
 def _tell(
@@ -408,7 +412,7 @@ def _tell(
     topic: Topic,
     copy: Copy,
     read_check: ReadCheck,
-    said: Outcome,
+    said: EditOutcome,
     broker: str,
     mark: Mapping[str, int],
 ) -> None:
@@ -416,5 +420,5 @@ def _tell(
     namespace, driver, metadata = namespace_location(topic, copy)
     place = {"namespace": namespace, "driver": driver, "metadata": metadata}
     detail = {"store": read_check.store, **place, "broker": broker, **mark}
-    what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.reason, uuid=str(copy.uuid))
+    what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.why, uuid=str(copy.uuid))
     record(run, ports, [what], {copy.ledger_id: detail}, action=READ_CHECK, phase=READ_CHECK)

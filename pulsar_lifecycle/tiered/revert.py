@@ -15,6 +15,7 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, REVERTED, REVERTING
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
@@ -24,7 +25,7 @@ from pulsar_lifecycle.topics.write import (
     FAILED,
     STOPPING,
     Change,
-    Outcome,
+    EditOutcome,
     TopicRun,
     edit_topic,
 )
@@ -58,20 +59,19 @@ def revert_topic(
     outcomes = [one for one in planned if one.outcome != GOES]
     going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
     if going:
-        about = "its topic is about to read it from BookKeeper again"
-        record(run, ports, [replace(one, outcome=REVERTING, reason=about) for one in planned if one.ledger_id in going])
+        about = Why(Code.ABOUT_TO, "its topic is about to read it from BookKeeper again")
+        record(run, ports, [replace(one, outcome=REVERTING, why=about) for one in planned if one.ledger_id in going])
         change = reverted_info(run, ports, topic, going, released=released, alone_matters=False)
         said = edit_topic(run, ports, guard, topic, change, policy)
         done = [
-            OffloadOutcome(str(topic), i, one.outcome, one.reason, uuid=str(going[i]))
-            for i, one in sorted(said.items())
+            OffloadOutcome(str(topic), i, one.outcome, one.why, uuid=str(going[i])) for i, one in sorted(said.items())
         ]
         try:
             record(run, ports, done)
         except STOPPING:
             raise
         except LifecycleError as failure:
-            done = [replace(one, reason=f"{one.reason}; the journal does not say so: {failure}") for one in done]
+            done = [replace(one, why=one.why.put(f"{one.why}; the journal does not say so: {failure}")) for one in done]
         outcomes += done
     return outcomes
 
@@ -90,19 +90,24 @@ def plan_revert(
         item = items.get(ledger_id)
         uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
         if item is None:
-            why = "its topic does not list it"
+            outcome, why = REFUSED, Why(Code.DELISTED, "its topic does not list it")
         elif uuid is None:
-            why = "it is not offloaded"
+            outcome, why = REFUSED, Why(Code.NOT_OFFLOADED, "it is not offloaded")
         elif ledger_id in opened:
-            why = f"an attempt of ours is open: {attempts.path_of(ledger_id)}"
+            outcome, why = REFUSED, Why(Code.ATTEMPT_OPEN, f"an attempt of ours is open: {attempts.path_of(ledger_id)}")
+        elif late := _released_of_late(run, node, item):
+            outcome, why = REFUSED, Why(Code.RELEASED, late)
+        elif problem := not_whole_in_bookkeeper(run, ports, topic, item, guard):
+            outcome, why = REFUSED, Why(Code.NOT_IN_BOOKKEEPER, problem)
+        elif foreign:
+            outcome, why = FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
         else:
-            why = _released_of_late(run, node, item) or not_whole_in_bookkeeper(run, ports, topic, item, guard)
-        outcome, reason = (REFUSED, why) if why else (FOREIGN_ATTEMPT, foreign) if foreign else (GOES, _IN_BOOKKEEPER)
-        found.append(OffloadOutcome(str(topic), ledger_id, outcome, reason, uuid=str(uuid or "")))
+            outcome, why = GOES, _IN_BOOKKEEPER
+        found.append(OffloadOutcome(str(topic), ledger_id, outcome, why, uuid=str(uuid or "")))
     return found
 
 
-_IN_BOOKKEEPER = "its topic reads it from BookKeeper again"
+_IN_BOOKKEEPER = Why(Code.FROM_BOOKKEEPER, "its topic reads it from BookKeeper again")
 
 
 LOOK_EVERY = 2_000
@@ -166,24 +171,25 @@ def reverted_info(
     ``alone_matters``: even beside an attempt of its broker, which that ends: what no broker can read is worse.
     """
 
-    def one(node: Node, item: LedgerInfo) -> Outcome:
+    def one(node: Node, item: LedgerInfo) -> EditOutcome:
         offload = item.offload
         if offload is None:
-            return Outcome(REVERTED, _IN_BOOKKEEPER)
+            return EditOutcome(REVERTED, _IN_BOOKKEEPER)
         if not offload.complete or offload.uuid != uuids[item.ledger_id]:
-            return Outcome(FAILED, f"its topic names another offload by now, {offload.uuid}")
+            return EditOutcome(FAILED, Why(Code.OTHER_COPY, f"its topic names another offload by now, {offload.uuid}"))
         if offload.bookkeeper_deleted and not released:
-            return Outcome(FAILED, "its copy in BookKeeper is released: it stays offloaded")
+            return EditOutcome(FAILED, Why(Code.RELEASED, "its copy in BookKeeper is released: it stays offloaded"))
         if why := _released_of_late(run, node, item):
-            return Outcome(REFUSED, why)
+            return EditOutcome(REFUSED, Why(Code.RELEASED, why))
         if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
-            return Outcome(FAILED, f"it stays offloaded: {problem}")
-        return Outcome(REVERTED, _IN_BOOKKEEPER, changes=True)
+            return EditOutcome(FAILED, Why(Code.NOT_IN_BOOKKEEPER, f"it stays offloaded: {problem}"))
+        return EditOutcome(REVERTED, _IN_BOOKKEEPER, changes=True)
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         if not alone_matters and (foreign := listed_ledgers.open_attempt(info)):
-            return info, dict.fromkeys(uuids, Outcome(FOREIGN_ATTEMPT, foreign))
-        said = dict.fromkeys(uuids, Outcome(FAILED, "its topic does not list it any more"))
+            return info, dict.fromkeys(uuids, EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)))
+        delisted = EditOutcome(FAILED, Why(Code.DELISTED, "its topic does not list it any more"))
+        said = dict.fromkeys(uuids, delisted)
         said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
         back = {ledger_id for ledger_id, word in said.items() if word.changes}
         ledgers = tuple(replace(item, offload=None) if item.ledger_id in back else item for item in info.ledgers)

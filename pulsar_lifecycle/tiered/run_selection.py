@@ -22,6 +22,7 @@ from pulsar_lifecycle.metastore import load_state
 from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
 from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
 from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD, RELEASE
@@ -74,7 +75,7 @@ class Waiting:
                 name,
                 -1,
                 LEFT_TO_BROKER,
-                f"{count} of its ledgers wait: {self._seen[name][0]}",
+                Why(Code.TOPIC_LOADED, f"{count} of its ledgers wait: {self._seen[name][0]}"),
                 sizes[name],
                 ledgers=count,
             )
@@ -124,7 +125,7 @@ def in_agreement(
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
     counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
     outcomes = [
-        OffloadOutcome(name, -1, REFUSED, f"{count} of its ledgers are left alone: {why}", ledgers=count)
+        OffloadOutcome(name, -1, REFUSED, why.put(f"{count} of its ledgers are left alone: {why}"), ledgers=count)
         for (name, why), count in counts.items()
         if why
     ]
@@ -133,31 +134,33 @@ def in_agreement(
 
 def _against(
     now: tuple[OffloadPolicy, str] | None, release: bool, action: str, driver: str, bucket: str, region: str, end: str
-) -> str:
+) -> Why | None:
     if now is None:
-        return "its namespace is gone"
+        return Why(Code.NAMESPACE_GONE, "its namespace is gone")
     policy, left_out = now
     if left_out:
-        return left_out
+        return Why(Code.TOPIC_PROTECTED, left_out)
     if action == OFFLOAD and (driver, bucket, region, end) != (
         policy.driver,
         policy.bucket,
         policy.region,
         policy.endpoint,
     ):
-        return "its offload policy names another place than when the plan was made: plan again"
+        why = "its offload policy names another place than when the plan was made: plan again"
+        return Why(Code.PLAN_OUTDATED, why)
     if action == RELEASE and not release:
-        return (
+        return Why(
+            Code.BROKERS_RELEASE,
             "copies in BookKeeper are the brokers' to release (offload.release), or deletion is switched off "
-            "(deletion.topicTwoPhaseDeletionEnabled)"
+            "(deletion.topicTwoPhaseDeletionEnabled)",
         )
     if action == RELEASE and (why := competing(policy)):
-        return why
+        return Why(Code.BROKERS_RELEASE, why)
     if action == RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
-        return "its brokers read another place by now than when the plan was made: plan again"
+        return Why(Code.PLAN_OUTDATED, "its brokers read another place by now than when the plan was made: plan again")
     if action == RELEASE and not policy.tiered_first:
-        return BOOKKEEPER_FIRST
-    return ""
+        return Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST)
+    return None
 
 
 def driver_metadata(row: Row) -> tuple[tuple[str, str], ...]:
@@ -258,8 +261,11 @@ def held_back(
             name,
             -1,
             LEFT,
-            f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, so a "
-            "few ledgers are released first; launch again once those are",
+            Why(
+                Code.LOCATION_UNREAD,
+                f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, "
+                "so a few ledgers are released first; launch again once those are",
+            ),
             sum(row["bytes"] or 0 for row in some),
             ledgers=len(some),
         )

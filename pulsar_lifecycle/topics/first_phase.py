@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pulsar_lifecycle.formats.deletion_message import LedgerType, PendingDeleteLedgerInfo
+from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
-from pulsar_lifecycle.topics.write import (
-    TopicRun,
-)
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+from pulsar_lifecycle.topics.write import TopicRun
 
 REMOVED = "removed"
 """Its topic lists it no more."""
@@ -30,18 +30,24 @@ NOT_COUNTED = "could not go when this launch's caps were checked, and count in n
 
 @dataclass(frozen=True, slots=True)
 class LedgerOutcome:
-    """What became of one ledger of one topic; ``ledger_id`` -1 speaks of the topic as a whole.
-
-    ``code`` says why a ledger stays (``trim_rules.Stays``); empty where the outcome says it all.
-    """
+    """What became of one ledger of one topic, and why; ``ledger_id`` -1 speaks of the topic as a whole."""
 
     topic: str
     ledger_id: int
     outcome: str
-    reason: str
+    why: Why
     bytes: int = 0
     component: str = ""
-    code: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return self.why.text
+
+
+def of_topic(topic: Topic | str, outcome: str, code: Code, text: str) -> LedgerOutcome:
+    """What became of a topic as a whole."""
+    return LedgerOutcome(str(topic), -1, outcome, Why(code, text))
 
 
 Report = Callable[[Sequence[LedgerOutcome]], None]
@@ -63,11 +69,11 @@ def send_messages(
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
-        outcome, reason = (SEND_FAILED, sent.error) if sent.error else (SENT, reason)
+        outcome = SEND_FAILED if sent.error else SENT
+        why = Why(Code.NOT_SENT, sent.error) if sent.error else Why(Code.PLANNED, reason)
         length = lengths.get(info.ledger_id, 0)
-        one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, reason, length, info.component.value)
-        row = journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now)
-        rows.append(replace(row, phase="send"))
+        one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, why, length, info.component.value)
+        rows.append(journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now, "send"))
     ports.journal.record(rows)
     return outcomes
 
@@ -81,22 +87,10 @@ def outcome_of_message(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str,
     return {"czxid": own, "uuid": "".join(map(copy_of, messages)), "bucket": "".join(map(bucket_of, messages))}
 
 
-def journal_row(run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int) -> JournalRow:
+def journal_row(
+    run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int, phase: str = "mark"
+) -> JournalRow:
     """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
-    return JournalRow(
-        run_id=run.run_id,
-        cluster=run.cluster,
-        plan_id=run.plan_id,
-        ledger_id=one.ledger_id,
-        component=one.component,
-        topic=one.topic,
-        action=action_of(kind),
-        phase="mark",
-        outcome=one.outcome,
-        reason=one.reason,
-        code=one.code or None,
-        bytes=one.bytes,
-        checksum="",
-        detail=json.dumps(detail, sort_keys=True),
-        at=now,
-    )
+    writer = Writer(run.run_id, run.cluster, run.plan_id)
+    about = Subject(one.ledger_id, one.component, one.topic, one.bytes, detail=detail)
+    return writer.row(Step(action_of(kind), phase), about, one.outcome, one.why, now)

@@ -14,12 +14,14 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound
 from pulsar_lifecycle.metastore import load_state, walk
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, Clock, MetadataStore, Node
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.throttle import RateBudget
@@ -38,6 +40,15 @@ WATCHED_FOR = 2
 
 BUNDLES_ROOT = "/admin/local-policies"
 """Bundle boundaries by namespace (LocalPolicies); a topic's place is the CRC-32 of its full name."""
+
+
+class UnloadAttempt(Enum):
+    """What came of unloading a topic before it is written, where it did not fail."""
+
+    NOT_NEEDED = auto()
+    """Nothing speaks against unloading it after the write."""
+    UNLOADED = auto()
+    """No broker has it by now."""
 
 
 class Unloads:
@@ -82,25 +93,24 @@ class Unloads:
             return f"pending unloads fail (`pulsar-lifecycle status`): {first}"
         return ""
 
-    def try_before(self, admin: BrokerAdmin, topic: Topic) -> str | None:
-        """Unload a loaded topic that is to be written, where it is doubtful whether that works once it is.
+    def try_before(self, admin: BrokerAdmin, topic: Topic) -> UnloadAttempt | Why:
+        """Unload a loaded topic before it is written, if an unload of this run, or a pending one, has failed.
 
-        That is where the unload of a topic that this run wrote has failed, or one that was pending before, of
-        whatever tenant, and nothing of this one has worked. None if there is no doubt; otherwise why it failed, empty
-        if it worked: then look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack
-        of permission, no more are tried. Nothing is pending after this.
+        Of whatever tenant, while nothing of this one has worked. Otherwise ``NOT_NEEDED``. Once it is ``UNLOADED``,
+        look at the topic anew. After ``MAX_FAILURES`` of a tenant failed in a row, or one for lack of permission, no
+        more are tried. Nothing is pending after this.
         """
         tenant = topic.namespace.tenant
         sure = not self._failures or (tenant in self._works and not self._written_failed)
         if sure or topic in self._unloaded:
-            return None
+            return UnloadAttempt.NOT_NEEDED
         failures = self._tried.setdefault(tenant, [])
         if len(failures) >= MAX_FAILURES:
-            return f"topics of its tenant cannot be unloaded: {failures[0]}"
+            return Why(Code.NOT_UNLOADED, f"topics of its tenant cannot be unloaded: {failures[0]}")
         failure = self._attempts(admin, topic, lambda: False)
         if failure and not isinstance(failure, NotFound):  # which says nothing of any other topic
             failures += _weighed(failure)
-        return f"it cannot be unloaded: {failure}" if failure else ""
+        return Why(Code.NOT_UNLOADED, f"it cannot be unloaded: {failure}") if failure else UnloadAttempt.UNLOADED
 
     @property
     def down(self) -> bool:

@@ -32,13 +32,14 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.snapshot import Shadows
-from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
 
 FAILED = "failed"
 """Something did not do its part, and the reason says what: run again."""
@@ -207,13 +208,16 @@ def why_loaded(
     return load.text if load.state is LoadState.LOADED else ""
 
 
-def why_not_unloaded(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> str | None:
-    """Why a loaded topic must not be written; None if it may, empty if it was unloaded just now: look at it anew.
+def unload_first(ports: Ports, guard: RunGuard, topic: Topic, *, anyway: bool = False) -> UnloadAttempt | Why:
+    """Unload a loaded topic before it is written, if that is needed; why it must not be written, if that failed.
 
-    ``anyway``: not writing it would be worse than a pending unload that fails.
+    Once it is ``UNLOADED``, look at it anew. ``anyway``: not writing it would be worse than a pending unload that
+    fails.
     """
-    why = guard.unloads.lacks() or (None if anyway else guard.unloads.try_before(ports.admin, topic))
-    return f"its topic is loaded, and {why}" if why else why
+    if lack := guard.unloads.lacks():
+        return Why(Code.NOT_UNLOADED, f"its topic is loaded, and {lack}")
+    tried = UnloadAttempt.NOT_NEEDED if anyway else guard.unloads.try_before(ports.admin, topic)
+    return tried.put(f"its topic is loaded, and {tried}") if isinstance(tried, Why) else tried
 
 
 ATTEMPTS = 5
@@ -221,15 +225,20 @@ ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class EditOutcome:
     """What becomes of one ledger of the topic by an edit, why, and whether its metadata ``changes``."""
 
     outcome: str
-    reason: str
+    why: Why
     changes: bool = False
 
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return self.why.text
 
-Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, Outcome]]]
+
+Change = Callable[[Node, ManagedLedgerInfo], tuple[ManagedLedgerInfo, dict[int, EditOutcome]]]
 """What a topic's metadata should be, from what it is now, and what that means for each ledger.
 
 It is called anew for every try, so it must see an earlier write of its own as done. An unchanged info writes nothing.
@@ -238,7 +247,7 @@ It is called anew for every try, so it must see an earlier write of its own as d
 
 def edit_topic(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str
-) -> dict[int, Outcome]:
+) -> dict[int, EditOutcome]:
     """Bring a topic's metadata to what ``change`` makes of it, by one compare-and-set with the unload it asks for.
 
     ``policy`` names the setting that lets loaded topics be written; empty: this one is in any case. Where it does not,
@@ -253,12 +262,12 @@ def edit_topic(
         raise
     still_pending = write.finish(sure=True)
     suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
-    return {i: replace(one, reason=one.reason + suffix) for i, one in said.items()}
+    return {i: replace(one, why=one.why.put(one.reason + suffix)) for i, one in said.items()}
 
 
 def _edit(
     run: TopicRun, ports: Ports, guard: RunGuard, topic: Topic, change: Change, policy: str, write: TopicWrite
-) -> dict[int, Outcome]:
+) -> dict[int, EditOutcome]:
     for _ in range(ATTEMPTS):
         guard.check(ports.store)
         ports.store.sync("/")
@@ -268,15 +277,17 @@ def _edit(
         if wanted == info:
             return said
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
-        stays = ""
+        stays: Why | None = None
         if loaded and policy and not run.writes_loaded(topic):
-            stays = f"its topic counts as loaded ({loaded}), and {policy} does not name it"
-        elif loaded and (refusal := why_not_unloaded(ports, guard, topic, anyway=not policy)) is not None:
-            if not refusal:
+            stays = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {policy} does not name it")
+        elif loaded:
+            tried = unload_first(ports, guard, topic, anyway=not policy)
+            if tried is UnloadAttempt.UNLOADED:
                 continue
-            stays = refusal
+            if isinstance(tried, Why):
+                stays = tried
         if stays:
-            return {i: Outcome(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+            return {i: EditOutcome(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
         checked = checked_path(ports.store, run.ledgers_root, topic, node, info)
         if loaded:
             guard.unloads.wait()

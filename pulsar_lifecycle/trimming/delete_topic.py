@@ -20,7 +20,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.codes import Code
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
@@ -29,6 +29,7 @@ from pulsar_lifecycle.topics.first_phase import (
     REMOVED,
     LedgerOutcome,
     journal_row,
+    of_topic,
     outcome_of_message,
     send_messages,
 )
@@ -37,14 +38,11 @@ from pulsar_lifecycle.topics.write import FAILED, TopicRun
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim import guarded
 
-TOPIC_DELETED = "its topic is deleted"
-"""Reason of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
+TOPIC_DELETED = Why(Code.TOPIC_DELETED, "its topic is deleted")
+"""Why of outcome ``removed``: the broker deleted the topic, and of its ledgers those that it could."""
 
-BROKER_ALONE = "its broker alone deletes it, with its topic: no message can be sent about it"
-"""Reason of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
-
-BROKER_DELETED = "the broker deleted it, but not its topic"
-"""How the reason of outcome ``left`` begins where the topic stays, and the ledger is gone."""
+BROKER_ALONE = Why(Code.MAY_GO, "its broker alone deletes it, with its topic: no message can be sent about it")
+"""Why of outcome ``goes`` of a listed ledger whose tags, or whose copy's place, allow no message."""
 
 _Named = tuple[Mapping[str, Any] | None, Sequence[PendingDeleteLedgerInfo], int]
 """A ledger's row of ``tables.BOOKKEEPER_LEDGERS``, None where BookKeeper does not have it; its messages; its bytes."""
@@ -58,9 +56,9 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[Ledge
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
         return [
-            *_marked(topic, named, GOES, "its topic is to be deleted"),
+            *_marked(topic, named, GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
             *(LedgerOutcome(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
-            LedgerOutcome(str(topic), -1, GOES, "the broker is to be asked to delete it"),
+            of_topic(topic, GOES, Code.MAY_GO, "the broker is to be asked to delete it"),
         ]
 
     return guarded(topic, look)
@@ -90,14 +88,14 @@ def _delete(
     unsent = next((one for one in sent if one.error), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
-        return _journalled(run, ports, topic, named, LEFT, f"{reason}: {unsent.error}")
-    _journalled(run, ports, topic, named, MARKED, "its topic is about to be deleted")
+        return _journalled(run, ports, topic, named, LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))
+    _journalled(run, ports, topic, named, MARKED, Why(Code.ABOUT_TO, "its topic is about to be deleted"))
     try:
         again, now = _refuse(run, ports, topic)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
-        return _journalled(run, ports, topic, named, LEFT, f"nothing was deleted: {refusal}")
+        return _journalled(run, ports, topic, named, LEFT, Why(Code.TOPIC_REFUSED, f"nothing was deleted: {refusal}"))
     guard.check(ports.store)
     failure = "its z-node is still there"
     try:
@@ -107,14 +105,14 @@ def _delete(
     ports.store.sync("/")
     after = ports.store.read([node.path])[0]
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
-        return _journalled(run, ports, topic, named, REMOVED, TOPIC_DELETED, code=Code.TOPIC_DELETED)
-    reason = f"its topic is not deleted, so its messages will find it in use and be kept: {failure}"
+        return _journalled(run, ports, topic, named, REMOVED, TOPIC_DELETED)
+    why = Why(Code.TOPIC_STAYS, f"its topic is not deleted, so its messages will find it in use and be kept: {failure}")
     had = [i for i, (row, _, _) in named.items() if row]
     nodes = ports.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
-    said = {i: f"{BROKER_DELETED}: {failure}" for i, now in zip(had, nodes, strict=True) if now is None}
-    if said:
-        said[-1] = f"the broker deleted {len(said)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
-    return _journalled(run, ports, topic, named, LEFT, reason, said)
+    deleted = Why(Code.BROKER_DELETED, f"the broker deleted it, but not its topic: {failure}")
+    gone = {i: deleted for i, now in zip(had, nodes, strict=True) if now is None}
+    text = f"the broker deleted {len(gone)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
+    return _journalled(run, ports, topic, named, LEFT, why, gone, why.put(text) if gone else why)
 
 
 def _ids(info: ManagedLedgerInfo) -> list[int]:
@@ -156,9 +154,9 @@ def _named(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, dict[int, _
     return node, named
 
 
-def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, reason: str) -> list[LedgerOutcome]:
+def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, why: Why) -> list[LedgerOutcome]:
     return [
-        LedgerOutcome(str(topic), i, outcome, reason, length, messages[0].component.value)
+        LedgerOutcome(str(topic), i, outcome, why, length, messages[0].component.value)
         for i, (_, messages, length) in named.items()
     ]
 
@@ -169,21 +167,19 @@ def _journalled(
     topic: Topic,
     named: Mapping[int, _Named],
     outcome: str,
-    reason: str,
-    reasons: Mapping[int, str] = {},
-    code: str = "",
+    why: Why,
+    deleted: Mapping[int, Why] = {},
+    of_all: Why | None = None,
 ) -> list[LedgerOutcome]:
-    """Journal one row per ledger; returns them and one for the topic. ``reasons``: of those that the broker deleted."""
+    """Journal one row per ledger; returns them and one for the topic, whose why is ``of_all`` if that is given.
+
+    ``deleted``: ledgers that the broker deleted all the same.
+    """
     now = ports.clock.now_ms()
-    marked = [
-        replace(m, reason=reasons[m.ledger_id], code=Code.BROKER_DELETED)
-        if m.ledger_id in reasons
-        else replace(m, code=code)
-        for m in _marked(topic, named, outcome, reason)
-    ]
+    marked = [replace(m, why=deleted.get(m.ledger_id, why)) for m in _marked(topic, named, outcome, why)]
     rows: list[JournalRow] = []
     for one, (_, messages, _) in zip(marked, named.values(), strict=True):
         detail = outcome_of_message(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     ports.journal.record(rows)
-    return [*marked, LedgerOutcome(str(topic), -1, FAILED if outcome == LEFT else outcome, reasons.get(-1, reason))]
+    return [*marked, LedgerOutcome(str(topic), -1, FAILED if outcome == LEFT else outcome, of_all or why)]

@@ -27,6 +27,7 @@ from pulsar_lifecycle.formats.managed_ledger import ManagedLedgerInfo
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node, Sent
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
@@ -39,11 +40,12 @@ from pulsar_lifecycle.topics.first_phase import (
     LedgerOutcome,
     Report,
     journal_row,
+    of_topic,
     outcome_of_message,
     send_messages,
 )
 from pulsar_lifecycle.topics.listed_ledgers import Copy
-from pulsar_lifecycle.topics.unloads import RunGuard, bundles, finish_unloads
+from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
     FAILED,
@@ -54,8 +56,8 @@ from pulsar_lifecycle.topics.write import (
     TopicWrite,
     checked_path,
     judges,
+    unload_first,
     why_loaded,
-    why_not_unloaded,
 )
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim_rules import Stays, Verdict
@@ -97,8 +99,11 @@ def trim_topics(
     for topic in trim_rules.spread((bundle, topic) for topic, bundle in bundles(ports.store, by_topic).items()):
         if why := still_pending.get(str(topic)):
             found = [
-                LedgerOutcome(
-                    str(topic), -1, FAILED, f"nothing was trimmed, an unload of it was pending: {why}; run again"
+                of_topic(
+                    topic,
+                    FAILED,
+                    Code.UNLOAD_PENDING,
+                    f"nothing was trimmed, an unload of it was pending: {why}; run again",
                 )
             ]
         else:
@@ -107,7 +112,7 @@ def trim_topics(
         outcomes += found
     still = finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
     return outcomes + [
-        LedgerOutcome(name, -1, FAILED, f"an unload of it is pending: {why}") for name, why in still.items()
+        of_topic(name, FAILED, Code.UNLOAD_PENDING, f"an unload of it is pending: {why}") for name, why in still.items()
     ]
 
 
@@ -117,11 +122,8 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
     def look() -> list[LedgerOutcome]:
         pending = [one for one in control.pending_unloads(ports.store) if one.topic == order.topic]
         if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
-            return [
-                LedgerOutcome(
-                    str(order.topic), -1, FAILED, f"nothing would be trimmed, an unload of it is pending: {broken}"
-                )
-            ]
+            why = f"nothing would be trimmed, an unload of it is pending: {broken}"
+            return [of_topic(order.topic, FAILED, Code.UNLOAD_PENDING, why)]
         view = _look(run, ports, order)
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
@@ -134,7 +136,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         goes = (
             (LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (GOES, "; ".join(filter(None, (first, loaded))))
+            else (GOES, Why(Code.MAY_GO, "; ".join(filter(None, (first, loaded)))))
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
@@ -148,9 +150,9 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
     except STOPPING:
         raise
     except Refused as refusal:
-        return [LedgerOutcome(str(topic), -1, REFUSED, str(refusal))]
+        return [of_topic(topic, REFUSED, Code.TOPIC_REFUSED, str(refusal))]
     except LifecycleError as error:
-        return [LedgerOutcome(str(topic), -1, FAILED, str(error))]
+        return [of_topic(topic, FAILED, Code.SERVER_FAILED, str(error))]
 
 
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
@@ -168,7 +170,7 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
 def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> LedgerOutcome:
     first = min((item.ledger_id for item in info.ledgers), default=None)
     begins = "lists no ledger" if first is None else f"begins with ledger {first}"
-    return LedgerOutcome(str(order.topic), -1, NOTHING, f"it {begins}: none is up to {order.up_to}")
+    return of_topic(order.topic, NOTHING, Code.NOTHING_LISTED, f"it {begins}: none is up to {order.up_to}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,12 +188,15 @@ class _View:
     def goes(self) -> list[int]:
         return [v.ledger_id for v in self.verdicts if v.goes]
 
-    def marked(self, ledger_id: int, outcome: str, reason: str, code: str = "") -> LedgerOutcome:
+    def marked(self, ledger_id: int, outcome: str, why: Why) -> LedgerOutcome:
+        component = LedgerComponent.MANAGED_LEDGER.value
+        return LedgerOutcome(str(self.topic), ledger_id, outcome, why, self.length(ledger_id), component)
+
+    def length(self, ledger_id: int) -> int:
+        """Bytes of a ledger; 0 where that is not known."""
         size = next((i.size for i in self.info.ledgers if i.ledger_id == ledger_id), None)
         copy = self.copies.get(ledger_id)
-        length = (copy.length if copy else 0) if size is None else size
-        component = LedgerComponent.MANAGED_LEDGER.value
-        return LedgerOutcome(str(self.topic), ledger_id, outcome, reason, length, component, code)
+        return (copy.length if copy else 0) if size is None else size
 
     def stays(self, verdict: Verdict) -> LedgerOutcome:
         """What becomes of a ledger that may not leave; one before all that are listed has left already.
@@ -200,11 +205,12 @@ class _View:
         """
         first = min((item.ledger_id for item in self.info.ledgers), default=-1)
         if verdict.ledger_id >= first:
-            return self.marked(verdict.ledger_id, REFUSED, verdict.reason, verdict.code or "")
+            return self.marked(verdict.ledger_id, REFUSED, verdict.why)
         copy = self.copies[verdict.ledger_id]
         if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
-            return self.marked(verdict.ledger_id, REFUSED, f"{verdict.reason}: {copy.problem}")
-        return self.marked(verdict.ledger_id, NOTHING, f"{verdict.reason}: it begins with ledger {first}")
+            return self.marked(verdict.ledger_id, REFUSED, verdict.why.put(f"{verdict.reason}: {copy.problem}"))
+        why = verdict.why.put(f"{verdict.reason}: it begins with ledger {first}")
+        return self.marked(verdict.ledger_id, NOTHING, why)
 
 
 def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
@@ -231,8 +237,9 @@ def _loaded(run: TopicRun, ports: Ports, view: _View) -> str:
     return why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, view.topic, view.node, view.info)
 
 
-def _left_to_broker(why: str) -> str:
-    return f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
+def _left_to_broker(why: str) -> Why:
+    text = f"its topic counts as loaded ({why}), and trimming.loaded_topics does not name it"
+    return Why(Code.TOPIC_LOADED, text)
 
 
 class _Trim:
@@ -256,13 +263,13 @@ class _Trim:
                 why = f"its topic's z-node changed {ATTEMPTS} times while it was judged; run again"
                 if self._write.unknown:
                     raise Refused(why)
-                self._leave_rest(why)
+                self._leave_rest(Why(Code.CHANGED_MEANWHILE, why))
         except LifecycleError as error:
             self._write.finish_after(error)
             if not self._marked or not judges(error) or self._write.unknown:
                 self._journal_what_is_there(error)
                 raise
-            self._leave_rest(str(error))
+            self._leave_rest(Why(Code.TOPIC_REFUSED, str(error)))
         still_pending = self._write.finish(sure=True)
         self._journal_outcomes(still_pending)
         return [self._outcomes[i] for i in sorted(self._outcomes)]
@@ -279,19 +286,18 @@ class _Trim:
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
                 left = v.ledger_id in self._marked
-                self._outcomes[v.ledger_id] = (
-                    view.marked(v.ledger_id, LEFT, v.reason, v.code or "") if left else view.stays(v)
-                )
+                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, LEFT, v.why) if left else view.stays(v)
         if not view.goes:
             return True
         loaded = _loaded(self._run, ports, view)
-        stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else ""
+        stays = _left_to_broker(loaded) if loaded and not self._run.writes_loaded(view.topic) else None
         if not stays and not (view := self._counted_only(view)).goes:
             return True
-        if loaded and not stays and (refusal := why_not_unloaded(ports, self._guard, view.topic)) is not None:
-            if not refusal:
+        if loaded and not stays:
+            tried = unload_first(ports, self._guard, view.topic)
+            if tried is UnloadAttempt.UNLOADED:
                 return False
-            stays = refusal
+            stays = tried if isinstance(tried, Why) else None
         if stays:
             for ledger_id in view.goes:
                 outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER
@@ -307,7 +313,7 @@ class _Trim:
             return view
         for ledger_id in view.goes:
             if ledger_id not in counted:
-                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, f"it {NOT_COUNTED}", Stays.NOT_COUNTED)
+                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, Why(Stays.NOT_COUNTED, f"it {NOT_COUNTED}"))
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
     def _account_for_lost_write(self, view: _View) -> bool:
@@ -316,11 +322,13 @@ class _Trim:
         self._write.seen(view.node.stat.version)
         listed = {item.ledger_id for item in view.info.ledgers}
         gone = {i: one for i, one in self._marked.items() if i not in listed}
-        self._outcomes |= {i: replace(one, reason="its topic does not list it any more") for i, one in gone.items()}
+        why = Why(Code.DELISTED, "its topic does not list it any more")
+        self._outcomes |= {i: replace(one, why=why) for i, one in gone.items()}
         if not gone or len(gone) < len(self._marked):
             return False
+        next_run = Why(Code.MAY_GO, "its turn comes with the next run")
         self._outcomes |= {
-            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.reason or "its turn comes with the next run")
+            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.why if v.code else next_run)
             for v in view.verdicts
             if v.ledger_id not in gone
         }
@@ -332,13 +340,15 @@ class _Trim:
         by_id = {item.ledger_id: item for item in view.info.ledgers}
         messages = {i: trim_rules.data_messages(view.topic, by_id[i], view.copies.get(i), now) for i in view.goes}
         todo = [m for i in view.goes for m in messages[i] if not self._acknowledged(m)]
-        lengths = {i: view.marked(i, "", "").bytes for i in view.goes}
+        lengths = {i: view.length(i) for i in view.goes}
         for sent in send_messages(self._run, self._tools, todo, lengths):
             self._sent[sent.info.ledger_id, sent.info.ledger_type] = sent
         leaving = trim_rules.prefix(view.goes, {i for i in view.goes if all(map(self._acknowledged, messages[i]))})
         for ledger_id in view.goes[len(leaving) :]:
             error = next((self._sent[ledger_id, m.ledger_type].error for m in messages[ledger_id]), "")
-            why = f"its message was not acknowledged: {error}" if error else "a ledger before it stays"
+            why = Why(Stays.NOT_PREFIX, "a ledger before it stays")
+            if error:
+                why = Why(Code.NOT_SENT, f"its message was not acknowledged: {error}")
             self._outcomes[ledger_id] = view.marked(ledger_id, LEFT, why)
         return leaving
 
@@ -356,8 +366,9 @@ class _Trim:
         again = _look(self._run, self._tools, self._order)
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
-        removed = {i: view.marked(i, REMOVED, "taken off its topic's list") for i in leaving}
-        about = [replace(removed[i], reason="about to be taken off its topic's list") for i in leaving]
+        removed = {i: view.marked(i, REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving}
+        about_to = Why(Code.ABOUT_TO, "about to be taken off its topic's list")
+        about = [replace(removed[i], why=about_to) for i in leaving]
         self._journal(MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
         self._marks |= {i: self._mark(i) for i in leaving}
         self._marked |= removed
@@ -386,12 +397,12 @@ class _Trim:
             trim_rules.acknowledged(item, copy, position) for position in positions.values() for item, copy in items
         )
 
-    def _leave_rest(self, reason: str) -> None:
+    def _leave_rest(self, why: Why) -> None:
         """Whatever was marked and is not known to have left."""
         for ledger_id, one in self._marked.items():
-            self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, reason=reason))
+            self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, why=why))
         if not self._marked:
-            self._outcomes[-1] = LedgerOutcome(str(self._order.topic), -1, FAILED, reason)
+            self._outcomes[-1] = LedgerOutcome(str(self._order.topic), -1, FAILED, why)
 
     def _journal_what_is_there(self, error: LifecycleError) -> None:
         """The last word on what was marked before an error, if the topic can be read; else ``marked`` remains it."""
@@ -401,15 +412,15 @@ class _Trim:
             self._tools.store.sync("/")
             _, info = snapshot.topic_node(self._tools.store, self._order.topic)
             listed = {item.ledger_id for item in info.ledgers}
-            here = (LEFT, f"its topic lists it still: {error}")
-            gone = (REMOVED, f"its topic does not list it any more; then: {error}")
+            here = (LEFT, Why(Code.SERVER_FAILED, f"its topic lists it still: {error}"))
+            gone = (REMOVED, Why(Code.DELISTED, f"its topic does not list it any more; then: {error}"))
             said = {i: here if i in listed else gone for i in self._marked}
-            self._journal("", [replace(self._marked[i], outcome=o, reason=r) for i, (o, r) in said.items()])
+            self._journal("", [replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
 
     def _journal_outcomes(self, still_pending: str) -> None:
         suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
         after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == LEFT]
-        self._journal("", [replace(one, reason=one.reason + suffix) for one in after])
+        self._journal("", [replace(one, why=one.why.put(one.reason + suffix)) for one in after])
 
     def _journal(self, outcome: str, marked: Sequence[LedgerOutcome]) -> None:
         """One row per ledger, with ``outcome`` or its own."""

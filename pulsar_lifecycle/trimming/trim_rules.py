@@ -23,6 +23,7 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext as OffloadOut
 from pulsar_lifecycle.formats.offload_object import S3_DRIVERS, halves
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.records import findings, owner_names
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.topics.listed_ledgers import Copy, copy_of, open_attempt
 
@@ -60,6 +61,11 @@ class Verdict:
     def goes(self) -> bool:
         """Whether it may leave its topic."""
         return self.code is None
+
+    @property
+    def why(self) -> Why:
+        """Why it stays, or that it may go."""
+        return Why(self.code or Code.MAY_GO, self.reason)
 
 
 def copies_of(rows: Mapping[int, Mapping[str, Any] | None], topic: Topic, context: findings.Context) -> dict[int, Copy]:

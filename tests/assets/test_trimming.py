@@ -14,6 +14,7 @@ from pulsar_lifecycle.records.outcomes import REFUSED
 from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED, LedgerOutcome, Report
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from pulsar_lifecycle.trimming.trim import TrimOrder
+from tests.kit.builders import some_why
 
 NAME = "persistent://acme/orders/placed"
 
@@ -52,10 +53,10 @@ def test_a_topic_needs_its_full_name() -> None:
 
 def test_what_needs_an_eye_comes_first() -> None:
     rows = [
-        LedgerOutcome(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger"),
-        LedgerOutcome(NAME, 2, REFUSED, "cursor s stands at 2:0", 20, "Managed-Ledger"),
-        LedgerOutcome(f"{NAME}-2", -1, FAILED, "no answer"),
-        LedgerOutcome(f"{NAME}-3", 3, LEFT_TO_BROKER, "its topic counts as loaded", 30, "Managed-Ledger"),
+        LedgerOutcome(NAME, 1, REMOVED, some_why("taken off"), 10, "Managed-Ledger"),
+        LedgerOutcome(NAME, 2, REFUSED, some_why("cursor s stands at 2:0"), 20, "Managed-Ledger"),
+        LedgerOutcome(f"{NAME}-2", -1, FAILED, some_why("no answer")),
+        LedgerOutcome(f"{NAME}-3", 3, LEFT_TO_BROKER, some_why("its topic counts as loaded"), 30, "Managed-Ledger"),
     ]
     metadata = shown(rows, dry_run=False)
     sample = metadata["sample"]
@@ -67,14 +68,14 @@ def test_what_needs_an_eye_comes_first() -> None:
         LEFT_TO_BROKER,
     ]
     assert metadata["ledgers"] == 3
-    assert f"| {NAME}-3 | left-to-broker | its topic counts as loaded | 1 |" in metadata["topics"].md_str
+    assert f"| {NAME}-3 | left-to-broker | server_failed | 1 | its topic" in metadata["topics"].md_str
     assert "cursor s stands at 2:0" in metadata["topics"].md_str
     assert "| removed | 1 | 10 B |" in metadata["outcomes"].md_str
 
 
 def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     def work(report: Report) -> list[LedgerOutcome]:
-        report([LedgerOutcome(NAME, 1, REMOVED, "taken off", 10, "Managed-Ledger")])
+        report([LedgerOutcome(NAME, 1, REMOVED, some_why("taken off"), 10, "Managed-Ledger")])
         raise Paused("paused: why")
 
     with pytest.raises(dg.Failure, match="paused: why") as failure:
@@ -82,8 +83,8 @@ def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     assert failure.value.metadata["ledgers"].value == 1
 
 
-NO_TOPIC = LedgerOutcome(NAME, -1, REFUSED, "it is no topic")
-HELD = LedgerOutcome(f"{NAME}-2", 1, REFUSED, "a legal hold", 10, "Managed-Ledger")
+NO_TOPIC = LedgerOutcome(NAME, -1, REFUSED, some_why("it is no topic"))
+HELD = LedgerOutcome(f"{NAME}-2", 1, REFUSED, some_why("a legal hold"), 10, "Managed-Ledger")
 
 
 def test_a_run_that_was_refused_everything_fails() -> None:

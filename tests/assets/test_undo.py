@@ -20,12 +20,14 @@ from pulsar_lifecycle.deletion.undo.undone import (
     Undone,
 )
 from pulsar_lifecycle.ports import Archived
+from tests.kit.builders import some_why
 
 
 def result(*outcomes: str, not_archived: tuple[int, ...] = ()) -> Result:
     rows = [Archived("r", "east", i, f"/ledgers/{i}", b"", 0, 1, 1, 1) for i in range(len(outcomes))]
     ledgers = [
-        Undone(row, outcome=outcome, reason=f"because {outcome}") for row, outcome in zip(rows, outcomes, strict=True)
+        Undone(row, outcome=outcome, why=some_why(f"because {outcome}"))
+        for row, outcome in zip(rows, outcomes, strict=True)
     ]
     return Result(ledgers, not_archived)
 

@@ -158,9 +158,9 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         killed(pipeline, plan, "persistent/alone")
         assert listed(sandbox, alone) == ids[alone][-1:]
         found = apply_retention(where, "again", Order(plan.plan_id, plan.digest), dry_run=False)
-        said = {one.ledger_id: (one.outcome, one.code) for one in found if one.topic in ids}
+        said = {one.ledger_id: (one.outcome, one.why.code) for one in found if one.topic in ids}
         assert {said[i][0] for i in ids[read][:2]} <= {REMOVED, NOTHING}
-        assert {said[i] for i in ids[alone][:-1]} == {(NOTHING, "")}
+        assert {said[i] for i in ids[alone][:-1]} == {(NOTHING, Stays.NOT_LISTED)}
         assert {said[i] for i in ids[changed][:-1]} == {(REFUSED, Stays.POLICY)}
         assert listed(sandbox, read) == ids[read][2:]
         assert listed(sandbox, own) == ids[own]

@@ -13,6 +13,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent, PendingDe
 from pulsar_lifecycle.journal.metrics import HOUR_MS
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records import outcomes
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.gaps import Gap, GapCode
 
 NOON = 1_760_000_000_000
@@ -105,3 +106,8 @@ def entry(payload: bytes = b"hello", **fields: Any) -> bytes:
 
 CHUNK = entry(b"x", num_chunks_from_msg=3, chunk_id=1, uuid="u", compression=pb.LZ4)
 """Part of a message: REST cannot show it."""
+
+
+def some_why(text: str = "") -> Why:
+    """Why something is so, where a test does not care for the code."""
+    return Why(Code.SERVER_FAILED, text)

@@ -51,6 +51,7 @@ from pulsar_lifecycle.ports import (
     Node,
 )
 from pulsar_lifecycle.records import findings, owner_names
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import component_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
@@ -69,7 +70,7 @@ def preview(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pendin
         _first_check(run, ports, some)
         for one in some:
             if not one.outcome:
-                one.decide(RESTORABLE, described(one))
+                one.decide(RESTORABLE, Code.ENTRIES_THERE, described(one))
     return ledgers
 
 
@@ -133,17 +134,19 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
     for one in ledgers:
         row = one.archived
         if row.cluster != cluster:
-            one.decide(REFUSED, f"it was deleted from another cluster, {row.cluster}")
+            one.decide(REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another cluster, {row.cluster}")
         elif row.path != ledger_path.ledger_path(row.ledger_id, root):
-            one.decide(REFUSED, f"it was deleted from another place, {row.path}")
+            one.decide(REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another place, {row.path}")
         else:
             try:
                 one.metadata = ledger_metadata.decode(row.data)
             except CorruptFormat as error:
-                one.decide(REFUSED, f"what the archive holds is no ledger metadata: {error}")
+                one.decide(REFUSED, Code.ARCHIVE_DAMAGED, f"what the archive holds is no ledger metadata: {error}")
                 continue
             if one.metadata.state is not LedgerState.CLOSED:
-                one.decide(REFUSED, f"it was {one.metadata.state.name}: what it should hold is not known")
+                one.decide(
+                    REFUSED, Code.NEVER_CLOSED, f"it was {one.metadata.state.name}: what it should hold is not known"
+                )
     _name(ledgers, root)
     return ledgers
 
@@ -169,21 +172,25 @@ def _look(ports: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int
         row = one.archived
         if row.czxid > newest:
             one.decide(
-                REFUSED, "the metadata store is younger than the archived z-node: it was restored, or is another"
+                REFUSED,
+                Code.STORE_RESTORED,
+                "the metadata store is younger than the archived z-node: it was restored, or is another",
             )
         elif node is None:
             continue
         elif not isinstance(node, Node):
-            one.decide(REFUSED, f"its z-node is there and cannot be read: {node.reason}")
+            one.decide(REFUSED, Code.UNREAD, f"its z-node is there and cannot be read: {node.reason}")
         elif not _is_same(node.data, one.metadata):
-            one.decide(REFUSED, "its id was issued again, or its metadata was changed since: the z-node is another")
+            why = "its id was issued again, or its metadata was changed since: the z-node is another"
+            one.decide(REFUSED, Code.ID_REUSED, why)
         elif node.stat.czxid == row.czxid:
-            one.decide(PRESENT, "it was never deleted")
+            one.decide(PRESENT, Code.NEVER_DELETED, "it was never deleted")
         elif pending.get(row.ledger_id) == row.czxid:
             one.node = node
-            one.decide(RECREATED, "re-created by an undo that did not end; its second check is due")
+            why = "re-created by an undo that did not end; its second check is due"
+            one.decide(RECREATED, Code.SECOND_CHECK_DUE, why)
         else:
-            one.decide(PRESENT, "it is restored already")
+            one.decide(PRESENT, Code.RESTORED_ALREADY, "it is restored already")
     _look_at_topics(ports, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
 
 
@@ -217,9 +224,10 @@ def _first_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> N
     for one in _checked(ports, ledgers):
         assert one.check is not None
         if one.check.lost:
-            one.decide(LOST, f"past saving: {described(one)}")
+            one.decide(LOST, Code.ENTRIES_LOST, f"past saving: {described(one)}")
         elif one.check.silent and not run.accept_unknown:
-            one.decide(UNKNOWN, f"{described(one)}; accept_unknown restores it all the same")
+            why = f"{described(one)}; accept_unknown restores it all the same"
+            one.decide(UNKNOWN, Code.ENTRIES_UNPROVEN, why)
 
 
 def _checked(ports: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
@@ -241,7 +249,7 @@ def _recreate(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone], budget:
         return
     control.check_not_paused(ports.store)
     for one in ledgers:
-        one.decide(RECREATING, described(one))
+        one.decide(RECREATING, Code.ABOUT_TO, described(one))
     record_undone(run, ports, ledgers)
     tried: list[Undone] = []
     try:
@@ -262,13 +270,13 @@ def _create(ports: UndoPorts, one: Undone) -> None:
         ports.store.sync(row.path)
         node = ports.store.read([row.path])[0]
         if node is None:
-            one.decide(UNKNOWN, f"its z-node could not be created, run again: {error}")
+            one.decide(UNKNOWN, Code.SERVER_FAILED, f"its z-node could not be created, run again: {error}")
             return
         if not isinstance(node, Node) or node.data != row.data:
-            one.decide(REFUSED, "its id was issued again at this moment: the z-node is another")
+            one.decide(REFUSED, Code.ID_REUSED, "its id was issued again at this moment: the z-node is another")
             return
         one.node = node
-    one.decide(RECREATED, one.reason)
+    one.decide(RECREATED, Code.SECOND_CHECK_DUE, one.reason)
 
 
 def _wait(run: UndoRun, ports: UndoPorts, back: Sequence[Undone]) -> None:
@@ -292,12 +300,12 @@ def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
     for one, node in zip(ledgers, ports.store.read([one.archived.path for one in ledgers]), strict=True):
         assert one.node is not None
         if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
-            one.decide(UNCONFIRMED, "its z-node was taken away or replaced meanwhile")
+            one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, "its z-node was taken away or replaced meanwhile")
             continue
         try:
             one.metadata = ledger_metadata.decode(node.data)
         except CorruptFormat as error:
-            one.decide(UNCONFIRMED, f"its z-node was changed meanwhile: {error}")
+            one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, f"its z-node was changed meanwhile: {error}")
             continue
         one.node = node
         left.append(one)
@@ -307,9 +315,10 @@ def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
         if one.check.lost:
             lost.append(one)
         elif one.check.unproven or (one.check.silent and not run.accept_unknown):
-            one.decide(UNCONFIRMED, f"{described(one)}; its z-node is back, run again to check again")
+            why = f"{described(one)}; its z-node is back, run again to check again"
+            one.decide(UNCONFIRMED, Code.ENTRIES_UNPROVEN, why)
         else:
-            one.decide(RESTORED, described(one))
+            one.decide(RESTORED, Code.ENTRIES_THERE, described(one))
     try:
         _take_away(run, ports, lost)
     finally:
@@ -321,13 +330,15 @@ def _take_away(run: UndoRun, ports: UndoPorts, lost: Sequence[Undone]) -> None:
     ours: list[Undone] = []
     for one in lost:
         assert one.node is not None
-        one.decide(UNCONFIRMED, f"past saving: {described(one)}; its z-node is left, it was changed since it came back")
+        why = f"past saving: {described(one)}; its z-node is left, it was changed since it came back"
+        one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, why)
         if one.node.stat.version == 0 and one.node.data == one.archived.data:
             ours.append(one)
     if not ours:
         return
     for one in ours:
-        one.decide(UNCONFIRMED, f"past saving: {described(one)}; its z-node is still there, run again")
+        why = f"past saving: {described(one)}; its z-node is still there, run again"
+        one.decide(UNCONFIRMED, Code.STILL_THERE, why)
     control.check_not_paused(ports.store)
     try:
         ports.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
@@ -336,4 +347,5 @@ def _take_away(run: UndoRun, ports: UndoPorts, lost: Sequence[Undone]) -> None:
             ports.store.sync("/")
             for one, node in zip(ours, ports.store.read([one.archived.path for one in ours]), strict=True):
                 if node is None:
-                    one.decide(LOST, f"past saving, collected while it came back: {described(one)}")
+                    why = f"past saving, collected while it came back: {described(one)}"
+                    one.decide(LOST, Code.ENTRIES_LOST, why)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +17,9 @@ from pulsar_lifecycle.ports import (
     Node,
     ReplicaCheck,
 )
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 PHASE = "undo"
 
@@ -92,7 +93,7 @@ class Undone:
     topic: str = ""
     released: bool = False
     outcome: str = ""
-    reason: str = ""
+    why: Why | None = None
     check: ReplicaCheck | None = None
     node: Node | None = None
 
@@ -106,9 +107,14 @@ class Undone:
         """Bytes of its entries, once."""
         return self.metadata.length if self.metadata else 0
 
-    def decide(self, outcome: str, reason: str) -> None:
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence; empty while nothing is decided."""
+        return self.why.text if self.why else ""
+
+    def decide(self, outcome: str, code: Code, reason: str) -> None:
         """Where it stands now."""
-        self.outcome, self.reason = outcome, reason
+        self.outcome, self.why = outcome, Why(code, reason)
 
 
 def described(one: Undone) -> str:
@@ -144,22 +150,10 @@ def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
         detail |= {"czxid": one.node.stat.czxid, "ctime": one.node.stat.ctime}
     if one.check:
         detail["check"] = {**asdict(one.check), "missing": dict(one.check.missing), "silent": dict(one.check.silent)}
-    return JournalRow(
-        run_id=run.run_id,
-        cluster=run.cluster,
-        plan_id="",
-        ledger_id=row.ledger_id,
-        component=one.component,
-        topic=one.topic,
-        action=DELETE_LEDGER,
-        phase=PHASE,
-        outcome=one.outcome,
-        reason=one.reason,
-        bytes=one.length,
-        checksum=hashlib.sha256(row.data).hexdigest(),
-        detail=json.dumps(detail, sort_keys=True),
-        at=now,
-    )
+    checksum = hashlib.sha256(row.data).hexdigest()
+    about = Subject(row.ledger_id, one.component, one.topic, one.length, checksum, detail)
+    assert one.why is not None
+    return Writer(run.run_id, run.cluster).row(Step(DELETE_LEDGER, PHASE), about, one.outcome, one.why, now)
 
 
 def counted(ledgers: Iterable[Undone]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
@@ -14,13 +13,14 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import (
     Clock,
     Journal,
-    JournalRow,
     MetadataStore,
     ObjectStore,
 )
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
 from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.tiered.buckets import bucket_rules
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Began, Row, batched
 from pulsar_lifecycle.tiered.buckets.bucket_rules import Rules
@@ -45,7 +45,18 @@ class UploadOutcome:
     ledger_id: int
     topic: str
     outcome: str
-    reason: str
+    why: Why
+
+    @property
+    def reason(self) -> str:
+        """Why, as a sentence."""
+        return self.why.text
+
+    @property
+    def subject(self) -> Subject:
+        """What its journal row speaks of."""
+        detail = {"bucket": self.bucket, "key": self.key, "upload": self.upload_id}
+        return Subject(self.ledger_id, LedgerComponent.MANAGED_LEDGER.value, self.topic, detail=detail)
 
 
 def abort_uploads(
@@ -70,7 +81,7 @@ def abort_uploads(
         ours = began({row["ledger_id"] for row in some})
         kept = {row["upload_id"]: _why_not(objects, row, rules, known.get(row["ledger_id"]), ours) for row in some}
         going = [row for row in some if not kept[row["upload_id"]]]
-        _record(sweep, journal, clock, [_outcome(row, ABORTING, row["reason"]) for row in going])
+        _record(sweep, journal, clock, [_outcome(row, ABORTING, Why(Code.ABOUT_TO, row["reason"])) for row in going])
         done = [_abort(objects, row) for row in going]
         done += [_outcome(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
         _record(sweep, journal, clock, done)
@@ -83,19 +94,18 @@ def _why_not(
     rules: Rules,
     known: attempts.Attempt | BrokenAttempt | None,
     ours: Mapping[UUID, Begun],
-) -> str:
-    """Why a planned upload is not dropped as things are now; empty if it is."""
+) -> Why | None:
+    """Why a planned upload is not dropped as things are now; None if it is."""
     if isinstance(known, BrokenAttempt):
-        return f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.reason}"
+        text = f"whether it is an open offload attempt of ours cannot be known: {known.path}: {known.reason}"
+        return Why(Code.ATTEMPT_UNREAD, text)
     uuid = UUID(row["uuid"])
     there = _find(objects, row)
     if there is None:
-        return "it does not exist any more"
+        return Why(Code.NOT_THERE, "it does not exist any more")
     rules = replace(rules, open_attempts=frozenset({known.uuid} if known else ()))
-    said = bucket_rules.judge_upload(
-        row["bucket"], row["key"], row["upload_id"], there, rules, named=False, begun=ours.get(uuid)
-    )
-    return "" if said["action"] == bucket_rules.ABORT else said["reason"]
+    rule = bucket_rules.upload_rule(row["key"], there, rules, named=False, begun=ours.get(uuid))
+    return None if rule.goes else rule.why
 
 
 def _find(objects: ObjectStore, row: Row) -> int | None:
@@ -111,39 +121,21 @@ def _abort(objects: ObjectStore, row: Row) -> UploadOutcome:
     try:
         objects.abort_upload(row["bucket"], row["key"], row["upload_id"])
         if _find(objects, row) is None:
-            return _outcome(row, ABORTED, row["reason"])
-        return _outcome(row, RETRYING, "it is still there")
+            return _outcome(row, ABORTED, Why(Code.LEFT_BEHIND, row["reason"]))
+        return _outcome(row, RETRYING, Why(Code.STILL_THERE, "it is still there"))
     except Refused:
         raise
     except LifecycleError as error:
-        return _outcome(row, RETRYING, f"whether it was aborted is not known: {error}")
+        return _outcome(row, RETRYING, Why(Code.OUTCOME_UNKNOWN, f"whether it was aborted is not known: {error}"))
 
 
-def _outcome(row: Row, outcome: str, reason: str) -> UploadOutcome:
+def _outcome(row: Row, outcome: str, why: Why) -> UploadOutcome:
     where = (row["bucket"], row["key"], row["upload_id"], row["ledger_id"], row["topic"])
-    return UploadOutcome(*where, outcome, reason)
+    return UploadOutcome(*where, outcome, why)
 
 
 def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[UploadOutcome]) -> None:
-    now = clock.now_ms()
+    now, writer = clock.now_ms(), Writer(sweep.run_id, sweep.cluster, sweep.plan_id)
     journal.record(
-        [
-            JournalRow(
-                run_id=sweep.run_id,
-                cluster=sweep.cluster,
-                plan_id=sweep.plan_id,
-                ledger_id=one.ledger_id,
-                component=LedgerComponent.MANAGED_LEDGER.value,
-                topic=one.topic,
-                action=ABORT_UPLOAD,
-                phase=ABORT_UPLOAD,
-                outcome=one.outcome,
-                reason=one.reason,
-                bytes=0,
-                checksum="",
-                detail=json.dumps({"bucket": one.bucket, "key": one.key, "upload": one.upload_id}, sort_keys=True),
-                at=now,
-            )
-            for one in some
-        ]
+        [writer.row(Step(ABORT_UPLOAD, ABORT_UPLOAD), one.subject, one.outcome, one.why, now) for one in some]
     )

@@ -33,6 +33,7 @@ from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo as
 from pulsar_lifecycle.formats.offload_object import parse_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records import owner_names, plans
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import OBJECTS
@@ -153,21 +154,41 @@ def judge_upload(
     its age is then the journal's, because some S3 services do not tell an upload's.
     """
     parsed = parse_key(key)
+    rule = upload_rule(key, initiated, rules, named=named, begun=begun)
     known = {"modified": initiated, "upload_id": upload_id}
+    if parsed:
+        known |= {"ledger_id": parsed.ledger_id, "uuid": str(parsed.uuid), "topic": begun.topic if begun else ""}
+    if rule.goes and begun:
+        known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": ABORT}
+    return object_row(bucket, key, rule.kind, rule.why.text, **known)
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRule:
+    """What an upload under way is, and why it is dropped (``goes``) or kept."""
+
+    kind: Kind
+    why: Why
+    goes: bool = False
+
+
+def upload_rule(key: str, initiated: int, rules: Rules, *, named: bool, begun: Begun | None) -> UploadRule:
+    """What becomes of an upload under way; the arguments are those of :func:`judge_upload`."""
+    parsed = parse_key(key)
     if parsed is None:
-        return object_row(bucket, key, Kind.DANGLING_UPLOAD, "its key is not that of an offloaded ledger", **known)
-    known |= {"ledger_id": parsed.ledger_id, "uuid": str(parsed.uuid), "topic": begun.topic if begun else ""}
+        why = Why(Code.NO_OFFLOAD_KEY, "its key is not that of an offloaded ledger")
+        return UploadRule(Kind.DANGLING_UPLOAD, why)
     if parsed.uuid in rules.open_attempts:
-        return object_row(bucket, key, Kind.IN_FLIGHT, "it is an open offload attempt of ours", **known)
+        return UploadRule(Kind.IN_FLIGHT, Why(Code.ATTEMPT_OPEN, "it is an open offload attempt of ours"))
     if begun is None and named:
-        why = "a topic names its UUID: a broker's attempt, or what one left behind"
-        return object_row(bucket, key, Kind.IN_FLIGHT, why, **known)
+        why = Why(Code.STILL_IN_USE, "a topic names its UUID: a broker's attempt, or what one left behind")
+        return UploadRule(Kind.IN_FLIGHT, why)
     if rules.too_young(begun.last_said if begun else initiated):
-        return object_row(bucket, key, Kind.DANGLING_UPLOAD, YOUNG, **known)
+        return UploadRule(Kind.DANGLING_UPLOAD, Why(Code.YOUNG, YOUNG))
     if begun is None:
-        return object_row(bucket, key, Kind.DANGLING_UPLOAD, _NOT_PROVEN, **known)
-    known |= {"namespace": str(Topic.parse(begun.topic).namespace), "action": ABORT}
-    return object_row(bucket, key, Kind.DANGLING_UPLOAD, "an offload run of ours left it behind", **known)
+        return UploadRule(Kind.DANGLING_UPLOAD, Why(Code.NOT_OURS, _NOT_PROVEN))
+    why = Why(Code.LEFT_BEHIND, "an offload run of ours left it behind")
+    return UploadRule(Kind.DANGLING_UPLOAD, why, goes=True)
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:

@@ -164,7 +164,7 @@ def test_each_collects_minor_then_major_one_at_a_time():
     assert scene.most == 1
     assert outcomes(found) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
     assert found["a"].freed == 70 * GB
-    assert scene.rows[:3] == [("a", "collecting", None), ("a", "collecting", None), ("a", "collected", None)]
+    assert scene.rows[:3] == [("a", said, said) for said in ("collecting", "collecting", "collected")]
 
 
 def test_several_collect_at_once_and_never_of_two_racks():

@@ -28,6 +28,7 @@ from pulsar_lifecycle.journal.read_checks import locations_that_failed
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.outcomes import (
     CHECK_FAILED,
     DELETED,
@@ -49,7 +50,7 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld, location_before, record_failed, record_passed
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.unloads import finish_unloads
-from pulsar_lifecycle.topics.write import Outcome, TopicRun
+from pulsar_lifecycle.topics.write import EditOutcome, TopicRun
 from tests.kit.crash import Crash, Watched
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.release_scene import SITE, own, reading, theirs
@@ -59,7 +60,7 @@ from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.offloaded import BUCKET
 
 FAR = Topic.parse("persistent://acme/else/t")
-NO = Outcome(CHECK_FAILED, "its broker cannot read it")
+NO = EditOutcome(CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
 
 
 def copy_of(scene: Scene, ledger_id: int) -> Copy:

@@ -37,6 +37,7 @@ from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
+from tests.kit.builders import some_why
 from tests.kit.crash import raising
 from tests.kit.fakes.connections import connecting
 from tests.kit.release_scene import CONTEXT, disown, own, theirs
@@ -135,7 +136,7 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.Mo
 def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     driver = Driver(scene, {})
-    settled = OffloadOutcome(str(TOPIC), 1, REVERTED, "")
+    settled = OffloadOutcome(str(TOPIC), 1, REVERTED, some_why(""))
 
     def finish_attempts(*_: object) -> tuple[list[Any], list[OffloadOutcome]]:
         scene.read_check.unheld = "could not be told"
@@ -247,8 +248,8 @@ def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
 
 
 OUTCOMES = [
-    OffloadOutcome(str(TOPIC), 1, OFFLOADED, "", 10),
-    OffloadOutcome(str(TOPIC), -1, LEFT_TO_BROKER, "19 of its ledgers wait: loaded", 190, ledgers=19),
+    OffloadOutcome(str(TOPIC), 1, OFFLOADED, some_why(""), 10),
+    OffloadOutcome(str(TOPIC), -1, LEFT_TO_BROKER, some_why("19 of its ledgers wait: loaded"), 190, ledgers=19),
 ]
 
 
@@ -271,8 +272,8 @@ def test_what_was_left_to_brokers_is_in_the_journal() -> None:
 
 def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
     wrong = [
-        OffloadOutcome(str(TOPIC), 1, "failed", "first"),
-        OffloadOutcome(str(TOPIC), 2, PROOF_FAILED, "one byte is another"),
+        OffloadOutcome(str(TOPIC), 1, "failed", some_why("first")),
+        OffloadOutcome(str(TOPIC), 2, PROOF_FAILED, some_why("one byte is another")),
     ]
     with pytest.raises(dg.Failure, match=r"1 offloaded copies are not what they should be.*one byte is another"):
         check_done(wrong)

@@ -21,6 +21,7 @@ from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.run_selection import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
 from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from tests.kit.builders import some_why
 from tests.kit.offload_scene import OffloadScene as Scene
 from tests.kit.offload_scene import context
 from tests.kit.topic_scene import OTHER, TOPIC
@@ -268,11 +269,11 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
 
 def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
-    taken_back = OffloadOutcome(str(TOPIC), 1, REVERTED, "its broker cannot read it")
+    taken_back = OffloadOutcome(str(TOPIC), 1, REVERTED, some_why("its broker cannot read it"))
 
     class Work:
         def __init__(self) -> None:
-            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, OFFLOADED, "")]
+            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, OFFLOADED, some_why(""))]
             self.unread = ()
 
         def finish_attempts(self, planned: pa.Table, _: object) -> None: ...

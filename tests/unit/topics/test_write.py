@@ -37,7 +37,8 @@ from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, Outcome, TopicRun, TopicWrite, edit_topic
+from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, EditOutcome, TopicRun, TopicWrite, edit_topic
+from tests.kit.builders import some_why
 from tests.kit.crash import Tell, killed_at_every_step, raising, watch
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.topic_scene import TOPIC, TopicScene
@@ -102,24 +103,24 @@ class Scene(TopicScene):
         setattr(self.store, when, looked)
 
     def edit(
-        self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, Outcome]]] | None = None
-    ) -> dict[int, Outcome]:
+        self, change: Callable[..., tuple[ManagedLedgerInfo, dict[int, EditOutcome]]] | None = None
+    ) -> dict[int, EditOutcome]:
         cluster = self.cluster
         ports = Ports(self.store, cluster.reader, cluster.admin, cluster.open_queue(), cluster.journal, cluster.clock)
         run = self.topic_run(self.store, CONTEXT)
         return edit_topic(run, ports, self.guard, TOPIC, change or self.change, POLICY)
 
-    def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+    def change(self, node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         self.looks += 1
         first, last = self.ids
         said = {
-            first: Outcome(DONE, "so it is", changes=MINE not in info.properties),
-            last: Outcome("kept", "the last"),
+            first: EditOutcome(DONE, some_why("so it is"), changes=MINE not in info.properties),
+            last: EditOutcome("kept", some_why("the last")),
         }
         return replace(info, properties={**info.properties, MINE: "yes"}), said
 
 
-def outcomes(said: Mapping[int, Outcome]) -> list[str]:
+def outcomes(said: Mapping[int, EditOutcome]) -> list[str]:
     return [one.outcome for _, one in sorted(said.items())]
 
 
@@ -140,7 +141,7 @@ def test_a_loaded_topic_is_written_and_unloaded_at_once() -> None:
 
 def test_what_needs_no_change_writes_nothing() -> None:
     scene = Scene(loaded=True, policy=False, limit=0)
-    said = scene.edit(lambda node, info: (info, {scene.ids[0]: Outcome(DONE, "so it was")}))
+    said = scene.edit(lambda node, info: (info, {scene.ids[0]: EditOutcome(DONE, some_why("so it was"))}))
     assert outcomes(said) == [DONE]
     assert (scene.steps, scene.version, scene.left_pending) == ([], 0, [])
 
@@ -519,7 +520,7 @@ def test_a_run_that_may_not_act_writes_nothing_more(error: type[Refused], looks:
         else:
             scene.cluster.put(LEASE, b"{}")
 
-    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, Outcome]]:
+    def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         result = scene.change(node, info)
         if scene.looks == looks:
             stop()

@@ -13,6 +13,7 @@ from pulsar_lifecycle.errors import NotFound, Paused, Refused, UsageError
 from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, REFUSED
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
@@ -41,7 +42,7 @@ def applied(scene: RetentionScene, plan: PlanSummary, *, dry_run: bool = False, 
 
 
 def said(outcomes: Sequence[LedgerOutcome]) -> dict[int, tuple[str, str]]:
-    return {one.ledger_id: (one.outcome, one.code) for one in outcomes}
+    return {one.ledger_id: (one.outcome, one.why.code) for one in outcomes}
 
 
 def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionScene) -> None:
@@ -49,7 +50,7 @@ def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionSce
     young = scene.topic("young", 0, 0)
     scene.servers.admin.on_unload = raising(AssertionError("nothing is unloaded"))
     found = applied(scene, plan := planned(scene))
-    assert said(found) == {ids[0]: (REMOVED, ""), ids[1]: (REMOVED, "")}
+    assert said(found) == {ids[0]: (REMOVED, Code.TAKEN_OFF), ids[1]: (REMOVED, Code.TAKEN_OFF)}
     assert (scene.listed("a"), scene.listed("young")) == (ids[2:], young)
     sent = [decode_deletion_message(raw) for _, _, raw, _ in scene.servers.deletion_topics.waiting.values()]
     assert [one.ledger_id for one in sent] == ids[:2]
@@ -61,7 +62,7 @@ def test_applying_it_again_changes_nothing(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90, 80)
     plan = planned(scene)
     applied(scene, plan)
-    assert said(applied(scene, plan)) == dict.fromkeys(ids[:2], (NOTHING, ""))
+    assert said(applied(scene, plan)) == dict.fromkeys(ids[:2], (NOTHING, Stays.NOT_LISTED))
     assert scene.listed("a") == ids[2:]
     assert len(scene.servers.deletion_topics.waiting) == 2
 
@@ -70,7 +71,7 @@ def test_a_dry_run_writes_nothing(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     before = scene.servers.zookeeper.zxid
-    assert said(applied(scene, plan, dry_run=True)) == {ids[0]: (GOES, "")}
+    assert said(applied(scene, plan, dry_run=True)) == {ids[0]: (GOES, Code.MAY_GO)}
     assert scene.servers.zookeeper.zxid == before
 
 
@@ -81,7 +82,7 @@ def test_a_policy_that_changed_keeps_all(scene: RetentionScene, minutes: int) ->
     plan = planned(scene)
     scene.retention(minutes, -1)
     (one,) = applied(scene, plan)
-    assert (one.ledger_id, one.outcome, one.code) == (ids[0], REFUSED, Stays.POLICY)
+    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], REFUSED, Stays.POLICY)
     assert f"{minutes} minutes" in one.reason or minutes == -1
     assert scene.listed("a") == ids
 
@@ -116,14 +117,14 @@ def test_a_cursor_that_moved_back_keeps_what_it_needs(scene: RetentionScene) -> 
     ids = scene.topic("a", 100, 90, 80, cursor=1)
     plan = planned(scene)
     scene.position("a", Position(ids[0], 0))
-    assert said(applied(scene, plan)) == {ids[0]: (REMOVED, ""), ids[1]: (REFUSED, Stays.CURSOR)}
+    assert said(applied(scene, plan)) == {ids[0]: (REMOVED, Code.TAKEN_OFF), ids[1]: (REFUSED, Stays.CURSOR)}
 
 
 def test_a_topic_that_was_loaded_meanwhile_is_left_to_its_broker(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     scene.servers.load(A)
-    assert said(applied(scene, plan)) == {ids[0]: (LEFT_TO_BROKER, "")}
+    assert said(applied(scene, plan)) == {ids[0]: (LEFT_TO_BROKER, Code.TOPIC_LOADED)}
     assert scene.listed("a") == ids
 
 
@@ -163,7 +164,7 @@ def test_a_plan_that_must_not_be_applied_is_refused(scene: RetentionScene) -> No
 
 def test_a_limit_takes_the_oldest_first(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90, 80)
-    assert said(applied(scene, planned(scene), limit=1)) == {ids[0]: (REMOVED, "")}
+    assert said(applied(scene, planned(scene), limit=1)) == {ids[0]: (REMOVED, Code.TAKEN_OFF)}
     assert scene.listed("a") == ids[1:]
 
 

@@ -33,6 +33,7 @@ from pulsar_lifecycle.model import Position, Topic, encode_name
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import DELETED, LEFT, MARKED, REFUSED
 from pulsar_lifecycle.runs import control
@@ -216,7 +217,11 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
     planned = trimming_trim.plan_trim(scene.run(), scene.ports(), order)
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
     begins = "lists no ledger" if empty else f"begins with ledger {scene.ids[0]}"
-    assert list(found.values()) == planned == [LedgerOutcome(str(TOPIC), -1, NOTHING, f"it {begins}: none is up to 0")]
+    assert (
+        list(found.values())
+        == planned
+        == [LedgerOutcome(str(TOPIC), -1, NOTHING, Why(Code.NOTHING_LISTED, f"it {begins}: none is up to 0"))]
+    )
 
 
 def test_another_topics_ledger_is_not_one_that_left(scene: Scene) -> None:
