@@ -5,7 +5,7 @@ Belongs here: gathering what the lake knows of the ledger, and the page. Not her
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,10 +16,8 @@ from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, cluster_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from pulsar_lifecycle.inspect.explain import Explanation, History
-    from pulsar_lifecycle.runs.cluster import Cluster
+    from pulsar_lifecycle.inspect.explain import Explanation
+    from pulsar_lifecycle.inspect.history import History
     from pulsar_lifecycle.settings import Settings
 
 _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green", "dangling": "bold red"}
@@ -37,6 +35,7 @@ def explain(
     """
     from pulsar_lifecycle.inspect.explain import Verdict
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
+    from pulsar_lifecycle.inspect.history import history_of
     from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 
     where = cluster_of(context)
@@ -44,7 +43,7 @@ def explain(
     root = settings.bookkeeper.ledgers_root
     with where.ports(read_only=True) as ports:
         now, store = ports.clock.now_ms(), ports.store
-        history = _history(where, cluster_fingerprint(store, root), ledger_id, now)
+        history = history_of(where, cluster_fingerprint(store, root), ledger_id, now)
         found = explain_ledger(ledger_id, history, store=store, reader=ports.reader, now=now, ledgers_root=root)
     if as_json:
         show.json_document(_document(found, now))
@@ -52,58 +51,6 @@ def explain(
         _print(found, settings, now)
     if found.verdict in (Verdict.UNKNOWN, Verdict.DANGLING):
         raise typer.Exit(1)
-
-
-def _history(where: Cluster, fingerprint: str, ledger_id: int, now: int) -> History:
-    """What the lake knows. A scan whose findings are not stored yet has none."""
-    from pulsar_lifecycle.errors import NotFound
-    from pulsar_lifecycle.inspect.explain import History
-    from pulsar_lifecycle.journal.archive import archived_nodes
-    from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
-    from pulsar_lifecycle.journal.offloads import released_ledgers
-    from pulsar_lifecycle.journal.queries import journal_rows
-    from pulsar_lifecycle.scan.confirmation import valid_marks
-    from pulsar_lifecycle.scan.evidence import new_gaps, rules_of_deletion
-
-    settings = where.settings
-
-    def ours(rows: pa.Table) -> tuple[dict[str, Any], ...]:
-        """Two clusters may share a lake, and both have a ledger of this id."""
-        return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
-
-    lake, journal = where.lake, where.journal_reader
-    epochs, until = lake.epochs(fingerprint), lake.set_aside_until(settings.cluster)
-    marks = {i: m for i, m in marked_ledgers(journal, settings.cluster).items() if i == ledger_id}
-    marks = valid_marks(marks, until, epochs[-1].started_at if epochs else now, epochs, lake.referenced)
-    history = History(
-        journal=ours(journal_rows(journal, ledger_id=ledger_id)),
-        archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
-        marked=marks.get(ledger_id),
-        released=released_ledgers(journal, settings.cluster).get(ledger_id),
-    )
-    if not epochs:
-        return history
-    epoch = epochs[-1]
-    valid_ms = settings.orphans.plan_valid_for * 1000
-    try:
-        findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
-    except NotFound:
-        findings = []
-    return replace(
-        history,
-        epoch=epoch,
-        context=rules_of_deletion(where, epoch, now),
-        gaps=tuple(new_gaps(where, epoch)),
-        references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
-        finding=findings[0] if findings else None,
-        plans=tuple(
-            plan
-            for plan in reversed(lake.plans())
-            if plan.fingerprint == fingerprint
-            and now - plan.created_at <= valid_ms
-            and lake.plan_holds(plan.plan_id, ledger_id)
-        ),
-    )
 
 
 def _document(found: Explanation, now: int) -> dict[str, Any]:

@@ -296,11 +296,7 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             d.decide(RETRYING if passes else KEPT, code, why)
         elif marked_at is not None:
             continue
-        elif d.info.ledger_id in evidence.earlier.needed or d.info.ledger_id in evidence.earlier.offloaded:
-            why = "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking"
-            d.decide(KEPT, Code.NOT_CONFIRMED, why)
-        elif d.node.stat.czxid > evidence.earlier_czxid or d.node.stat.ctime >= evidence.earlier_started_at:
-            why = "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking"
+        elif why := evidence.unconfirmed(d.info.ledger_id, d.node.stat.czxid, d.node.stat.ctime):
             d.decide(KEPT, Code.NOT_CONFIRMED, why)
 
 

@@ -173,13 +173,9 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     older = earlier_epochs(cluster, epoch)
     if not older:
         raise Refused(f"no covered scan is at least {settings.orphans.confirm_after:.0f} s older than {epoch.epoch_id}")
-    earlier = older[-1]
-    asked = since(cluster, earlier, epoch)
-    context = rules_of_deletion(cluster, epoch, clock.now_ms())
     with held_lease(settings, store, clock, f"run {run_id}") as lease:
         refuse_scans_from_the_future(epoch, lease.taken_at)
         now = min(lease.taken_at, clock.now_ms())
-        context = replace(context, holds=settings.orphans.holds(now))
         note_words(cluster, run_id)
         # What fails is tried by every run and reported by those that trim; no deletion depends on it.
         finish_unloads(store, ports.admin, clock, RunGuard(lease.guard, unloads_of(settings, clock)), wait=False)
@@ -193,16 +189,7 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
             ledgers_root=settings.bookkeeper.ledgers_root,
             now=now,
             brokers=brokers,
-            evidence=Evidence(
-                refs=cluster.lake.referenced(epoch.epoch_id),
-                started_at=epoch.started_at,
-                earlier=in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked),
-                earlier_started_at=earlier.started_at,
-                earlier_czxid=earlier.max_czxid,
-                context=context,
-                marked=valid_marks(cluster, epoch, marked_ledgers(cluster.journal_reader, settings.cluster)),
-                offloads=_offload_evidence(cluster, epoch, asked, now),
-            ),
+            evidence=evidence_at(cluster, epoch, older[-1], now),
             batch=settings.deletion.batch,
             retry_delay_ms=settings.deletion.twoPhaseDeletionReconsumeLaterInSeconds * 1000,
             max_retries=settings.deletion.twoPhaseDeletionMaxRetryDeleteCount,
@@ -213,6 +200,22 @@ def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
             offload=_offload_policy(settings),
             waiting_delay_ms=int(settings.deletion.waiting_delay * 1000),
         )
+
+
+def evidence_at(cluster: Cluster, epoch: Epoch, earlier: Epoch, now: int) -> Evidence:
+    """What a deletion run goes by at ``now`` (ms), and ``explain``: a closed epoch and the one that confirms it."""
+    asked = since(cluster, earlier, epoch)
+    context = rules_of_deletion(cluster, epoch, cluster.clock.now_ms())
+    return Evidence(
+        refs=cluster.lake.referenced(epoch.epoch_id),
+        started_at=epoch.started_at,
+        earlier=in_use_at_any(cluster.lake.referenced(e.epoch_id) for e in asked),
+        earlier_started_at=earlier.started_at,
+        earlier_czxid=earlier.max_czxid,
+        context=replace(context, holds=cluster.settings.orphans.holds(now)),
+        marked=valid_marks(cluster, epoch, marked_ledgers(cluster.journal_reader, cluster.settings.cluster)),
+        offloads=_offload_evidence(cluster, epoch, asked, now),
+    )
 
 
 Marks = Mapping[int, tuple[T, int]]

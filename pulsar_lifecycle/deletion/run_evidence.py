@@ -65,6 +65,14 @@ class Evidence:
     marked: Mapping[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
     offloads: OffloadEvidence = field(default_factory=OffloadEvidence)
 
+    def unconfirmed(self, ledger_id: int, czxid: int, ctime: int) -> str:
+        """Why the earlier scan does not confirm that nothing needs this ledger; empty if it does."""
+        if ledger_id in self.earlier.needed or ledger_id in self.earlier.offloaded:
+            return "not confirmed: an earlier scan still found a reference; the orphan scan goes on looking"
+        if czxid > self.earlier_czxid or ctime >= self.earlier_started_at:
+            return "not confirmed: younger than the earlier of two scans; the orphan scan goes on looking"
+        return ""
+
     def marked_at(self, ledger_id: int, czxid: int) -> int | None:
         """When (ms) our own first phase took exactly this ledger out of its topic's metadata; None if it did not."""
         found = self.marked.get(ledger_id)

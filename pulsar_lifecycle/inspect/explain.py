@@ -10,7 +10,7 @@ what brokers hold in memory is not seen: an answer never deletes anything, and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -23,8 +23,9 @@ from pulsar_lifecycle.deletion import orphans
 from pulsar_lifecycle.deletion.undo.undone import LOST
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.inspect.history import History
 from pulsar_lifecycle.journal.in_doubt import ARCHIVE, JOURNAL_COLUMNS, WITHIN_MS, deletions_in_doubt, lost_copies
-from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT, INTENT_COLUMNS, intent_states
+from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 from pulsar_lifecycle.metastore import bookkeeper_ledgers
 from pulsar_lifecycle.metastore.schemas import read_schemas
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers
@@ -33,13 +34,9 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.copies import Released
-from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
 from pulsar_lifecycle.records.owner_names import owner_in
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
 from pulsar_lifecycle.scan import stored_references
@@ -66,54 +63,6 @@ class Verdict(StrEnum):
     """It is not there any more, and our journal has no deletion of it (yet)."""
     UNKNOWN = "unknown"
     """No trace of it anywhere."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What the lake knows of one ledger.
-
-    ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
-    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
-    ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
-    phase's mark that stands; ``released`` what a release of ours left in BookKeeper and no deletion run settled.
-    ``gaps``: why the epoch does not count any more, as the settings are now.
-    """
-
-    epoch: Epoch | None = None
-    context: Context | None = None
-    references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
-    finding: Row | None = None
-    plans: tuple[PlanSummary, ...] = ()
-    journal: tuple[Row, ...] = ()
-    archived: tuple[Row, ...] = ()
-    marked: tuple[int, int] | None = None
-    released: Released | None = None
-    gaps: tuple[Gap, ...] = ()
-
-    def uncovered(self) -> str:
-        """Why no run acts on the newest epoch; empty if one may."""
-        if self.epoch is None or not self.epoch.covered:
-            return "the last scan could not read everything that may refer to it"
-        return f"the last scan does not count any more: {self.gaps[0]}" if self.gaps else ""
-
-    def deletions(self) -> list[Row]:
-        """What the journal says of its deletion in BookKeeper."""
-        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
-
-    def intent(self) -> str:
-        """Where the intent to delete it in BookKeeper stands (``journal.intents``); empty without one."""
-        rows = [{name: row[name] for name in INTENT_COLUMNS} for row in self.journal if row["action"] == DELETE_LEDGER]
-        return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
-
-    def marks(self, ledger: Mapping[str, Any] | None) -> bool:
-        """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
-        return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
-
-    def releases(self, ledger: Mapping[str, Any] | None) -> bool:
-        """Whether a release of ours left this very copy in BookKeeper, and no deletion run settled it yet."""
-        if ledger is None or self.released is None:
-            return False
-        return (self.released.czxid, self.released.topic) == (ledger["czxid"], owner_in(ledger)[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +290,8 @@ def _present(ledger_id: int, rows: pa.Table, found: Look, history: History, now:
     if rows.column("ctime")[0].as_py() >= epoch.started_at:
         return Verdict.KEPT, "made after the last scan began: the next scan tells"
     if why := history.uncovered():
+        return Verdict.KEPT, why
+    if history.evidence and (why := history.evidence.unconfirmed(ledger_id, ledger["czxid"], ledger["ctime"])):
         return Verdict.KEPT, why
     return Verdict.MAY_GO, judged["reason"]
 

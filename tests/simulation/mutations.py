@@ -20,6 +20,7 @@ from pulsar_lifecycle.deletion.decision import Decision, ObjectSeen, Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
 from pulsar_lifecycle.errors import OutcomeUnknown
+from pulsar_lifecycle.inspect import history
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.metastore import walk
 from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
@@ -594,6 +595,24 @@ def compare_small_copies() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _explained_by(change: Callable[[Evidence], Evidence]) -> Iterator[None]:
+    """What ``explain`` goes by is not what a deletion run goes by."""
+    real = history.evidence_at
+    with patch.object(history, "evidence_at", lambda *given: change(real(*given))):
+        yield
+
+
+def explain_without_grace() -> AbstractContextManager[Any]:
+    """``explain`` lets young ledgers go."""
+    return _explained_by(lambda evidence: replace(evidence, context=replace(evidence.context, grace=0)))
+
+
+def explain_without_marks() -> AbstractContextManager[Any]:
+    """``explain`` does not know what our first phase took off lists."""
+    return _explained_by(lambda evidence: replace(evidence, marked={}))
+
+
 MUTATIONS: Mapping[str, Mutation] = {
     "skip the owner check": skip_owner_check,
     "acknowledge before deleting": acknowledge_first,
@@ -647,5 +666,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "compare the lengths of two copies": compare_the_lengths,
     "compare only copies that are small": compare_small_copies,
     "forget that earlier scans found the ledger of a copy listed": only_the_newest_listing_counts,
+    "explain young ledgers away": explain_without_grace,
+    "explain without what our first phase took off lists": explain_without_marks,
 }
 """Each by what the engine would do."""

@@ -36,7 +36,7 @@ from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from pulsar_lifecycle.words import RaisedShrinkage
 from tests.kit.fakes.lake import FakeLake
-from tests.simulation import disasters, pipeline
+from tests.simulation import disasters, explaining, pipeline
 from tests.simulation.connections import SimIds, where_of
 from tests.simulation.laws import Laws, Violation
 from tests.simulation.ports import Interceptor, SimDeadLetters, Trace
@@ -232,12 +232,18 @@ class Operator:
     def delete(self) -> str:
         """One deletion run."""
         run_id, began = self._run_id("delete"), self.world.time.now_ms()
+        explained = explaining.explained(self) if self._undisturbed() else {}
         with self._tracing(Trace(run_id)):
             outcomes = deletion_run.delete_pending(self.cluster, run_id)
+        explaining.check(explained, self.world.journal.rows, run_id)
         self.withheld = [one for one in outcomes if one.outcome == WITHHELD]
         if self.depth == 0:
             self.laws.all_said(began)
         return str(outcomes)
+
+    def _undisturbed(self) -> bool:
+        """Whether nothing happens to the run that begins now; of those, some are enough."""
+        return self.depth == 0 and not self.world.interceptor.injections and not self.between and self.runs % 3 == 0
 
     def direct(self, plan_id: str) -> str:
         """Delete a plan's ledgers without the queue."""

@@ -47,7 +47,7 @@ def _batch_of_rows(make: Callable[..., pa.RecordBatch]) -> Callable[..., pa.Reco
     known: dict[tuple[int, str], tuple[Any, pa.RecordBatch]] = {}
 
     def batch(self: walk.Rows, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
-        key = id(wanted), self.nodes[0][walk.PATH]
+        key = id(wanted), self.nodes[0][walk.PATH] if self.nodes else ""
         given = wanted, self.nodes, self.troubles, self.listed, columns
         before = known.get(key)
         if before is not None and before[0] == given:

@@ -16,7 +16,8 @@ from pulsar_lifecycle.formats import cursor, ledger_metadata, managed_ledger, sc
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
-from pulsar_lifecycle.inspect.explain import Explanation, History, Verdict, explain
+from pulsar_lifecycle.inspect.explain import Explanation, Verdict, explain
+from pulsar_lifecycle.inspect.history import History
 from pulsar_lifecycle.journal.in_doubt import WITHIN_MS
 from pulsar_lifecycle.journal.intents import DEAD, IN_FLIGHT
 from pulsar_lifecycle.model import Position

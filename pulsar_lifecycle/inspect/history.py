@@ -1,0 +1,132 @@
+"""What the lake knows of one ledger: scans, plans, journal and archive, and what a deletion run would go by.
+
+Belongs here: gathering that. Not here: the answer (``inspect/explain.py``); the evidence of a run, which
+``deletion/deletion_run.py`` gathers for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.deletion.deletion_run import evidence_at, valid_marks
+from pulsar_lifecycle.deletion.run_evidence import Evidence
+from pulsar_lifecycle.errors import NotFound
+from pulsar_lifecycle.journal.archive import archived_nodes
+from pulsar_lifecycle.journal.first_phase_marks import marked_ledgers
+from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
+from pulsar_lifecycle.journal.offloads import released_ledgers
+from pulsar_lifecycle.journal.queries import journal_rows
+from pulsar_lifecycle.records import tables
+from pulsar_lifecycle.records.copies import Released
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.records.owner_names import owner_in
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.scan.evidence import earlier_epochs, new_gaps, rules_of_deletion
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the lake knows of one ledger.
+
+    ``epoch`` is the newest of this cluster, ``context`` that of its decisions with today's settings, ``references`` its
+    rows of ``tables.REFERENCES`` (errors left out), ``finding`` its row of ``tables.FINDINGS``. ``plans`` hold the
+    ledger, newest first. ``journal`` and ``archived`` are oldest first. ``marked`` is (czxid, when in ms) of our first
+    phase's mark that stands; ``released`` what a release of ours left in BookKeeper and no deletion run settled.
+    ``gaps``: why the epoch does not count any more, as the settings are now. ``evidence``: what a deletion run would go
+    by, None while no earlier scan confirms the newest.
+    """
+
+    epoch: Epoch | None = None
+    context: Context | None = None
+    references: pa.Table = field(default_factory=tables.REFERENCES.empty_table)
+    finding: Row | None = None
+    plans: tuple[PlanSummary, ...] = ()
+    journal: tuple[Row, ...] = ()
+    archived: tuple[Row, ...] = ()
+    marked: tuple[int, int] | None = None
+    released: Released | None = None
+    gaps: tuple[Gap, ...] = ()
+    evidence: Evidence | None = None
+
+    def uncovered(self) -> str:
+        """Why no run acts on the newest epoch; empty if one may."""
+        if self.epoch is None or not self.epoch.covered:
+            return "the last scan could not read everything that may refer to it"
+        return f"the last scan does not count any more: {self.gaps[0]}" if self.gaps else ""
+
+    def deletions(self) -> list[Row]:
+        """What the journal says of its deletion in BookKeeper."""
+        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
+
+    def intent(self) -> str:
+        """Where the intent to delete it in BookKeeper stands (``journal.intents``); empty without one."""
+        rows = [{name: row[name] for name in INTENT_COLUMNS} for row in self.journal if row["action"] == DELETE_LEDGER]
+        return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
+
+    def marks(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether our first phase took this very ledger off its topic's list, and no deletion run settled it yet."""
+        return ledger is not None and self.marked is not None and self.marked[0] == ledger["czxid"]
+
+    def releases(self, ledger: Mapping[str, Any] | None) -> bool:
+        """Whether a release of ours left this very copy in BookKeeper, and no deletion run settled it yet."""
+        if ledger is None or self.released is None:
+            return False
+        return (self.released.czxid, self.released.topic) == (ledger["czxid"], owner_in(ledger)[1])
+
+
+def history_of(cluster: Cluster, fingerprint: str, ledger_id: int, now: int) -> History:
+    """The history of a ledger of the metadata store with this fingerprint, at ``now`` (ms). Raises what the lake does.
+
+    A scan whose findings are not stored yet has none.
+    """
+    settings, lake, journal = cluster.settings, cluster.lake, cluster.journal_reader
+
+    def ours(rows: pa.Table) -> tuple[Row, ...]:
+        """Two clusters may share a lake, and both have a ledger of this id."""
+        return tuple(row for row in rows.to_pylist() if row["cluster"] == settings.cluster)
+
+    history = History(
+        journal=ours(journal_rows(journal, ledger_id=ledger_id)),
+        archived=ours(archived_nodes(journal, ledger_id=ledger_id)),
+        released=released_ledgers(journal, settings.cluster).get(ledger_id),
+    )
+    marks = {i: mark for i, mark in marked_ledgers(journal, settings.cluster).items() if i == ledger_id}
+    epochs = lake.epochs(fingerprint)
+    if not epochs:
+        after = lake.set_aside_until(settings.cluster)
+        return replace(history, marked=next((mark for mark in marks.values() if mark[1] > after), None))
+    epoch = epochs[-1]
+    older = earlier_epochs(cluster, epoch)
+    evidence = evidence_at(cluster, epoch, older[-1], now) if older else None
+    valid_ms = settings.orphans.plan_valid_for * 1000
+    try:
+        findings = lake.read_epoch_table(epoch.epoch_id, "findings", ledger_id=ledger_id).to_pylist()
+    except NotFound:
+        findings = []
+    return replace(
+        history,
+        epoch=epoch,
+        context=evidence.context if evidence else rules_of_deletion(cluster, epoch, now),
+        marked=(evidence.marked if evidence else valid_marks(cluster, epoch, marks)).get(ledger_id),
+        gaps=tuple(new_gaps(cluster, epoch)),
+        references=lake.read_epoch_table(epoch.epoch_id, "references", ledger_id=ledger_id),
+        finding=findings[0] if findings else None,
+        plans=tuple(
+            plan
+            for plan in reversed(lake.plans())
+            if plan.fingerprint == fingerprint
+            and now - plan.created_at <= valid_ms
+            and lake.plan_holds(plan.plan_id, ledger_id)
+        ),
+        evidence=evidence,
+    )
