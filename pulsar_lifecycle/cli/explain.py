@@ -1,4 +1,4 @@
-"""``explain LEDGER_ID``: why it is kept, or why it may go.
+"""``explain LEDGER|TOPIC``: why it is kept, or why it may go.
 
 Belongs here: gathering what the lake knows of the ledger, and the page. Not here: the answer (``inspect/explain.py``).
 """
@@ -14,6 +14,7 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.cli.inspect import MAX_LEDGER_ID
 from pulsar_lifecycle.cli.plans import condition
 from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.errors import UsageError
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.inspect.explain import Explanation
@@ -25,14 +26,25 @@ _STYLES = {"in_use": "bold green", "may_go": "bold yellow", "kept": "bold green"
 
 def explain(
     context: typer.Context,
-    ledger_id: Annotated[int, typer.Argument(min=0, max=MAX_LEDGER_ID)],
+    what: Annotated[str, typer.Argument(metavar="LEDGER|TOPIC", help="A ledger id, or persistent://tenant/ns/topic.")],
     as_json: AsJson = False,
 ) -> None:
-    """Who refers to a ledger, or why it is kept, or why it may go; and which run deleted it.
+    """Why a ledger is kept or may go, or who deleted it; of a topic, what keeps each of its ledgers and what frees it.
 
-    Joins the newest scan, the plans and the journal with a fresh look at the ledger's owner. Asks no broker. Exit code
-    1 for a ledger of which there is no trace, and for one that is referred to and missing.
+    A ledger: joins the newest scan, the plans and the journal with a fresh look at the ledger's owner. Asks no broker.
+    Exit code 1 if there is no trace of it, or it is referred to and missing. A topic: judges it as it is now by the
+    retention in force and its cursors' persisted positions. Loads no topic.
     """
+    if not what.isdecimal():
+        from pulsar_lifecycle.cli.explain_topic import explain_topic
+        from pulsar_lifecycle.cli.inspect import topic_named
+
+        subject = topic_named(what)
+        explain_topic(cluster_of(context), subject, as_json=as_json)
+        return
+    ledger_id = int(what)
+    if ledger_id > MAX_LEDGER_ID:
+        raise UsageError(f"{what} is no ledger id: the highest is {MAX_LEDGER_ID}")
     from pulsar_lifecycle.inspect.explain import Verdict
     from pulsar_lifecycle.inspect.explain import explain as explain_ledger
     from pulsar_lifecycle.inspect.history import history_of

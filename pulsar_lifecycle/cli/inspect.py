@@ -81,7 +81,7 @@ def topic(
     """
     from pulsar_lifecycle.inspect import describe as inspection
 
-    subject = _topic(name)
+    subject = topic_named(name)
     where = cluster_of(context)
     brokers = brokers_of(where)
     with where.ports(read_only=True) as ports:
@@ -352,7 +352,8 @@ def _cursor_line(item: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _topic(name: str) -> Topic:
+def topic_named(name: str) -> Topic:
+    """A topic by its name. Raises UsageError for what is none."""
     from pulsar_lifecycle.errors import CorruptFormat, UsageError
     from pulsar_lifecycle.inspect.describe import parse_topic
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -18,7 +19,7 @@ from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
 from pulsar_lifecycle.records.outcomes import REFUSED
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.settings import PulsarSettings
+from pulsar_lifecycle.settings import CONFIG_VARIABLE, PulsarSettings
 from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -37,6 +38,7 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
+from tests.kit.command import run
 
 pytestmark = pytest.mark.integration
 
@@ -98,13 +100,23 @@ def killed(pipeline: Pipeline, plan: PlanSummary, about: str) -> None:
     assert about in struck.arguments
 
 
+def json_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """What a command says with --json."""
+    capsys.readouterr()
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def config(plan: PlanSummary, **changes: Any) -> dict[str, Any]:
     ((op, said),) = run_config(plan)["ops"].items()
     return {"ops": {op: {"config": said["config"] | changes}}}
 
 
 def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
-    sandbox: Cluster, pipelines: Callable[[Mapping[str, Any]], Pipeline]
+    sandbox: Cluster,
+    pipelines: Callable[[Mapping[str, Any]], Pipeline],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     namespace, other = new_namespace(sandbox, "retention"), new_namespace(sandbox, "changed")
     read, alone, own, live = (f"persistent://{namespace}/{name}" for name in ("read", "alone", "own", "live"))
@@ -148,6 +160,13 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
             assert plan.actionable
             assert {row["level"] for row in rows.to_pylist() if row["topic"] in ids} == {"namespace"}
             assert jobs.run("apply_retention", config(plan, dry_run=True)).success
+            monkeypatch.setenv(CONFIG_VARIABLE, str(pipeline.file))
+            for name, going in expected.items():
+                explained = json_of(capsys, "explain", name)
+                assert [one["ledger_id"] for one in explained["ledgers"] if one["goes"]] == going
+            assert json_of(capsys, "explain", read)["cursors"][0]["unacknowledged"] > 0
+            assert {one["code"] for one in json_of(capsys, "explain", live)["ledgers"]} == {"loaded"}
+            assert run("explain", read) == 0
             assert transactions(zk, ROOTS) == before
         where = pipeline.where
         stored = where.lake.batches(where.lake.parts(plan.epoch_id, TABLE), ["topic", "kept"])

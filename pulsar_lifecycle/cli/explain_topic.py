@@ -1,0 +1,91 @@
+"""``explain TOPIC``: why its ledgers are there, as a page. Not here: the answer (``inspect/explain_topic.py``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pulsar_lifecycle.cli import show
+from pulsar_lifecycle.cli.session import brokers_of
+
+if TYPE_CHECKING:
+    from pulsar_lifecycle.inspect.explain_topic import HeldLedger, TopicExplanation
+    from pulsar_lifecycle.model import Topic
+    from pulsar_lifecycle.runs.cluster import Cluster
+
+
+def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
+    """Print why each ledger of a topic is there, and what would free it."""
+    from pulsar_lifecycle.inspect.explain_topic import explain_topic as explanation_of
+    from pulsar_lifecycle.inspect.explain_topic import freed_by
+
+    found = explanation_of(where, subject, brokers_of(where))
+    if as_json:
+        show.json_document(_document(found))
+        return
+    listed = Counter(one.code for one in found.ledgers)
+    size = Counter[str]()
+    for one in found.ledgers:
+        size[one.code] += one.bytes or 0
+    show.facts(
+        [
+            ("topic", str(found.topic)),
+            ("load state", found.load.text),
+            ("retention", str(found.policy) if found.policy else "not known"),
+            ("protected", found.protection or None),
+            ("ledgers", f"{len(found.ledgers)}, {show.size(sum(size.values()))}"),
+            ("warnings", list(found.warnings)),
+            ("scan", f"{found.epoch_id}: holds, shadow topics and namespaces are as of it"),
+        ]
+    )
+    freed = {one.code: freed_by(one) for one in found.ledgers}
+    show.text("what keeps them", "bold cyan")
+    rows = [(code, listed[code], show.size(size[code]), freed[code] or "nothing") for code in listed]
+    show.table(["code", "ledgers", "bytes", "freed by"], rows, 2)
+    show.text(f"cursors ({len(found.cursors)})", "bold cyan")
+    rows = [
+        (
+            one.name,
+            str(one.position or "not known"),
+            "" if one.unacknowledged is None else show.size(one.unacknowledged),
+            f"{show.moment(one.last_active)} ({show.ago(one.last_active)})" if one.last_active else "",
+        )
+        for one in found.cursors
+    ]
+    show.table(["cursor", "stands at", "unacknowledged", "last active"], rows, 2)
+    show.text("ledgers, the oldest first", "bold cyan")
+    rows = [_line(one) for one in found.ledgers]
+    show.table(["ledger", "entries", "bytes", "closed", "where", "code", "retention ends"], rows[: show.ROWS], 2)
+    if len(rows) > show.ROWS:
+        show.text(f"  ... {len(rows) - show.ROWS} younger ones; --json has all of them")
+
+
+def _line(one: HeldLedger) -> list[Any]:
+    held = one.state.lower() if one.state else ""
+    where = " and ".join(part for part in (held and f"BookKeeper ({held})", "bucket" if one.offloaded else "") if part)
+    return [
+        one.ledger_id,
+        "" if one.entries is None else one.entries,
+        "" if one.bytes is None else show.size(one.bytes),
+        show.moment(one.closed_at) if one.closed_at else "",
+        where or "nowhere",
+        one.code.value,
+        show.moment(one.expires_at) if one.expires_at is not None else "",
+    ]
+
+
+def _document(found: TopicExplanation) -> dict[str, Any]:
+    from pulsar_lifecycle.inspect.explain_topic import freed_by
+
+    return {
+        "topic": str(found.topic),
+        "load_state": found.load.state.value,
+        "load_reason": found.load.reason.value,
+        "retention": found.policy and {**asdict(found.policy), "text": str(found.policy)},
+        "protection": found.protection or None,
+        "ledgers": [{**asdict(one), "freed_by": freed_by(one) or None} for one in found.ledgers],
+        "cursors": [{**asdict(one), "position": one.position and str(one.position)} for one in found.cursors],
+        "warnings": list(found.warnings),
+        "epoch_id": found.epoch_id,
+    }
