@@ -78,7 +78,10 @@ class Judging:
             return
         pending: list[pa.Table] = []
         for batch in self.lake.batches([part], _JUDGED, pc.field("ledger_id").is_valid()):
-            judged = orphans.judge(pa.Table.from_batches([outside(batch, self.refs.needed)]), self.refs, self.context)
+            unneeded = outside(batch, self.refs.needed)
+            if not unneeded.num_rows:
+                continue
+            judged = orphans.judge(pa.Table.from_batches([unneeded]), self.refs, self.context)
             waits = pc.equal(judged.column("finding"), orphans.PENDING)
             pending.append(judged.filter(waits))
             yield from judged.filter(pc.invert(waits)).to_batches()

@@ -354,5 +354,10 @@ def inside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
 
 def outside(batch: pa.RecordBatch, ids: BitMap64) -> pa.RecordBatch:
     """The rows whose ``ledger_id`` is not among ``ids``."""
-    others = id_set(batch.column("ledger_id")) - ids
+    here = id_set(batch.column("ledger_id"))
+    others = here - ids
+    if not others:  # mostly: what is referenced stands together
+        return batch.slice(0, 0)
+    if len(others) == len(here):
+        return batch
     return batch.filter(pc.is_in(batch.column("ledger_id"), pa.array(others.to_array(), pa.uint64()).cast(pa.int64())))

@@ -34,7 +34,7 @@ from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import epochs as scan_epochs
 from pulsar_lifecycle.scan import read as scan_read
 from pulsar_lifecycle.scan.coverage import ROOTS
-from pulsar_lifecycle.scan.epochs import unread_references, weighed_against
+from pulsar_lifecycle.scan.epochs import outside, unread_references, weighed_against
 from pulsar_lifecycle.scan.shrinkage import Limits
 from pulsar_lifecycle.settings import BookKeeperSettings, Settings
 from tests.kit.builders import A_GAP
@@ -333,3 +333,10 @@ def test_closing_an_epoch_weighs_losses_looks_for_neighbours_keeps_owners_and_no
     assert second.gaps == ()
     third = close("e3", 3 * DAY, listed=False)
     assert [(gap.code, gap.where) for gap in third.gaps] == [(GapCode.LOST_REFERENCES, "managed_ledgers")]
+
+
+@pytest.mark.parametrize(("ids", "left"), [([], [1, 2, 3]), ([2, 9], [1, 3]), ([1, 2, 3], [])])
+def test_rows_of_other_ledgers_are_left(ids: list[int], left: list[int]) -> None:
+    batch = pa.RecordBatch.from_pydict({"ledger_id": [1, 2, 3], "length": [10, 20, 30]})
+    found = outside(batch, BitMap64(ids))
+    assert found.to_pydict() == {"ledger_id": left, "length": [10 * i for i in left]}
