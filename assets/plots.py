@@ -1,15 +1,15 @@
-"""What two-phase deletion did over time, as a picture for an asset's page.
+"""What two-phase deletion did, and where the disk goes, over time: pictures for an asset's page.
 
-Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``). The picture stands in the metadata
-itself, so that the page of an old event still shows what was known then; it is kept small.
+Belongs here: drawing. Not here: counting (``pulsar_lifecycle.journal.metrics``, ``lifecycle.storage``). A picture
+stands in the metadata itself, so that the page of an old event still shows what was known then; it is kept small.
 """
 
 from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 from matplotlib.axes import Axes
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from pulsar_lifecycle.journal.metrics import Interval
+from pulsar_lifecycle.lifecycle.reasons import Reason
 
 DAY_MS = 86_400_000
 SHOWN = 14 * DAY_MS
@@ -55,19 +56,70 @@ def deletions_over_time(intervals: Sequence[Interval]) -> dg.MetadataValue:
     sizes.bar(starts, freed, step * 0.9, align="edge", color=_BARS["deleted"][1])  # type: ignore[arg-type]
     sizes.yaxis.set_major_locator(MaxNLocator(4))
     sizes.set_ylabel(f"{unit} deleted")
-    locator = AutoDateLocator(maxticks=10)
-    sizes.xaxis.set_major_locator(locator)
-    sizes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
-    sizes.set_xlabel("UTC")
+    _dated(sizes)
     sizes.set_xlim(starts[0], starts[-1] + step)  # type: ignore[arg-type]
     for axes in (counts, sizes):
         _quiet(axes)
+    return _picture(figure, "deletions, retries and dead letters over time")
+
+
+_LAYERS = {
+    Reason.RETAINED: "#2a78b8",
+    Reason.BACKLOG: "#6fa8d6",
+    Reason.LAST_LEDGER: "#b5d0e8",
+    Reason.EXPIRED: "#c2342b",
+    Reason.EXPIRED_OPEN: "#e0776f",
+    Reason.ORPHAN: "#e8a33d",
+    Reason.OFFLOAD_LEFTOVER: "#f2cf8f",
+    Reason.UNREFERENCED: "#d9d2a0",
+    Reason.CURSOR: "#5a8f62",
+    Reason.SCHEMA: "#7fb087",
+    Reason.COMPACTED: "#a4cbaa",
+    Reason.DELAYED_INDEX: "#cbe3cf",
+    Reason.FOREIGN: "#8a7aa8",
+    Reason.UNJUDGED: "#9a9a9a",
+}
+"""Colours, from the bottom up: what stays in blue, what could go in red and yellow."""
+
+
+def storage_over_time(reports: Sequence[tuple[int, Mapping[str, int]]]) -> dg.MetadataValue:
+    """Bytes on disk by reason, stacked, at each (ms, reason -> bytes), oldest first; words instead where none is."""
+    if not any(sum(sizes.values()) for _, sizes in reports):
+        return dg.MetadataValue.md("no report has any bytes yet")
+    shown = [reason for reason in _LAYERS if any(sizes.get(reason, 0) for _, sizes in reports)]
+    unit, factor = _unit(max(sum(sizes.values()) for _, sizes in reports))
+    times = [datetime.fromtimestamp(at / 1000, UTC) for at, _ in reports]
+    layers = [[sizes.get(reason, 0) / factor for _, sizes in reports] for reason in shown]
+    if len(times) == 1:  # an area needs two points
+        times, layers = [times[0], times[0] + _HOUR], [[*layer, *layer] for layer in layers]
+    figure = Figure(figsize=(9, 4), dpi=72, layout="constrained")
+    axes = figure.subplots()
+    colors = [_LAYERS[reason] for reason in shown]
+    axes.stackplot(times, *layers, labels=shown, colors=colors, antialiased=False)  # type: ignore[arg-type]
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_ylabel(f"{unit} on disk")
+    axes.legend(loc="center left", frameon=False, fontsize="small", bbox_to_anchor=(1, 0.5), reverse=True)
+    _dated(axes)
+    axes.set_xlim(times[0], times[-1])  # type: ignore[arg-type]
+    _quiet(axes)
+    return _picture(figure, "bytes on disk by reason over time")
+
+
+def _dated(axes: Axes) -> None:
+    locator = AutoDateLocator(maxticks=10)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator, tz=UTC))
+    axes.set_xlabel("UTC")
+
+
+def _picture(figure: Figure, title: str) -> dg.MetadataValue:
     sink = io.BytesIO()
     figure.savefig(sink, format="png")
     picture = base64.b64encode(sink.getvalue()).decode()
-    return dg.MetadataValue.md(f"![deletions, retries and dead letters over time](data:image/png;base64,{picture})")
+    return dg.MetadataValue.md(f"![{title}](data:image/png;base64,{picture})")
 
 
+_HOUR = timedelta(hours=1)
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
 

@@ -40,10 +40,12 @@ TABLES = {
     "managed_cursors": "pulsar_lifecycle.records.tables.MANAGED_CURSORS",
     "schemas": "pulsar_lifecycle.records.tables.SCHEMAS",
     "topics": "pulsar_lifecycle.records.tables.TOPICS",
+    "storage_report, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.storage.STORAGE_REPORT",
+    "ledger_reasons, in a scan's folder of the lake": "pulsar_lifecycle.lifecycle.reasons.LEDGER_REASONS",
     "bookkeeper_entries, pulsar_offload": "pulsar_lifecycle.sources.entry_tables.ENTRIES",
     "bookkeeper_entries, pulsar_offload as messages": "pulsar_lifecycle.sources.messages.MESSAGES",
 }
-"""The Arrow schema of each table that Spark can load by name."""
+"""The Arrow schema of each table that Spark can load, by name or as Parquet."""
 
 SOURCES = (
     "pulsar_lifecycle.metastore.sources",

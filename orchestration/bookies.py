@@ -1,16 +1,29 @@
-"""Job ``collect_bookies``: have bookies free what deleted ledgers take on their disks."""
+"""Jobs ``report_storage`` and ``collect_bookies``: where the disk goes, and have bookies free what was deleted."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets import show
+from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
 from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionOutcome, collect_bookies, plan_now
 from resources.lifecycle import LifecycleResource
+
+
+def report_storage_job(cluster: str) -> UnresolvedAssetJobDefinition:
+    """Say of the newest scan's ledgers why they are there, and ask every bookie what its disks hold."""
+    return dg.define_asset_job(
+        "report_storage",
+        selection=[key(cluster, name) for name in ("storage_report", "bookie_disk")],
+        description="Where the disk goes, by the newest scan: bytes by namespace, topic and reason, and what each "
+        "bookie holds and waits for. Loads no topic; changes nothing.",
+        executor_def=dg.in_process_executor,
+    )
 
 
 class CollectConfig(dg.Config):

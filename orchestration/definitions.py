@@ -18,8 +18,9 @@ from assets.lifecycle import retention_assets
 from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
+from assets.storage import storage_report_asset
 from assets.tiered import offload_assets
-from orchestration.bookies import collect_bookies_job
+from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
 from orchestration.reconcile import reconcile_job
@@ -54,6 +55,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             object_assets(cluster),
             retention_assets(cluster),
             bookie_disk_asset(cluster),
+            storage_report_asset(cluster),
         ],
         jobs=[
             scan,
@@ -72,6 +74,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             plan_retention_job(cluster),
             apply_retention_job,
             collect_bookies_job,
+            report_storage_job(cluster),
         ],
         schedules=[scan_schedule(scan)],
         sensors=[*queue_sensors(delete_pending, cluster), dead_letter_sensor(cluster)],

@@ -9,6 +9,7 @@ Belongs here: the order of asking, and the table ``bookie_disk`` of an epoch. No
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -54,6 +55,16 @@ def placed_in(lake: Lake, part: str) -> Placement:
     """The placement of one file of ``bookkeeper_ledgers``."""
     schema = pa.schema([tables.BOOKKEEPER_LEDGERS.field(name) for name in PLACEMENT_COLUMNS])
     return placed(pa.Table.from_batches(lake.batches([part], PLACEMENT_COLUMNS, pc.field("problem").is_null()), schema))
+
+
+def newest_disks(cluster: Cluster) -> list[dict[str, Any]]:
+    """The rows (``BOOKIE_DISK``) of the newest table of all scans. Raises NotFound where there is none."""
+    for epoch in reversed(cluster.lake.epochs(cluster=cluster.settings.cluster)):
+        try:
+            return cluster.lake.read_epoch_table(epoch.epoch_id, TABLE).to_pylist()
+        except NotFound:  # nobody asked the bookies at that scan
+            continue
+    raise NotFound("no bookie was asked yet: run the job scan, then report_storage")
 
 
 def forecasts(cluster: Cluster) -> dict[str, float]:

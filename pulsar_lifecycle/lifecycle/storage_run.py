@@ -121,6 +121,26 @@ def by_reason(rows: pa.Table) -> Mapping[str, Mapping[str, int]]:
     return {row["reason"]: {name: row[f"{name}_sum"] for name in names} for row in ordered.to_pylist()}
 
 
+def largest_topics(rows: pa.Table, count: int) -> list[tuple[str, int, Mapping[str, int]]]:
+    """The topics of a report with the most bytes on disk, and these by reason, the largest first."""
+    own = rows.filter(rows.column("topic").is_valid())
+    sums = own.group_by("topic").aggregate([("physical_bytes", "sum")])
+    top = sums.sort_by([("physical_bytes_sum", "descending"), ("topic", "ascending")]).slice(0, count).to_pylist()
+    reasons: dict[str, dict[str, int]] = {row["topic"]: {} for row in top}
+    theirs = own.filter(pc.is_in(own.column("topic"), pa.array(list(reasons), pa.string())))
+    for row in theirs.sort_by([("physical_bytes", "descending"), ("reason", "ascending")]).to_pylist():
+        reasons[row["topic"]][row["reason"]] = row["physical_bytes"]
+    return [(row["topic"], row["physical_bytes_sum"], reasons[row["topic"]]) for row in top]
+
+
+def newest_report(lake: Lake, cluster: str) -> tuple[Epoch, pa.Table]:
+    """The newest report of a cluster and its scan. Raises NotFound where none was made."""
+    found = reported(lake, cluster)
+    if not found:
+        raise NotFound("there is no storage report yet: run the job scan, then report_storage")
+    return found[-1], stored_report(lake, found[-1].epoch_id)
+
+
 def _has_report(lake: Lake, epoch_id: str) -> bool:
     try:
         return bool(lake.parts(epoch_id, TABLE))
