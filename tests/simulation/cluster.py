@@ -190,13 +190,16 @@ class SimulatedCluster:
         shadow_of: str = "",
         entries: int = 1,
         counts: Mapping[int, int] | None = None,
+        closed: Mapping[int, int] | None = None,
     ) -> Topic:
         """The topic's z-node, listing ``ledgers``; 0 bytes for a topic that was never loaded.
 
-        A ledger has as many ``entries`` as its own of ``counts`` says.
+        A ledger has as many ``entries`` as its own of ``counts`` says, and was ``closed`` then (ms).
         """
         many = [(i, (counts or {}).get(i, entries)) for i in ledgers]
-        infos = tuple(LedgerInfo(i, n, n * ENTRY_BYTES, 1, (offloaded or {}).get(i)) for i, n in many)
+        infos = tuple(
+            LedgerInfo(i, n, n * ENTRY_BYTES, (closed or {}).get(i, 1), (offloaded or {}).get(i)) for i, n in many
+        )
         info = ManagedLedgerInfo(infos, terminated, {SHADOW_SOURCE: shadow_of} if shadow_of else {})
         self.put(self.topic_path(topic), managed_ledger.encode(info) if ledgers or shadow_of else b"")
         return topic

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from uuid import UUID
 
 from pulsar_lifecycle.copies.attempts import ATTEMPTS
 from pulsar_lifecycle.formats import ledger_path, managed_ledger
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo, encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.formats.managed_ledger import LedgerInfo
 from pulsar_lifecycle.formats.offload_object import data_key, uuid_of
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
@@ -84,7 +85,10 @@ class Laws:
         self.objects = self.restored = 0
         self.whole: tuple[Topic | None, str, frozenset[int]] = None, "", frozenset()
         self.effects: list[tuple[str, int, int]] = []
-        self.deleted = self.trimmed = 0
+        self.deleted = self.trimmed = self.expired = 0
+        self.retaining = False
+        """Whether a run of retention is at it."""
+        self.judge_retention: Callable[[Topic, list[LedgerInfo]], str] = lambda topic, gone: ""
         self.taken: dict[tuple[int, str], tuple[str, str]] = {}
         self.restores = 0
         self.ours: set[bytes] = set()
@@ -347,6 +351,11 @@ class Laws:
         topic = Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/"))
         if why := self.tiered.edited(self.world.model.topics[topic], listed, left, store.trace):
             raise Violation(why)
+        gone = list(listed[: len(before) - len(after)])
+        if self.retaining:
+            if why := self.judge_retention(topic, gone):
+                raise Violation(f"retention: the product makes {after} of {before} in {path}: {why}")
+            self.expired += len(gone)
         self.trimmed += len(before) - len(after)
         owner = str(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")))
         for item in listed[: len(before) - len(after)]:

@@ -23,7 +23,7 @@ from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
 from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
-from tests.simulation import acts, disasters, faults, tiering, traps
+from tests.simulation import acts, disasters, faults, retaining, tiering, traps
 from tests.simulation.acts import WEST
 from tests.simulation.cluster import another_cluster
 from tests.simulation.laws import Laws, Violation
@@ -117,6 +117,7 @@ class _Schedule:
         self.begins = random.getrandbits(32)
         count = random.randint(12, most)
         weights = KINDS | {"tiered": 30} if tiering.has(seed) else KINDS
+        weights = weights | {"retention": 90} if retaining.has(seed) else weights
         kinds = random.choices(list(weights), list(weights.values()), k=count)
         self.steps = [(kind, random.getrandbits(32)) for kind in kinds]
         self.result.steps = count
@@ -129,6 +130,7 @@ class _Schedule:
             tiering.prepare(self.world)
         self.operator = Operator(self.world, self.laws, Random(self.begins), settings)
         self.tiering = tiering.Tiering(self.operator)
+        self.retaining = retaining.Retaining(self.operator) if retaining.has(seed) else None
         if settings.bookkeeper.shared_with:
             self.world.roots[WEST] = another_cluster()
         self.operator.spoiled = lambda: faults.spoiled(self.world)
@@ -167,6 +169,7 @@ class _Schedule:
         self.result.facts["brought back"] += self.laws.restored
         self.result.facts["objects deleted"] += self.laws.objects
         self.result.facts["trimmed"] += self.laws.trimmed
+        self.result.facts["expired"] += self.laws.expired
         self.result.facts.update(self.laws.tiered.counts)
         return self.result
 
@@ -234,6 +237,14 @@ class _Schedule:
             random,
             self.tiering.next() if random.random() < 0.7 else random.choices(list(extras), [*extras.values()])[0],
         )
+
+    def _retention(self, random: Random) -> str:
+        assert self.retaining is not None
+        what = self.retaining.next()
+        if what == "scan":
+            return self._process(random, what, self.operator.scan, 0.2)
+        work = getattr(self.retaining, what)
+        return self._process(random, what, work, 0.2) if what in retaining.RUNS else work()
 
     def _tier(self, random: Random, what: str, faulty: float = FAULTY) -> str:
         """Something of tiered storage, or of what goes with it."""

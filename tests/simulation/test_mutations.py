@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import tiering
+from tests.simulation import retaining, tiering
 from tests.simulation.mutations import MUTATIONS
+from tests.simulation.retention_mutations import RETENTION
 from tests.simulation.simulator import simulate
 from tests.simulation.tiered_mutations import TIERED
+
+ALL = {**MUTATIONS, **TIERED, **RETENTION}
 
 WITHIN = 400
 """Schedules that may pass before a mutation is caught."""
@@ -65,6 +68,8 @@ CAUGHT_BY = {
     "compare the lengths of two copies": 321,
     "compare only copies that are small": 321,
     "forget that earlier scans found the ledger of a copy listed": 1,
+    "plan ledgers younger than their retention": 892,
+    "apply a plan of retention whatever the policy is by now": 2572,
     "explain young ledgers away": 98,
     "explain without what our first phase took off lists": 2,
     "skip the proof of an offloaded copy": 59,
@@ -91,18 +96,22 @@ nothing any more; then every seed from 0 is tried, and what the test prints belo
 """
 
 
-@pytest.mark.parametrize("name", [*MUTATIONS, *TIERED])
+@pytest.mark.parametrize("name", ALL)
 def test_a_mutation_finds_what_it_replaces(name: str) -> None:
-    with {**MUTATIONS, **TIERED}[name]():
+    with ALL[name]():
         pass
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("name", [*MUTATIONS, *TIERED])
+@pytest.mark.parametrize("name", ALL)
 def test_a_mutation_is_caught(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     hint = CAUGHT_BY.get(name, 0)
-    seeds = range(tiering.AT, WITHIN * tiering.EVERY, tiering.EVERY) if name in TIERED else range(WITHIN)
-    with {**MUTATIONS, **TIERED}[name]():
+    seeds = range(WITHIN)
+    if name in TIERED:
+        seeds = range(tiering.AT, WITHIN * tiering.EVERY, tiering.EVERY)
+    elif name in RETENTION:
+        seeds = range(retaining.AT, WITHIN * retaining.EVERY, retaining.EVERY)
+    with ALL[name]():
         found = next((one for one in map(simulate, (hint, *seeds)) if one.violation), None)
     assert found, f"{name}: not caught by seeds {seeds}"
     assert not found.error, f"{name}: no law catches it, it breaks the code: {found.violation}"

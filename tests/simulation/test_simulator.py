@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.simulation import tiering
+from tests.simulation import retaining, tiering
 from tests.simulation.faults import NAMES
 from tests.simulation.many import report, run_many
 from tests.simulation.simulator import EXTRAS, ROUTINE, shrink, simulate
@@ -40,7 +40,8 @@ def test_every_invariant_holds_in_every_schedule() -> None:
         "attempts removed",
     ):
         assert sum(r.facts[what] for r in results) > SCHEDULES / 400, f"next to nothing was {what}"
-    for what in {*ROUTINE, *EXTRAS, *tiering.RUNS} & {what for r in results for what in r.facts}:
+    assert sum(r.facts["expired"] for r in results) > SCHEDULES / 100, "next to nothing was past its retention"
+    for what in {*ROUTINE, *EXTRAS, *tiering.RUNS, *retaining.RUNS} & {what for r in results for what in r.facts}:
         tried, ended = (sum(r.facts[fact] for r in results) for fact in (what, f"{what} ended"))
         assert ended > tried / 10, f"{what}: {ended} of {tried} ended without an error"
 

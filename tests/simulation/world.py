@@ -206,6 +206,9 @@ class World(SimulatedCluster):
         self.undone: list[tuple[int, int, Counters | None]] = []
         """Spans of time that a restore of the metadata store took back, and its counters at the next scan."""
         self.restored_at = 0
+        self.dates_ledgers = False
+        """Whether topics say when their ledgers were closed."""
+        self.closed_at: dict[int, int] = {}
         self.wire: Callable[[SimQueue], None] = lambda queue: None
         self.register_broker()
         for topic in TOPICS:
@@ -662,8 +665,14 @@ class World(SimulatedCluster):
         made.state = state
         if state is LedgerState.CLOSED:
             self.model.busy.discard(ledger)
+            self.closed_at.setdefault(ledger, self.time.now_ms())
         self.ledger(_tags(made), state=state, entries=self.reader.payloads[ledger], ledger_id=ledger)
         self._last_id = last
+
+    def closed(self, ledger: int) -> int:
+        """When (ms) a ledger was closed."""
+        made = self.model.ledgers.get(ledger)
+        return self.closed_at.get(ledger, made.born if made else 1)
 
     def drop(self, ledger: int | None, leak: float = 0.6) -> None:
         """A broker deletes a ledger that it dropped, or fails to and forgets it."""
@@ -685,6 +694,7 @@ class World(SimulatedCluster):
             terminated=Position(topic.ledgers[-1], 0) if topic.terminated and topic.ledgers else None,
             shadow_of=topic.shadow_of,
             counts={i: len(self.model.ledgers[i].entries) or 1 for i in topic.ledgers if i in self.model.ledgers},
+            closed={i: self.closed(i) for i in topic.ledgers} if self.dates_ledgers else None,
         )
 
     def store_cursor(self, topic: ModelTopic, name: str) -> None:
