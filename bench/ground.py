@@ -39,10 +39,17 @@ def write_settings(cluster: Cluster, **sections: Mapping[str, Any]) -> Path:
     lines = ['cluster = "bench"']
     for name in {**base, **sections}:
         values = {**base.get(name, {}), **sections.get(name, {})}
-        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+        lines += [f"[{name}]", *(f"{key} = {_as_toml(value)}" for key, value in values.items())]
     path = cluster.data / "bench.toml"
     path.write_text("\n".join([*lines, ""]))
     return path
+
+
+def _as_toml(value: Any) -> str:
+    """TOML writes all of JSON alike but its objects."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_as_toml(one)}" for key, one in value.items()) + " }"
+    return json.dumps(value)
 
 
 def take_epoch(
