@@ -31,11 +31,12 @@ from tests.integration.pipeline import Pipeline
 from tests.kit.object_contract import BUCKET, GONE_BUCKET
 
 LONG = (
-    *("test_kills", "test_offload_kills", "test_offload_faults", "test_pipeline_executors"),
-    *("test_broker_offloader_schedules", "test_offload_run", "test_bookkeeper_entries", "test_undo"),
-    *("test_retry_topics", "test_sandbox", "test_object_sweep"),
-    *("test_rollback", "test_topic_policies", "test_delayed_snapshots", "test_pipeline"),
-    *("test_pipeline_coverage", "test_waiting", "test_trimming", "test_wheel", "test_pipeline_crash"),
+    *("test_kills", "test_offload_kills", "test_offload_faults", "test_broker_offloader_schedules"),
+    *("test_pipeline", "test_retention_plan", "test_sandbox", "test_pipeline_executors"),
+    *("test_offload_run", "test_bookkeeper_entries", "test_retry_topics", "test_object_sweep"),
+    *("test_trimming", "test_undo", "test_waiting", "test_rollback", "test_topic_policies"),
+    *("test_delayed_snapshots", "test_pipeline_coverage", "test_wheel", "test_pipeline_crash"),
+    *("test_retention_differential", "test_bookie_disk"),
     *("test_pipeline_jobs", "test_queue_contract", "test_objects_faults", "test_broker_offloader"),
 )
 """Modules that take minutes, the longest first: begun last, one would run alone at the end."""
