@@ -192,6 +192,7 @@ SMALLEST_INDEX = 32 + 20
 def offload_references(topics: pa.RecordBatch, root: str) -> pa.Table:
     """:data:`OFFLOAD_REFERENCES` of rows of ``tables.MANAGED_LEDGERS``."""
     nested, every = topics.column("ledgers"), topics.column("offload_uuids")
+    named = pc.coalesce(topics.column("topic"), topics.column("path"))  # one of an unknown domain has no name
     ledgers = pc.list_flatten(nested)
     of_ledgers = pa.table(
         {
@@ -201,7 +202,7 @@ def offload_references(topics: pa.RecordBatch, root: str) -> pa.Table:
             "entries": pc.struct_field(ledgers, "entries"),
             "size": pc.struct_field(ledgers, "size"),
             "bucket": pc.struct_field(ledgers, "offload_bucket"),
-            "topic": topics.column("topic").take(pc.list_parent_indices(nested)),
+            "topic": named.take(pc.list_parent_indices(nested)),
             "path": topics.column("path").take(pc.list_parent_indices(nested)),
         }
     )
@@ -209,7 +210,7 @@ def offload_references(topics: pa.RecordBatch, root: str) -> pa.Table:
     others = pa.table(
         {
             "uuid": pc.list_flatten(every),
-            "topic": topics.column("topic").take(pc.list_parent_indices(every)),
+            "topic": named.take(pc.list_parent_indices(every)),
             "path": topics.column("path").take(pc.list_parent_indices(every)),
         }
     )

@@ -15,7 +15,7 @@ from pulsar_lifecycle.errors import (
     Unavailable,
 )
 from pulsar_lifecycle.formats import ledger_metadata, ledger_path, managed_ledger
-from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, owner_columns, rows_below
+from pulsar_lifecycle.metastore.walk import MTIME, PATH, Unit, note_domains, owner_columns, rows_below
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import BrokerAdmin, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
@@ -115,6 +115,7 @@ def read_topics(
             continue
         columns: dict[str, list[Any]] = owner_columns(rows)
         infos = rows.decoded(managed_ledger.decode)
+        note_domains(rows, 1)
         ids = [sorted(item.ledger_id for item in info.ledgers) if info else [] for info in infos]
         states = ledger_states(store, [i[-1] if i else None for i in ids], ledgers_root)
         loaded = [p for p, topic in zip(rows.column(PATH), columns["topic"], strict=True) if topic in brokers.loaded]

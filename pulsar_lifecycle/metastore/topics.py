@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.metastore.walk import (
     CHUNK,
+    KNOWN_DOMAIN,
     MANAGED_LEDGERS_ROOT,
     NUM_CHILDREN,
     PARTITIONED_ROOT,
@@ -28,6 +29,7 @@ from pulsar_lifecycle.metastore.walk import (
     holding_data,
     namespace_of,
     namespace_paths,
+    note_domains,
     owner_columns,
     rows_below,
     scanned,
@@ -46,6 +48,7 @@ SHADOW_SOURCE = "PULSAR.SHADOW_SOURCE"
 def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda namespace: True) -> list[Unit]:
     """Every ``T/NS/persistent`` and V1 ``T/C/NS/persistent`` below ``/managed-ledgers``, cut into chunks of names.
 
+    So are those ``T/NS/x`` of an unknown domain that read like one of ours; what does not is a unit with its trouble.
     ``wanted`` chooses namespaces.
     """
     units: list[Unit] = []
@@ -59,7 +62,9 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
         below = [f"{c.path}/{n}" for c in listings for n in c.names]
         domains += [path for path in below if depth >= 2 and path.endswith("/persistent")]
         above = [path for path in below if depth < 2 or not path.endswith("/persistent")]
-    units += [unread(path, STRANGE) for path in above]
+    unknown = _unknown_domains(store, above, domains)
+    domains += unknown
+    units += [unread(path, STRANGE) for path in above if path.rpartition("/")[0] not in unknown]
     listings, failed = children_below(store, [d for d in domains if wanted(namespace_of(f"{d}/"))])
     units += failed
     for listing in listings:
@@ -67,6 +72,23 @@ def topic_units(store: MetadataStore, wanted: Callable[[str], bool] = lambda nam
         for start in range(0, len(names), CHUNK):
             units.append(Unit(listing.path, names[start : start + CHUNK], listing.num_children))
     return units
+
+
+def _unknown_domains(store: MetadataStore, paths: Sequence[str], known: Iterable[str]) -> list[str]:
+    """Which parents of z-nodes ``T/NS/DOMAIN/NAME`` hold nothing but topics, by their form.
+
+    A topic's z-node holds data, or neither data nor children (it was never loaded); at least one must hold data. What
+    is otherwise may be a V1 namespace, as the parent of a ``known`` domain is, or something that nobody knows.
+    """
+    found: dict[str, bool] = {}
+    broken = {path.rpartition("/")[0] for path in known}
+    for path, node in zip(paths, store.read(paths), strict=True):
+        domain = path.rpartition("/")[0]
+        if not isinstance(node, Node) or (not node.data and node.stat.num_children):
+            broken.add(domain)
+        else:
+            found[domain] = found.get(domain, False) or bool(node.data)
+    return [domain for domain, holds in found.items() if holds and domain not in broken]
 
 
 def read_managed_ledgers(
@@ -79,6 +101,7 @@ def read_managed_ledgers(
             continue
         columns = owner_columns(rows)
         infos = rows.decoded(managed_ledger.decode)
+        note_domains(rows, 1)
         yield rows.batch(
             wanted,
             {
@@ -142,18 +165,21 @@ def _cursor_batch(rows: Rows, wanted: pa.Schema) -> pa.RecordBatch:
     columns: dict[str, list[Any]] = {name: [] for name in ("managed_ledger", "topic", "namespace", "cursor")}
     for index, node in enumerate(rows.nodes):
         topic_path, _, encoded = node[PATH].rpartition("/")
+        owner = topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :]
+        known = owner.split("/")[-2] == KNOWN_DOMAIN
+        topic = None
         try:
-            topic = Topic.from_managed_ledger(topic_path[len(MANAGED_LEDGERS_ROOT) + 1 :])
+            topic = Topic.from_managed_ledger(owner) if known else None
         except CorruptFormat as error:
-            topic = None
             rows.note(index, Problem.UNREAD, error)
         if node[NUM_CHILDREN]:
             rows.note(index, Problem.UNREAD, "a cursor z-node has children")
-        columns["managed_ledger"].append(topic and topic.managed_ledger)
+        columns["managed_ledger"].append(topic.managed_ledger if topic else None if known else owner)
         columns["topic"].append(topic and str(topic))
-        columns["namespace"].append(topic and str(topic.namespace))
+        columns["namespace"].append(str(topic.namespace) if topic else None if known else namespace_of(topic_path))
         columns["cursor"].append(cursor_name(encoded))
     values = [info or (None,) * len(_CURSOR_VALUES) for info in rows.decoded(_cursor_values)]
+    note_domains(rows, 2)
     return rows.batch(wanted, {**columns, **{name: [v[i] for v in values] for i, name in enumerate(_CURSOR_VALUES)}})
 
 

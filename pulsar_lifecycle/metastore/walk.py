@@ -82,10 +82,15 @@ def holding_data(store: MetadataStore, paths: Sequence[str], strange: str = STRA
 
 
 def namespace_of(path: str) -> str:
-    """Namespace of a z-node of a topic, a cursor or a schema; what is not below one of these names itself."""
+    """Namespace of a z-node of a topic, a cursor or a schema; what is not below one of these names itself.
+
+    Below an unknown domain that is ``T/NS``: only namespaces of that form have one.
+    """
     if path.startswith(f"{SCHEMAS_ROOT}/"):
         return path[len(SCHEMAS_ROOT) + 1 :].rpartition("/")[0]
-    return path[len(MANAGED_LEDGERS_ROOT) + 1 :].partition("/persistent/")[0]
+    owner = path[len(MANAGED_LEDGERS_ROOT) + 1 :]
+    namespace, found, _ = owner.partition("/persistent/")
+    return namespace if found or owner.count("/") < 3 else "/".join(owner.split("/")[:2])
 
 
 def namespace_paths(store: MetadataStore, root: str) -> tuple[list[str], list[Unit]]:
@@ -205,9 +210,25 @@ def owner_columns(rows: Rows) -> dict[str, list[Any]]:
             local = None
             rows.note(index, Problem.UNREAD, error)
         columns["managed_ledger"].append(owner)
-        columns["topic"].append(None if local is None else f"persistent://{namespace}/{local}")
+        known = local is not None and domain.endswith(f"/{KNOWN_DOMAIN}")
+        columns["topic"].append(f"persistent://{namespace}/{local}" if known else None)
         columns["namespace"].append(namespace)
     return columns
+
+
+KNOWN_DOMAIN = "persistent"
+"""The domain whose topics have z-nodes, in all versions that we know."""
+
+
+def note_domains(rows: Rows, above: int) -> None:
+    """Say of each z-node below another domain that it is, unless more is wrong with it; after it was decoded.
+
+    The domain is so many levels ``above`` the z-nodes.
+    """
+    for index, path in enumerate(rows.column(PATH)):
+        domain = path.split("/")[-1 - above]
+        if domain != KNOWN_DOMAIN:
+            rows.note(index, Problem.UNKNOWN_DOMAIN, f"topics of domain {domain} are not known: its namespace is kept")
 
 
 PATH, DATA, CZXID, MZXID, CTIME, MTIME, VERSION, NUM_CHILDREN = range(8)

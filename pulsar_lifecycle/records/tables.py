@@ -46,6 +46,9 @@ class Problem(StrEnum):
     """It could not be decoded."""
     UNREAD = "unread"
     """It could not be read. It may be whole."""
+    UNKNOWN_DOMAIN = "unknown_domain"
+    """Its topic is of a domain that we do not know, such as ``segment``, and reads like one that we do: what it names
+    counts as referenced, and its namespace is kept."""
     MISSING_ROOT = "missing_root"
     """The root of a whole table does not exist; a cluster that never had a schema has no ``/schemas``."""
     DAMAGED = "damaged"

@@ -42,7 +42,7 @@ def take_census(table: str, root: str, rows: Iterable[pa.RecordBatch], troubled:
     for batch in rows:
         known = batch.filter(pc.is_valid(batch.column("parent"))) if batch.column("parent").null_count else batch
         problem = known.column("problem")
-        counts["decoded"] += problem.null_count
+        counts["decoded"] += problem.null_count + _count(pc.equal(problem, Problem.UNKNOWN_DOMAIN))
         if problem.null_count < len(problem):
             counts["gone"] += _count(pc.equal(problem, Problem.GONE))
             counts["empty"] += _count(pc.equal(problem, Problem.EMPTY))

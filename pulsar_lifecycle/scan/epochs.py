@@ -214,8 +214,8 @@ def _context(
             cluster, epoch_id, "managed_ledgers", root, "shadow_source", pc.field("shadow_source").is_valid()
         )
         for table in ("managed_ledgers", "managed_cursors", "schemas"):
-            corrupt = pc.field("problem") == Problem.CORRUPT
-            kept |= {walk.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", corrupt)}
+            unclear = pc.field("problem").isin([Problem.CORRUPT, Problem.UNKNOWN_DOMAIN])
+            kept |= {walk.namespace_of(p) for p in _distinct(cluster, epoch_id, table, root, "path", unclear)}
     kept_topics, strange = owner_names.owners_to_keep(lost)
     context = Context(
         now=started_at,  # ages are those at the listing, however long the scan took

@@ -125,7 +125,8 @@ class _References:
         if piece.topics:
             yield self._brokers(piece)
             return
-        part, readable = [piece.part], pc.field("problem").is_null()
+        part = [piece.part]
+        readable = pc.field("problem").is_null() | (pc.field("problem") == Problem.UNKNOWN_DOMAIN)
         if piece.table == "managed_ledgers":
             columns = ["managed_ledger", "path", "ledgers"]
             yield from map(references.from_managed_ledgers, self.lake.batches(part, columns, readable))

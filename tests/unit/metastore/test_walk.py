@@ -9,12 +9,14 @@ from uuid import uuid4
 import pytest
 
 from pulsar_lifecycle.errors import AccessDenied, CorruptFormat, NotFound, Unavailable
+from pulsar_lifecycle.formats import cursor, managed_ledger
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.metastore import bookkeeper_ledgers, load_state, namespaces, schemas, topics
-from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node, Stat
 from pulsar_lifecycle.records.findings import Finding
+from pulsar_lifecycle.records.gaps import GapCode
 from pulsar_lifecycle.records.tables import Problem
 from tests.simulation.cluster import BROKER, SimulatedCluster, data_tags
 from tests.simulation.pipeline import scan, whole_round
@@ -194,3 +196,52 @@ def test_a_topic_that_is_listed_and_being_unloaded_is_not_asked_about(
     cluster.load(V2)
     assert scan(cluster).epoch.gaps == ()
     assert set(cluster.admin.touched) == ({V2} if state is LedgerState.OPEN else set())
+
+
+SEGMENT = "/managed-ledgers/acme/orders/segment/placed%2F0000-ffff-0"
+
+
+STANDS = cursor.encode(cursor.ManagedCursorInfo(-1, Position(1, 0)))
+"""A cursor without a ledger."""
+
+
+def segment_of(ledger_ids: list[int]) -> bytes:
+    """A z-node of a domain that we do not know, in the form of one that we do."""
+    infos = tuple(managed_ledger.LedgerInfo(i, 1, 10, 1) for i in ledger_ids)
+    return managed_ledger.encode(managed_ledger.ManagedLedgerInfo(ledgers=infos))
+
+
+def test_a_topic_of_an_unknown_domain_keeps_what_it_lists_and_its_namespace(cluster: SimulatedCluster) -> None:
+    other = Topic.parse("persistent://acme/bills/sent")
+    cluster.put("/admin/policies/acme/orders", b"{}")
+    cluster.put("/admin/policies/acme/bills", b"{}")
+    own = {"component": "managed-ledger", "pulsar/managed-ledger": "acme/orders/segment/placed%2F0000-ffff-0"}
+    listed, held = cluster.ledger(data_tags(other)), cluster.ledger(own)
+    of_namespace, leaked, unlisted = (cluster.ledger(tags) for tags in (data_tags(V2), data_tags(other), own))
+    cluster.put(SEGMENT, segment_of([listed, held]))
+    cluster.put("/managed-ledgers/acme/orders/segment/never-loaded", b"")
+    cluster.put(f"{SEGMENT}/s", STANDS)
+    found, decisions = whole_round(cluster)
+    assert found.epoch.gaps == ()
+    assert "acme/orders" in found.context.kept_namespaces
+    assert [d.outcome for d in decisions] == ["deleted"]
+    assert cluster.ledger_ids() == {listed, held, of_namespace, unlisted}
+    assert leaked not in cluster.ledger_ids()
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        (SEGMENT, b"\xff\xff"),
+        (f"{SEGMENT}/s", b"\xff\xff"),
+        (f"{SEGMENT}/s/below", b""),
+        ("/managed-ledgers/acme/orders/segment/a/b", b"\x0a\x02\x08\x01"),
+    ],
+)
+def test_an_unknown_domain_of_another_form_is_a_gap(cluster: SimulatedCluster, path: str, data: bytes) -> None:
+    cluster.topic(V2, [cluster.ledger(data_tags(V2))])
+    cluster.put(SEGMENT, segment_of([1]))
+    cluster.put(f"{SEGMENT}/s", STANDS)
+    assert scan(cluster).epoch.gaps == ()
+    cluster.put(path, data)
+    assert {gap.code for gap in scan(cluster).epoch.gaps} & {GapCode.ZNODE_UNREAD, GapCode.ZNODE_UNDECODABLE}
