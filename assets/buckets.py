@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 from assets import show
 from assets.epochs import epoch_to_read
 from assets.names import EPOCH, key
-from pulsar_lifecycle.copies.object_pairs import Kind
+from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE
@@ -73,7 +73,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
         with reporting(context.log.info, of_stages(where.spark)):
             summary, rows = take_inventory(where, where.lake.epoch(epoch_id))
         found = where.table(epoch_id, TABLE)
-        broken = found.where(f.col("kind") == Kind.BROKEN.value)
+        broken = found.where(f.col("kind") == ObjectKind.BROKEN.value)
         count = broken.count()
         yield dg.MaterializeResult(
             asset_key=inventory,
@@ -104,7 +104,7 @@ def object_assets(cluster: str) -> dg.AssetsDefinition:
 def inventory_shown(rows: DataFrame) -> dict[str, Any]:
     """The inventory's page: objects and bytes by kind and bucket, why they stay, what is odd."""
     kinds = _grouped(rows, "bucket", "kind")
-    plain = (f.col("kind") != Kind.COMPLETE.value) & (f.col("action") == "")
+    plain = (f.col("kind") != ObjectKind.COMPLETE.value) & (f.col("action") == "")
     reasons = _grouped(rows.where(plain).withColumn("why", f.regexp_replace("reason", r"\d+", "…")), "kind", "why")
     headers = ["entries", "objects", "bytes", "oldest"]
     return {

@@ -92,7 +92,7 @@ def dead_letters_asset(cluster: str) -> dg.AssetsDefinition:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckVerdict:
     """What check ``no_dead_letters`` says."""
 
     passed: bool
@@ -154,17 +154,17 @@ class Picture:
             "without subscription": ", ".join(map(str, self.found.unsubscribed)) or "none",
         }
 
-    def verdict(self, mended: Sequence[Topic] = ()) -> Verdict:
+    def verdict(self, mended: Sequence[Topic] = ()) -> CheckVerdict:
         """A dead letter costs disk and nobody's data: a warning. A topic that may lose some: an error."""
         unsafe = [*self.found.unsubscribed, *mended]
         if unsafe:
             text = f"{', '.join(map(str, unsafe))} had no durable subscription of ours: messages may be lost"
-            return Verdict(False, dg.AssetCheckSeverity.ERROR, text)
+            return CheckVerdict(False, dg.AssetCheckSeverity.ERROR, text)
         if self.found.count:
             text = f"{self.found.count} dead letters: mend the cause, then run the job redrive_dead_letters"
             text += f"; not all could be read: {self.unread}" if self.unread else ""
-            return Verdict(False, dg.AssetCheckSeverity.WARN, text)
-        return Verdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")
+            return CheckVerdict(False, dg.AssetCheckSeverity.WARN, text)
+        return CheckVerdict(True, dg.AssetCheckSeverity.WARN, "no dead letters")
 
 
 def take_picture(reader: QueueReader, where: Cluster) -> Picture:

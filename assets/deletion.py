@@ -15,7 +15,7 @@ from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.deletion_planning import run_config
-from pulsar_lifecycle.deletion.workers import FAILURES, WITHHELD, Outcome
+from pulsar_lifecycle.deletion.workers import FAILURES, WITHHELD, OutcomeCount
 from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
 from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
@@ -142,7 +142,7 @@ def _by(rows: pa.Table, column: str) -> str:
     return show.markdown([column, "ledgers", "bytes"], cells)
 
 
-def check_not_stopped(outcomes: Iterable[Outcome], metadata: Mapping[str, Any]) -> None:
+def check_not_stopped(outcomes: Iterable[OutcomeCount], metadata: Mapping[str, Any]) -> None:
     """Fail, with the metadata of what was done, where a deletion run did not do all that it was to do: FAILURES."""
     failed = [o for o in outcomes if o.outcome in FAILURES]
     if not failed:
@@ -155,7 +155,7 @@ def check_not_stopped(outcomes: Iterable[Outcome], metadata: Mapping[str, Any]) 
     raise dg.Failure("; ".join(said), metadata=metadata)
 
 
-def outcomes_shown(outcomes: list[Outcome]) -> dict[str, Any]:
+def outcomes_shown(outcomes: list[OutcomeCount]) -> dict[str, Any]:
     """A deletion run's outcomes as metadata."""
     deleted = [o for o in outcomes if o.outcome == DELETED]
     return {

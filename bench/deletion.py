@@ -31,7 +31,7 @@ import pulsar
 from ground import expect, kazoo, number, take_epoch, tell, write_settings
 
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.workers import Outcome
+from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.formats.ledger_path import ledger_path
@@ -258,7 +258,7 @@ def _delete_directly(where: runs_cluster.Cluster, ledgers: _Ledgers, size: int) 
     return size / seconds
 
 
-def _expect_deleted(ledgers: _Ledgers, outcomes: list[Outcome], size: int) -> None:
+def _expect_deleted(ledgers: _Ledgers, outcomes: list[OutcomeCount], size: int) -> None:
     expect("ledgers deleted", sum(o.ledgers for o in outcomes if o.outcome == "deleted"), size)
     expect("ledgers left", ledgers.left(), 0)
 

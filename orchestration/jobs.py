@@ -19,7 +19,7 @@ from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
-from pulsar_lifecycle.deletion.workers import Outcome
+from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.records.outcomes import DELETED, GONE
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from resources.lifecycle import LifecycleResource
@@ -99,7 +99,7 @@ def send_intents_op(context: dg.OpExecutionContext, config: ApplyConfig, lifecyc
         raise dg.Failure(f"{applied.problem}; apply the plan again to send the rest")
 
 
-def deleted(outcomes: list[Outcome]) -> dict[str, Any]:
+def deleted(outcomes: list[OutcomeCount]) -> dict[str, Any]:
     """Metadata of what a plan applied directly did. A stop, or nothing deleted though something stays, is a Failure."""
     metadata = outcomes_shown(outcomes)
     check_not_stopped(outcomes, metadata)

@@ -23,7 +23,7 @@ CLOCK_SKEW_MS = 300_000
 """How far the object store's clock may be from the brokers' and the metadata store's."""
 
 
-class Kind(StrEnum):
+class ObjectKind(StrEnum):
     """What an offloaded copy, another object or an upload is."""
 
     COMPLETE = "complete"
@@ -100,11 +100,13 @@ class Copy:
         return {role: str(ObjectKey(self.uuid, self.ledger_id, role)) for role, stored in there.items() if stored}
 
     @property
-    def unreferenced(self) -> Kind:
+    def unreferenced(self) -> ObjectKind:
         """What it is where nothing names it."""
-        return (Kind.ORPHAN_PAIR if self.index else Kind.LONE_DATA) if self.data else Kind.LONE_INDEX
+        return (ObjectKind.ORPHAN_PAIR if self.index else ObjectKind.LONE_DATA) if self.data else ObjectKind.LONE_INDEX
 
-    def row(self, kind: Kind, reason: str, topic: str = "", namespace: str = "", action: str = "") -> dict[str, Any]:
+    def row(
+        self, kind: ObjectKind, reason: str, topic: str = "", namespace: str = "", action: str = ""
+    ) -> dict[str, Any]:
         """Its row of :data:`OBJECTS`."""
         return object_row(
             self.bucket,
@@ -134,10 +136,10 @@ class UnknownObject:
         """Its row of :data:`OBJECTS`."""
         why = "its key is not that of an offloaded ledger, or is one of a streaming or filesystem offload"
         size, modified = self.stored.size, self.stored.modified
-        return object_row(self.bucket, self.key, Kind.UNKNOWN, why, objects=1, bytes=size, modified=modified)
+        return object_row(self.bucket, self.key, ObjectKind.UNKNOWN, why, objects=1, bytes=size, modified=modified)
 
 
-def object_row(bucket: str, key: str, kind: Kind, reason: str, **others: Any) -> dict[str, Any]:
+def object_row(bucket: str, key: str, kind: ObjectKind, reason: str, **others: Any) -> dict[str, Any]:
     """A row of ``tables.OBJECTS``; columns not named are empty."""
     empty = {"action": "", "topic": "", "namespace": "", "objects": 0, "bytes": 0, "upload_id": ""}
     blank = dict.fromkeys(OBJECTS.names) | empty

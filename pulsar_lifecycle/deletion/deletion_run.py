@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.deletion.decision import Run
 from pulsar_lifecycle.deletion.run_evidence import Evidence, OffloadEvidence, OffloadPolicy
-from pulsar_lifecycle.deletion.workers import Outcome, delete_directly, delete_from_queue
+from pulsar_lifecycle.deletion.workers import OutcomeCount, delete_directly, delete_from_queue
 from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal import in_doubt
@@ -147,13 +147,13 @@ def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: in
     return some, summary
 
 
-def delete_pending(cluster: Cluster, run_id: str) -> list[Outcome]:
+def delete_pending(cluster: Cluster, run_id: str) -> list[OutcomeCount]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
     with published(cluster), cluster.ports() as ports, _begun(cluster, run_id, ports) as run:
         return delete_from_queue(cluster, run)
 
 
-def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[Outcome]:
+def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[OutcomeCount]:
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
     with published(cluster), cluster.ports() as ports:
         rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())

@@ -50,7 +50,7 @@ FAILURES = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OutcomeCount:
     """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one."""
 
     outcome: str
@@ -60,7 +60,7 @@ class Outcome:
     code: str = ""
 
 
-def delete_from_queue(cluster: Cluster, run: Run) -> list[Outcome]:
+def delete_from_queue(cluster: Cluster, run: Run) -> list[OutcomeCount]:
     """Consume the deletion queue in all tasks that run at once until it gives nothing more.
 
     Topics and subscriptions that are missing are made here, before several tasks would at once. Raises what that does.
@@ -75,7 +75,7 @@ def delete_from_queue(cluster: Cluster, run: Run) -> list[Outcome]:
     return outcomes + not_handed_out(cluster, run, outcomes)
 
 
-def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[OutcomeCount]) -> list[OutcomeCount]:
     """What of the queue was due when the run began and was not handed out to it, as its own outcome; see WITHHELD."""
     try:
         with cluster.ports(read_only=True) as ports:
@@ -88,7 +88,7 @@ def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[Outcome]) -> l
                 lambda: taken_messages(ports.journal_reader, run.run_id),
             )
     except LifecycleError as error:
-        return [Outcome(NOT_COMPARED, str(error), 1, 0)]
+        return [OutcomeCount(NOT_COMPARED, str(error), 1, 0)]
     if not found:
         return []
     where = ", ".join(f"{part}: {count}" for part, count in found.items())
@@ -97,10 +97,10 @@ def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[Outcome]) -> l
         "another consumer of subscription ledger-deletion holds them, or the broker gives no more: "
         "maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription, dispatch rates, deletion.idle_timeout"
     )
-    return [Outcome(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
+    return [OutcomeCount(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
 
 
-def delete_directly(cluster: Cluster, run: Run, rows: pa.Table, plan_id: str, sent_at: int) -> list[Outcome]:
+def delete_directly(cluster: Cluster, run: Run, rows: pa.Table, plan_id: str, sent_at: int) -> list[OutcomeCount]:
     """Work off plan rows without the queue: for when no bookie is writable and intents cannot be published."""
     shares = cluster.tasks.at_once
     spread = (pa.array(range(start, rows.num_rows, shares), pa.int64()) for start in range(shares))
@@ -109,7 +109,7 @@ def delete_directly(cluster: Cluster, run: Run, rows: pa.Table, plan_id: str, se
     return _collect(cluster.tasks.map(worker, pieces))
 
 
-def _collect(counted: Iterable[Sequence[Outcome]]) -> list[Outcome]:
+def _collect(counted: Iterable[Sequence[OutcomeCount]]) -> list[OutcomeCount]:
     counts = _Counts()
     for some in counted:
         for one in some:
@@ -117,10 +117,10 @@ def _collect(counted: Iterable[Sequence[Outcome]]) -> list[Outcome]:
     return sorted(counts.values(), key=lambda one: (one.outcome, -one.ledgers))
 
 
-class _Counts(dict[tuple[str, str], Outcome]):
+class _Counts(dict[tuple[str, str], OutcomeCount]):
     """Outcomes by outcome and code; what has no code by its reason."""
 
-    def add(self, one: Outcome) -> None:
+    def add(self, one: OutcomeCount) -> None:
         """Count it with those that ended the same way."""
         key = one.outcome, one.code or one.reason
         before = self.get(key, replace(one, ledgers=0, bytes=0))
@@ -137,7 +137,7 @@ class _Worker:
     direct: tuple[str, int] | None
     connect: Connect
 
-    def __call__(self, rows: pa.Table | None) -> list[Outcome]:
+    def __call__(self, rows: pa.Table | None) -> list[OutcomeCount]:
         """Counts; those of :data:`STOPPED` carry why it ended early."""
         counts = _Counts()
         settings = self.settings
@@ -152,13 +152,13 @@ class _Worker:
                 for decision in work_off(self.run, ports, limit, int(settings.deletion.idle_timeout * 1000)):
                     taken += 1
                     code = decision.code.value if decision.code else ""
-                    counts.add(Outcome(decision.outcome, decision.reason, 1, decision.length, code))
+                    counts.add(OutcomeCount(decision.outcome, decision.reason, 1, decision.length, code))
                     if decision.outcome == WAITING and decision.waiting is Waiting.NOT_SENT:
-                        counts.add(Outcome(NOT_SENT_BACK, decision.reason, 1, 0, code))
+                        counts.add(OutcomeCount(NOT_SENT_BACK, decision.reason, 1, 0, code))
                 if taken >= limit and self.direct is None:
-                    counts.add(Outcome(LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
+                    counts.add(OutcomeCount(LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
             except LifecycleError as error:
-                counts.add(Outcome(STOPPED, str(error), 1, 0))
+                counts.add(OutcomeCount(STOPPED, str(error), 1, 0))
         return list(counts.values())
 
     def limit(self, queue: DeletionQueue) -> int:

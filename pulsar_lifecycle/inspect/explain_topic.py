@@ -19,7 +19,7 @@ from pulsar_lifecycle.errors import NotFound, Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics
-from pulsar_lifecycle.lifecycle.verdicts import GONE, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.metastore import load_state, topics
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.metastore.load_state import Brokers
@@ -35,20 +35,20 @@ from pulsar_lifecycle.topics.retention_now import retention_now
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
 from pulsar_lifecycle.topics.topic_run import owners_rules
 
-FREED_BY: Mapping[Verdict | Protection, str] = {
-    Verdict.EXPIRED_BY_TIME: "jobs plan_retention and apply_retention",
-    Verdict.EXPIRED_BY_SIZE: "jobs plan_retention and apply_retention",
-    Verdict.NO_RETENTION: "jobs plan_retention and apply_retention",
-    Verdict.EMPTY: "jobs plan_retention and apply_retention",
-    Verdict.LAST_LEDGER: "a broker that loads the topic closes it; its retention time begins then",
-    Verdict.CURSOR: "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`",
-    Verdict.WITHIN_TIME: "time",
-    Verdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
-    Verdict.FOREVER: "a finite retention policy",
-    Verdict.NOT_PREFIX: "what frees the ledgers before it",
-    Verdict.UNKNOWN_POLICY: "a retention policy that can be read: `warnings` has more",
-    Verdict.UNKNOWN_CURSOR: "a cursor ledger that can be read, or `pulsar-admin topics unsubscribe`",
-    Verdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
+FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
+    RetentionVerdict.EXPIRED_BY_TIME: "jobs plan_retention and apply_retention",
+    RetentionVerdict.EXPIRED_BY_SIZE: "jobs plan_retention and apply_retention",
+    RetentionVerdict.NO_RETENTION: "jobs plan_retention and apply_retention",
+    RetentionVerdict.EMPTY: "jobs plan_retention and apply_retention",
+    RetentionVerdict.LAST_LEDGER: "a broker that loads the topic closes it; its retention time begins then",
+    RetentionVerdict.CURSOR: "its consumers, or `pulsar-admin topics skip-all`, `expire-messages` or `unsubscribe`",
+    RetentionVerdict.WITHIN_TIME: "time",
+    RetentionVerdict.WITHIN_SIZE: "more data behind it, or a smaller retention size",
+    RetentionVerdict.FOREVER: "a finite retention policy",
+    RetentionVerdict.NOT_PREFIX: "what frees the ledgers before it",
+    RetentionVerdict.UNKNOWN_POLICY: "a retention policy that can be read: `warnings` has more",
+    RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read, or `pulsar-admin topics unsubscribe`",
+    RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
     Protection.LOADED: "the broker that has the topic loaded, every `retentionCheckIntervalInSeconds`",
     Protection.TERMINATED: "deletion of the topic",
     Protection.OPEN_ATTEMPT: "the end of that offload",
@@ -63,7 +63,7 @@ FREED_BY: Mapping[Verdict | Protection, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HeldLedger:
-    """One ledger of a topic. ``code``: a ``Verdict`` or ``Protection``; ``bytes`` None where nobody knows them.
+    """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where not known.
 
     ``state`` is BookKeeper's, empty where it does not have the ledger; ``offloaded``: a bucket has it.
     """
@@ -74,7 +74,7 @@ class HeldLedger:
     closed_at: int | None
     state: str
     offloaded: bool
-    code: Verdict | Protection
+    code: RetentionVerdict | Protection
     goes: bool
     expires_at: int | None
 
@@ -175,7 +175,7 @@ def _held(
 ) -> HeldLedger:
     offload = next(item.offload for item in info.ledgers if item.ledger_id == verdict["ledger_id"])
     said = verdict["verdict"]
-    code = Verdict(said) if said in set(Verdict) else Protection(said)
+    code = RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
     return HeldLedger(
         ledger_id=verdict["ledger_id"],
         entries=seen["entries"],

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.lifecycle.verdicts import GONE, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.owner_names import topic_of
 from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
@@ -93,10 +93,10 @@ OF_FINDING = {
 """The reason that a finding is. Those that it lacks are about ledgers that BookKeeper does not have, or in use."""
 
 _ALONE = {
-    Verdict.CURSOR: Reason.BACKLOG,
-    Verdict.WITHIN_TIME: Reason.RETAINED,
-    Verdict.WITHIN_SIZE: Reason.RETAINED,
-    Verdict.FOREVER: Reason.RETAINED,
+    RetentionVerdict.CURSOR: Reason.BACKLOG,
+    RetentionVerdict.WITHIN_TIME: Reason.RETAINED,
+    RetentionVerdict.WITHIN_SIZE: Reason.RETAINED,
+    RetentionVerdict.FOREVER: Reason.RETAINED,
     **dict.fromkeys(GONE, Reason.EXPIRED),
 }
 _REASONS = tuple(Reason)
@@ -116,7 +116,10 @@ def of_topics(
     topic = np.asarray(whole(verdicts.column("managed_ledger")).indices)
     alone = whole(verdicts.column("alone"))
     codes = alone.dictionary.to_pylist()
-    meant = [_ALONE.get(Verdict(code), Reason.UNJUDGED) if code in set(Verdict) else Reason.UNJUDGED for code in codes]
+    meant = [
+        _ALONE.get(RetentionVerdict(code), Reason.UNJUDGED) if code in set(RetentionVerdict) else Reason.UNJUDGED
+        for code in codes
+    ]
     reason = np.array([_NUMBER[one] for one in meant], np.int8)[np.asarray(alone.indices)]
     last = np.append(topic[1:] != topic[:-1], True)[: len(topic)]
     expired = reason == _NUMBER[Reason.EXPIRED]

@@ -26,12 +26,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RETENTION_VERDICTS, RetentionVerdict
 from pulsar_lifecycle.topics.protection import Protection
 from pulsar_lifecycle.topics.retention_policy import BYTES_PER_MB, MS_PER_MINUTE
 
-_CODES: tuple[Verdict | Protection, ...] = (*Verdict, *Protection)
-_NUMBER: dict[Verdict | Protection, int] = {code: number for number, code in enumerate(_CODES)}
+_CODES: tuple[RetentionVerdict | Protection, ...] = (*RetentionVerdict, *Protection)
+_NUMBER: dict[RetentionVerdict | Protection, int] = {code: number for number, code in enumerate(_CODES)}
 _UNPREDICTED = (_NUMBER[Protection.TERMINATED], _NUMBER[Protection.SHADOW_TOPIC])
 """Topics that brokers load in another way."""
 
@@ -57,29 +57,29 @@ def judge(topics: pa.Table, now: int) -> pa.Table:
     loaded = (rows.empty | ~rows.behind(~(rows.empty | at_once))) & ~np.isin(rows.kept, _UNPREDICTED)[rows.topic]
 
     by = _first(
-        (rows.empty, Verdict.EMPTY),
-        (((mb == 0) & by_size) | ((minutes == 0) & by_time), Verdict.NO_RETENTION),
-        (by_time, Verdict.EXPIRED_BY_TIME),
-        (np.ones(len(free), bool), Verdict.EXPIRED_BY_SIZE),
+        (rows.empty, RetentionVerdict.EMPTY),
+        (((mb == 0) & by_size) | ((minutes == 0) & by_time), RetentionVerdict.NO_RETENTION),
+        (by_time, RetentionVerdict.EXPIRED_BY_TIME),
+        (np.ones(len(free), bool), RetentionVerdict.EXPIRED_BY_SIZE),
     )
     alone = _first(
-        (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
-        (~(rows.empty | rows.full), Verdict.UNKNOWN_LEDGER),
-        (rows.empty, Verdict.EMPTY),
-        (~free, Verdict.CURSOR),
-        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
+        (~cursors[rows.topic], RetentionVerdict.UNKNOWN_CURSOR),
+        (~(rows.empty | rows.full), RetentionVerdict.UNKNOWN_LEDGER),
+        (rows.empty, RetentionVerdict.EMPTY),
+        (~free, RetentionVerdict.CURSOR),
+        (~policy[rows.topic], RetentionVerdict.UNKNOWN_POLICY),
         *((due & (by == _NUMBER[code]), code) for code in sorted(GONE)),
-        ((minutes >= 0) & ~rows.dated, Verdict.UNKNOWN_LEDGER),
-        (minutes >= 0, Verdict.WITHIN_TIME),
-        (mb >= 0, Verdict.WITHIN_SIZE),
-        (np.ones(len(free), bool), Verdict.FOREVER),
+        ((minutes >= 0) & ~rows.dated, RetentionVerdict.UNKNOWN_LEDGER),
+        (minutes >= 0, RetentionVerdict.WITHIN_TIME),
+        (mb >= 0, RetentionVerdict.WITHIN_SIZE),
+        (np.ones(len(free), bool), RetentionVerdict.FOREVER),
     )
     stays = _first(
         *(((rows.kept == _NUMBER[code])[rows.topic], code) for code in Protection),
-        (~policy[rows.topic], Verdict.UNKNOWN_POLICY),
-        (~cursors[rows.topic], Verdict.UNKNOWN_CURSOR),
-        (rows.last, Verdict.LAST_LEDGER),
-        (due | rows.empty, Verdict.NOT_PREFIX),
+        (~policy[rows.topic], RetentionVerdict.UNKNOWN_POLICY),
+        (~cursors[rows.topic], RetentionVerdict.UNKNOWN_CURSOR),
+        (rows.last, RetentionVerdict.LAST_LEDGER),
+        (due | rows.empty, RetentionVerdict.NOT_PREFIX),
     )
     stays = np.where(stays >= 0, stays, alone)
     ends = rows.dated & policy[rows.topic] & (minutes >= 0)
@@ -214,7 +214,7 @@ def _kept(topics: pa.Table) -> Any:
     return np.where(codes.is_valid(), numbers[codes.indices.fill_null(0)], -1)
 
 
-def _first(*choices: tuple[Any, Verdict | Protection]) -> Any:
+def _first(*choices: tuple[Any, RetentionVerdict | Protection]) -> Any:
     """Of each row the number of the first code that holds, -1 where none does."""
     return np.select([where for where, _ in choices], [np.int8(_NUMBER[code]) for _, code in choices], np.int8(-1))
 

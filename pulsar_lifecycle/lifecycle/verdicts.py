@@ -13,7 +13,7 @@ from enum import StrEnum
 import pyarrow as pa
 
 
-class Verdict(StrEnum):
+class RetentionVerdict(StrEnum):
     """Whether a ledger is past its retention, and by what; or what keeps it."""
 
     EXPIRED_BY_TIME = "expired_by_time"
@@ -46,7 +46,14 @@ class Verdict(StrEnum):
     """Its entries, its size or its closing time are not known."""
 
 
-GONE = frozenset({Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Verdict.EMPTY})
+GONE = frozenset(
+    {
+        RetentionVerdict.EXPIRED_BY_TIME,
+        RetentionVerdict.EXPIRED_BY_SIZE,
+        RetentionVerdict.NO_RETENTION,
+        RetentionVerdict.EMPTY,
+    }
+)
 """The verdicts by which a ledger goes."""
 
 RETENTION_LEDGER = pa.struct(
@@ -88,9 +95,9 @@ RETENTION_VERDICTS = pa.schema(
         pa.field("alone", pa.dictionary(pa.int8(), pa.string())),
     ]
 )
-"""One row per ledger, in the order of ``RETENTION_TOPICS``. ``verdict``: a ``Verdict``, or the ``Protection`` of its
-topic. ``expired_by``: by which of ``GONE`` it is past its retention, whatever keeps it; null where it is not, or nobody
-knows. ``expires_at`` (ms): when its retention time ends or ended;
-null without one. ``goes_when_loaded``: a broker that loads the topic now and trims it takes the ledger away, protected
-or not; false also where that cannot be said. ``alone``: the ``Verdict`` of the ledger itself, as if nothing protected
-its topic and it were neither the last ledger nor behind one that stays."""
+"""One row per ledger, in the order of ``RETENTION_TOPICS``. ``verdict``: a ``RetentionVerdict``, or the ``Protection``
+of its topic. ``expired_by``: by which of ``GONE`` it is past its retention, whatever keeps it; null where it is not,
+or nobody knows. ``expires_at`` (ms): when its retention time ends or ended; null without one. ``goes_when_loaded``:
+a broker that loads the topic now and trims it takes the ledger away, protected or not; false also where that cannot
+be said. ``alone``: the ``RetentionVerdict`` of the ledger itself, as if nothing protected its topic and it were
+neither the last ledger nor behind one that stays."""

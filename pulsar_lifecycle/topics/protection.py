@@ -36,7 +36,7 @@ class Protection(StrEnum):
     """Another cluster has its namespace, too."""
     UNREAD_NAMESPACE = "unread_namespace"
     """Its namespace could not be read whole."""
-    LOST_REFERENCES = "lost_references"
+    LOST_ENTRIES = "lost_entries"
     """An entry that names ledgers of its topic is gone or damaged, or its broker does not tell what it has in memory.
     """
     LEGAL_HOLD = "legal_hold"
@@ -65,7 +65,7 @@ class Protection(StrEnum):
 
 _TEXTS = {
     Protection.RESERVED: "deletion queue or transaction: never deleted",
-    Protection.LOST_REFERENCES: "references of its topic, or of its schemas, are in an entry that is gone or damaged, "
+    Protection.LOST_ENTRIES: "references of its topic, or of its schemas, are in an entry that is gone or damaged, "
     "or in the memory of a broker that fails at saying so",
     Protection.LEGAL_HOLD: "legal hold",
     Protection.LEGAL_HOLD_ON_PARTITION: "legal hold on one of its partitions",
@@ -93,7 +93,7 @@ def owner_protection(namespace: str, topic: str, context: Context) -> Protection
     if namespace in context.kept_namespaces:
         return Protection.UNREAD_NAMESPACE
     if context.kept_topics and not context.kept_topics.isdisjoint((topic, schema_owner(topic))):
-        return Protection.LOST_REFERENCES
+        return Protection.LOST_ENTRIES
     if context.holds and not context.holds.isdisjoint(holders(namespace, topic)):
         return Protection.LEGAL_HOLD
     if context.holds and topic in context.held_parents:

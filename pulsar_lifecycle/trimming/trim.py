@@ -60,7 +60,7 @@ from pulsar_lifecycle.topics.write import (
     why_loaded,
 )
 from pulsar_lifecycle.trimming import trim_rules
-from pulsar_lifecycle.trimming.trim_rules import Stays, Verdict
+from pulsar_lifecycle.trimming.trim_rules import Stays, TrimVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class _View:
     node: Node
     info: ManagedLedgerInfo
     copies: Mapping[int, Copy]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[TrimVerdict]
     checked_path: str
 
     @property
@@ -198,7 +198,7 @@ class _View:
         copy = self.copies.get(ledger_id)
         return (copy.length if copy else 0) if size is None else size
 
-    def stays(self, verdict: Verdict) -> LedgerOutcome:
+    def stays(self, verdict: TrimVerdict) -> LedgerOutcome:
         """What becomes of a ledger that may not leave; one before all that are listed has left already.
 
         Unless BookKeeper says that it is another's.

@@ -50,7 +50,7 @@ class Stays(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class TrimVerdict:
     """What becomes of one ledger: it ``goes`` if there is no ``code``, or stays for ``reason``."""
 
     ledger_id: int
@@ -112,7 +112,7 @@ def judge(
     context: findings.Context,
     topic_reason: str = "",
     topic_code: Stays = Stays.TOPIC,
-) -> list[Verdict]:
+) -> list[TrimVerdict]:
     """One verdict per ledger asked for, by id. ``topic_reason``: why none of them may go.
 
     ``cursors`` are the persisted mark-delete positions of every durable cursor, ``copies`` has every ledger asked for
@@ -122,7 +122,7 @@ def judge(
     topic_code = topic_code if topic_reason else Stays.TOPIC
     topic_reason = topic_reason or open_attempt(info)
     listed = {item.ledger_id: item for item in info.ledgers}
-    verdicts = {i: Verdict(i, Stays.NOT_LISTED, "its topic does not list it") for i in asked}
+    verdicts = {i: TrimVerdict(i, Stays.NOT_LISTED, "its topic does not list it") for i in asked}
     slowest = min(cursors, key=lambda name: cursors[name], default="")
     in_the_way = -1
     for ledger_id in sorted(listed):
@@ -139,7 +139,7 @@ def judge(
                 code, reason = Stays.CURSOR, f"cursor {slowest} stands at {cursors[slowest]}"
             elif in_the_way >= 0:
                 code, reason = Stays.NOT_PREFIX, f"ledger {in_the_way} before it stays: it would leave a hole"
-            verdicts[ledger_id] = Verdict(ledger_id, code, reason)
+            verdicts[ledger_id] = TrimVerdict(ledger_id, code, reason)
             if code is None:
                 continue
         in_the_way = ledger_id if in_the_way < 0 else in_the_way

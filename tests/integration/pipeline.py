@@ -18,7 +18,7 @@ from uuid import uuid4
 from kazoo.client import KazooClient
 
 from pulsar_lifecycle.deletion import deletion_run, scan_run
-from pulsar_lifecycle.deletion.workers import Outcome
+from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.formats.deletion_message import PendingDeleteLedgerInfo
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
@@ -140,11 +140,11 @@ class Pipeline:
     def apply(self, order: Order, run_id: str = "apply") -> Applied:
         return deletion_run.apply_plan(self.where, run_id, order, lambda _: None)
 
-    def delete_pending(self, run_id: str = "") -> list[Outcome]:
+    def delete_pending(self, run_id: str = "") -> list[OutcomeCount]:
         """Work the queue off with the newest scan as it is; each run has an id of its own, as Dagster's have."""
         return deletion_run.delete_pending(self.where, run_id or f"delete-{uuid4().hex[:8]}")
 
-    def scan_and_delete(self, run_id: str = "") -> list[Outcome]:
+    def scan_and_delete(self, run_id: str = "") -> list[OutcomeCount]:
         """What job ``delete_pending`` does: a scan younger than every intent, then the queue."""
         self.scan()
         return self.delete_pending(run_id)

@@ -16,7 +16,7 @@ import pytest
 
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.object_pairs import Kind
+from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import Refused
 from pulsar_lifecycle.formats import managed_ledger
 from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInfo, OffloadContext
@@ -192,17 +192,17 @@ def test_exactly_what_is_leaked_and_ours_goes(
         for row in [found[data_key(uuid, ledger_id), ""]]
     }
     assert kinds == {
-        "live": (Kind.COMPLETE, ""),
-        "under way": (Kind.IN_FLIGHT, ""),
-        "lost": (Kind.BROKEN, ""),
-        "leaked": (Kind.ORPHAN_PAIR, "delete"),
-        "lone index": (Kind.LONE_INDEX, "delete"),
-        "lone data": (Kind.LONE_DATA, "delete"),
-        "foreign": (Kind.ORPHAN_PAIR, ""),
-        "young": (Kind.NEW, ""),
-        "ours": (Kind.IN_FLIGHT, ""),
+        "live": (ObjectKind.COMPLETE, ""),
+        "under way": (ObjectKind.IN_FLIGHT, ""),
+        "lost": (ObjectKind.BROKEN, ""),
+        "leaked": (ObjectKind.ORPHAN_PAIR, "delete"),
+        "lone index": (ObjectKind.LONE_INDEX, "delete"),
+        "lone data": (ObjectKind.LONE_DATA, "delete"),
+        "foreign": (ObjectKind.ORPHAN_PAIR, ""),
+        "young": (ObjectKind.NEW, ""),
+        "ours": (ObjectKind.IN_FLIGHT, ""),
     }
-    assert {found[key, ""]["kind"] for key in strange} == {Kind.UNKNOWN}
+    assert {found[key, ""]["kind"] for key in strange} == {ObjectKind.UNKNOWN}
     said = {
         name: (
             found[data_key(one[1], one[0]), uploads[name]]["kind"],
@@ -211,9 +211,9 @@ def test_exactly_what_is_leaked_and_ours_goes(
         for name, one in (("open", ours), ("left", left_behind), ("else", somebodys))
     }
     assert said == {
-        "open": (Kind.IN_FLIGHT, ""),
-        "left": (Kind.DANGLING_UPLOAD, "abort"),
-        "else": (Kind.DANGLING_UPLOAD, ""),
+        "open": (ObjectKind.IN_FLIGHT, ""),
+        "left": (ObjectKind.DANGLING_UPLOAD, "abort"),
+        "else": (ObjectKind.DANGLING_UPLOAD, ""),
     }
     going = {leaked[0], lone_index[0], lone_data[0], left_behind[0]}
     mine = {row["ledger_id"] for row in rows.to_pylist() if row["topic"] == str(place.topic)}

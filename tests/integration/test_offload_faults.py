@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pulsar_lifecycle.copies.object_pairs import Kind
+from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.records.outcomes import OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
@@ -310,7 +310,7 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
         row["ledger_id"]: row["kind"]
         for row in pipeline.where.lake.read_epoch_table(epoch.epoch_id, "objects").to_pylist()
     }
-    assert (kinds[bad], kinds[good]) == (Kind.BROKEN, Kind.COMPLETE)
+    assert (kinds[bad], kinds[good]) == (ObjectKind.BROKEN, ObjectKind.COMPLETE)
     (alarm,) = [row for row in failed_proofs_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
     assert (alarm.ledger_id, alarm.outcome) == (bad, PROOF_FAILED)
     pipeline.scan_and_delete()

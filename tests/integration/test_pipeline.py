@@ -20,7 +20,7 @@ import pytest
 
 from pulsar_lifecycle._pb import pulsar_schema_pb2
 from pulsar_lifecycle.deletion import deletion_run
-from pulsar_lifecycle.deletion.workers import Outcome
+from pulsar_lifecycle.deletion.workers import OutcomeCount
 from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.records.findings import Finding
 from sandbox import plant, topics, verify, znodes
@@ -86,17 +86,17 @@ class Story:
     alive_after_planning: set[int]
     young: set[int]
     young_rows: list[dict[str, Any]]
-    direct: list[Outcome]
+    direct: list[OutcomeCount]
     alive_after_direct: set[int]
     sent: int
     forged: dict[int, Any]
     malformed: dict[str, bytes]
-    outcomes: list[Outcome]
+    outcomes: list[OutcomeCount]
     emptied: bool
     alive: set[int]
     read_back: list[str]
     again_planned: Planned
-    again_outcomes: list[Outcome]
+    again_outcomes: list[OutcomeCount]
 
 
 # -------------------------------------------------------------------------------------------------------- references

@@ -31,7 +31,7 @@ from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import persisted_positions, retention_topics
-from pulsar_lifecycle.lifecycle.verdicts import GONE, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_units, read_ledgers
 from pulsar_lifecycle.metastore.namespaces import namespace_policies
 from pulsar_lifecycle.metastore.topics import read_cursors, read_managed_ledgers, topic_units
@@ -367,7 +367,18 @@ def test_what_we_plan_is_what_a_broker_trims(cluster: Cluster, tmp_path: Path) -
     assert offloaded >= 5
     codes = {row["verdict"] for one in made for row in verdicts[one.name]}
     assert codes == {
-        *(Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_SIZE, Verdict.NO_RETENTION, Protection.TERMINATED),
-        *(Verdict.LAST_LEDGER, Verdict.CURSOR, Verdict.WITHIN_TIME, Verdict.WITHIN_SIZE, Verdict.FOREVER),
-        Verdict.NOT_PREFIX,
+        *(
+            RetentionVerdict.EXPIRED_BY_TIME,
+            RetentionVerdict.EXPIRED_BY_SIZE,
+            RetentionVerdict.NO_RETENTION,
+            Protection.TERMINATED,
+        ),
+        *(
+            RetentionVerdict.LAST_LEDGER,
+            RetentionVerdict.CURSOR,
+            RetentionVerdict.WITHIN_TIME,
+            RetentionVerdict.WITHIN_SIZE,
+            RetentionVerdict.FOREVER,
+        ),
+        RetentionVerdict.NOT_PREFIX,
     }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, Kind
+from pulsar_lifecycle.copies.object_pairs import CLOCK_SKEW_MS, ObjectKind
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.metastore.topics import read_managed_ledgers, topic_units
@@ -125,7 +125,7 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
         newest = max(offloading.buckets.objects[bucket][key].last_modified for _, key in keys)
         assert newest + CLOCK_SKEW_MS < before.epoch.started_at
         assert rules.context.now - newest >= GRACE
-        assert row["kind"] in (Kind.ORPHAN_PAIR, Kind.LONE_DATA, Kind.LONE_INDEX)
+        assert row["kind"] in (ObjectKind.ORPHAN_PAIR, ObjectKind.LONE_DATA, ObjectKind.LONE_INDEX)
     listed = [row for row in rows if row["objects"]]
     assert sum(row["objects"] for row in listed) == sum(len(offloading.buckets.objects[name]) for name in BUCKETS)
     said = {(row["uuid"], row["ledger_id"], row["bucket"]): row["kind"] for row in rows}
@@ -134,4 +134,4 @@ def test_nothing_needed_young_or_foreign_is_ever_planned(data: st.DataObject) ->
     ):
         assert one.ledger_id is not None
         whole = all((one.bucket, name(one.uuid, one.ledger_id)) in says for name in (data_key, index_key))
-        assert said[str(one.uuid), one.ledger_id, one.bucket] == (Kind.COMPLETE if whole else Kind.BROKEN)
+        assert said[str(one.uuid), one.ledger_id, one.bucket] == (ObjectKind.COMPLETE if whole else ObjectKind.BROKEN)

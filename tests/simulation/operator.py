@@ -20,7 +20,7 @@ from pulsar_lifecycle.deletion import deletion_run, scan_run
 from pulsar_lifecycle.deletion import redrive as redriving
 from pulsar_lifecycle.deletion.redrive import LetterFilter
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
-from pulsar_lifecycle.deletion.workers import WITHHELD, Outcome, _Worker
+from pulsar_lifecycle.deletion.workers import WITHHELD, OutcomeCount, _Worker
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
@@ -66,7 +66,7 @@ class Operator:
         laws.holds = settings.orphans.holds(0)
         laws.system_topics = settings.orphans.system_topics
         self.runs = self.depth = 0
-        self.withheld: list[Outcome] = []
+        self.withheld: list[OutcomeCount] = []
         self.trimmed = Topic.parse("persistent://acme/orders/none")
         self.spoiled: Callable[[], str] = lambda: ""
         self.between: Callable[[], None] | None = None

@@ -13,6 +13,7 @@ from pulsar_lifecycle.copies.offloaded_ledger import Location
 from pulsar_lifecycle.deletion import deletion_run, released
 from pulsar_lifecycle.errors import LifecycleError, NotFound
 from pulsar_lifecycle.ports import ObjectStore, Sent
+from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import (
@@ -68,7 +69,7 @@ def release_before_the_lag() -> Iterator[None]:
 def abort_a_committed_attempt() -> Iterator[None]:
     """An attempt that a run left open is taken for one that its topic never got to name, whatever scans have seen."""
     with (
-        patch.object(interrupted, "_state_of", lambda *_: (None, "its topic does not list its ledger any more")),
+        patch.object(interrupted, "_state_of", lambda *_: (None, Why(Code.DELISTED, "its topic does not list it"))),
         patch.object(interrupted, "_not_its_own", lambda *_: ""),
     ):
         yield

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.copies.object_pairs import Kind
+from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import AccessDenied, LifecycleError, StoreError, Unavailable
 from pulsar_lifecycle.records.gaps import in_words
 from pulsar_lifecycle.runs.apply import Order
@@ -193,7 +193,7 @@ class Tiering:
                 raise Violation(f"an inventory leaves {key} out")
         for row in rows:
             if (
-                row["kind"] == Kind.BROKEN
+                row["kind"] == ObjectKind.BROKEN
                 and self._is_its_own(row)
                 and self.world.whole(UUID(row["uuid"]), row["ledger_id"])
             ):

@@ -18,7 +18,7 @@ from pulsar_lifecycle.copies.last_copy import Copies, OtherCopy, heads_of, why_l
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
     Copy,
-    Kind,
+    ObjectKind,
     OffloadReference,
     StoredObject,
     UnknownObject,
@@ -42,7 +42,7 @@ from pulsar_lifecycle.records.copies import Begun
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.buckets import bucket_rules
-from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE, Gap, Rules
+from pulsar_lifecycle.tiered.buckets.bucket_rules import DELETE, KeyRange, Rules
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -99,10 +99,10 @@ def look_below(
                 said = bucket_rules.in_use(one, named.get(one.uuid, ()), inventory.rules)
                 if said is None:
                     unnamed.append(one)
-                elif said[0] is Kind.BROKEN:
+                elif said[0] is ObjectKind.BROKEN:
                     damaged[bucket, one.uuid, one.ledger_id] = one
                 else:
-                    if said[0] is Kind.COMPLETE:
+                    if said[0] is ObjectKind.COMPLETE:
                         whole.update(reference for reference in named[one.uuid] if reference.reads(one))
                     yield one.row(*said)
             yield from _unnamed(inventory, store, reader, objects, unnamed)
@@ -116,10 +116,10 @@ def look_below(
         yield from _missing(inventory, store, objects, dict(some), damaged)
     for one in damaged.values():
         first = named[one.uuid][0]
-        yield one.row(Kind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
+        yield one.row(ObjectKind.IN_FLIGHT, "a topic names its UUID, and reads it elsewhere", first.topic)
 
 
-def look_between(objects: ObjectStore, bucket: str, gap: Gap) -> Iterator[Row]:
+def look_between(objects: ObjectStore, bucket: str, gap: KeyRange) -> Iterator[Row]:
     """Every object whose key lies in a gap between the prefixes of UUIDs."""
     for page in objects.list_objects(bucket, after=gap.after):
         for one in page:
@@ -172,9 +172,9 @@ def _unnamed(
     candidates: list[Copy] = []
     for one in copies:
         if one.uuid in now:
-            yield one.row(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+            yield one.row(ObjectKind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
         elif one.newest + CLOCK_SKEW_MS >= inventory.rules.scanned_from:
-            yield one.row(Kind.NEW, bucket_rules.NOT_JUDGED)
+            yield one.row(ObjectKind.NEW, bucket_rules.NOT_JUDGED)
         elif why := bucket_rules.why_kept(one, inventory.rules, named_earlier=one.uuid in earlier):
             yield one.row(one.unreferenced, why)
         else:
@@ -233,7 +233,7 @@ def _owned(
             yield one.row(one.unreferenced, info, whose.topic, whose.namespace)
         elif one.uuid in managed_ledger.offload_uuids(info):
             why = "its topic's z-node names its UUID by now"
-            yield one.row(Kind.IN_FLIGHT, why, whose.topic, whose.namespace)
+            yield one.row(ObjectKind.IN_FLIGHT, why, whose.topic, whose.namespace)
         else:
             item = next((item for item in info.ledgers if item.ledger_id == one.ledger_id), None)
             unneeded.append((one, whose, OtherCopy(one.ledger_id, Topic.parse(whose.topic), item)))
@@ -277,7 +277,7 @@ def _missing(
         if (context.driver_name or "").lower() in offload_object.S3_DRIVERS and bucket in inventory.buckets:
             asked.setdefault(bucket, []).append((copy, reference))
         else:
-            yield copy.row(Kind.ELSEWHERE, "its bucket is not one of object_store.buckets", reference.topic)
+            yield copy.row(ObjectKind.ELSEWHERE, "its bucket is not one of object_store.buckets", reference.topic)
     for bucket, several in asked.items():
         heads = heads_of(objects, bucket, [copy for copy, _ in several])
         for copy, (_, reference) in zip(heads, several, strict=True):
@@ -285,7 +285,7 @@ def _missing(
                 raise copy
             damaged.pop((bucket, copy.uuid, copy.ledger_id), None)
             wrong = inventory.rules.wrong(copy, reference)
-            kind, why = (Kind.BROKEN, wrong) if wrong else (Kind.COMPLETE, "a topic reads it")
+            kind, why = (ObjectKind.BROKEN, wrong) if wrong else (ObjectKind.COMPLETE, "a topic reads it")
             yield copy.row(kind, why, reference.topic)
 
 

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pulsar_lifecycle.copies.object_pairs import (
     CLOCK_SKEW_MS,
     Copy,
-    Kind,
+    ObjectKind,
     OffloadReference,
     damage,
     foreign,
@@ -71,21 +71,21 @@ class Rules:
         return self.context.now - written < self.context.grace + CLOCK_SKEW_MS
 
 
-def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[Kind, str, str] | None:
+def in_use(copy: Copy, named: Sequence[OffloadReference], rules: Rules) -> tuple[ObjectKind, str, str] | None:
     """(kind, reason, topic) of a copy whose UUID metadata or an open attempt of ours has; None if neither does."""
     readers = [one for one in named if one.reads(copy)]
     for reader in readers:
         if wrong := rules.wrong(copy, reader):
-            return Kind.BROKEN, wrong, reader.topic
+            return ObjectKind.BROKEN, wrong, reader.topic
     if readers:
-        return Kind.COMPLETE, "a topic reads it", readers[0].topic
+        return ObjectKind.COMPLETE, "a topic reads it", readers[0].topic
     for one in named:
         if one.complete and one.ledger_id == copy.ledger_id:
-            return Kind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {one.bucket}", one.topic
+            return ObjectKind.IN_FLIGHT, f"a topic names its UUID, and reads it from bucket {one.bucket}", one.topic
     if named:
-        return Kind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger", named[0].topic
+        return ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger", named[0].topic
     if copy.uuid in rules.open_attempts:
-        return Kind.IN_FLIGHT, "it is an open offload attempt of ours", ""
+        return ObjectKind.IN_FLIGHT, "it is an open offload attempt of ours", ""
     return None
 
 
@@ -167,7 +167,7 @@ def judge_upload(
 class UploadRule:
     """What an upload under way is, and why it is dropped (``goes``) or kept."""
 
-    kind: Kind
+    kind: ObjectKind
     why: Why
     goes: bool = False
 
@@ -177,18 +177,18 @@ def upload_rule(key: str, initiated: int, rules: Rules, *, named: bool, begun: B
     parsed = parse_key(key)
     if parsed is None:
         why = Why(Code.NO_OFFLOAD_KEY, "its key is not that of an offloaded ledger")
-        return UploadRule(Kind.DANGLING_UPLOAD, why)
+        return UploadRule(ObjectKind.DANGLING_UPLOAD, why)
     if parsed.uuid in rules.open_attempts:
-        return UploadRule(Kind.IN_FLIGHT, Why(Code.ATTEMPT_OPEN, "it is an open offload attempt of ours"))
+        return UploadRule(ObjectKind.IN_FLIGHT, Why(Code.ATTEMPT_OPEN, "it is an open offload attempt of ours"))
     if begun is None and named:
         why = Why(Code.STILL_IN_USE, "a topic names its UUID: a broker's attempt, or what one left behind")
-        return UploadRule(Kind.IN_FLIGHT, why)
+        return UploadRule(ObjectKind.IN_FLIGHT, why)
     if rules.too_young(begun.last_said if begun else initiated):
-        return UploadRule(Kind.DANGLING_UPLOAD, Why(Code.YOUNG, YOUNG))
+        return UploadRule(ObjectKind.DANGLING_UPLOAD, Why(Code.YOUNG, YOUNG))
     if begun is None:
-        return UploadRule(Kind.DANGLING_UPLOAD, Why(Code.NOT_OURS, _NOT_PROVEN))
+        return UploadRule(ObjectKind.DANGLING_UPLOAD, Why(Code.NOT_OURS, _NOT_PROVEN))
     why = Why(Code.LEFT_BEHIND, "an offload run of ours left it behind")
-    return UploadRule(Kind.DANGLING_UPLOAD, why, goes=True)
+    return UploadRule(ObjectKind.DANGLING_UPLOAD, why, goes=True)
 
 
 def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
@@ -213,7 +213,7 @@ def intents(rows: pa.Table, plan_id: str, sent_at: int) -> Iterator[Intent]:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class KeyRange:
     """Keys that begin with no prefix: behind those that begin with ``behind``, before ``before`` (empty: the end)."""
 
     behind: str
@@ -241,11 +241,11 @@ def prefixes(digits: int) -> list[str]:
     return found
 
 
-def gaps(known: Sequence[str]) -> list[Gap]:
+def gaps(known: Sequence[str]) -> list[KeyRange]:
     """Where keys lie that begin with none of these sorted prefixes."""
     ends = [*known[1:], ""]
-    between = [Gap(one, then) for one, then in zip(known, ends, strict=True) if following(one) != then]
-    return [Gap("", known[0]), *between]
+    between = [KeyRange(one, then) for one, then in zip(known, ends, strict=True) if following(one) != then]
+    return [KeyRange("", known[0]), *between]
 
 
 def following(prefix: str) -> str:

@@ -44,7 +44,7 @@ from pulsar_lifecycle.settings import ObjectStoreSettings, Settings
 from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
 from pulsar_lifecycle.tiered.buckets.abort import Sweep, UploadOutcome, abort_uploads
 from pulsar_lifecycle.tiered.buckets.bucket_listing import Inventory
-from pulsar_lifecycle.tiered.buckets.bucket_rules import ABORT, DELETE, Gap, Rules
+from pulsar_lifecycle.tiered.buckets.bucket_rules import ABORT, DELETE, KeyRange, Rules
 from pulsar_lifecycle.topics import topic_run
 
 TABLE = "objects"
@@ -177,7 +177,7 @@ class _Part:
 
     prefix: str = ""
     bucket: str = ""
-    gaps: tuple[Gap, ...] = ()
+    gaps: tuple[KeyRange, ...] = ()
 
 
 AT_ONCE = 5_000

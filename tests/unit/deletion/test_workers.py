@@ -14,7 +14,7 @@ from pulsar_lifecycle.deletion.workers import (
     NOT_COMPARED,
     STOPPED,
     WITHHELD,
-    Outcome,
+    OutcomeCount,
     PlanQueue,
     _Worker,
     not_handed_out,
@@ -44,7 +44,7 @@ def test_a_run_takes_no_more_messages_than_the_settings_say(
         pulsar=None, deletion=SimpleNamespace(max_messages=most, twoPhaseDeletionLedgerDeletionParallelism=1)
     )
 
-    def begun(worker: _Worker, rows: None) -> list[Outcome]:
+    def begun(worker: _Worker, rows: None) -> list[OutcomeCount]:
         limits.append(worker.limit(PlanQueue(FINDINGS.empty_table(), "plan", 0)))
         return []
 
@@ -71,7 +71,7 @@ SETTINGS: Any = SimpleNamespace(
     deletion=SimpleNamespace(twoPhaseDeletionLedgerDeletionParallelism=1, max_messages=10),
 )
 RUN: Any = SimpleNamespace(run_id="run", now=1_000)
-WAITS = Outcome(WAITING, "object_store is not set", 160, 0)
+WAITS = OutcomeCount(WAITING, "object_store is not set", 160, 0)
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_what_was_withheld_is_said_with_where_and_what_waits(reader: FakeQueueRe
 def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQueueReader) -> None:
     reader.failure = Unavailable("the binary port does not answer")
     assert not_handed_out(looked_at_by(reader), RUN, []) == [
-        Outcome(NOT_COMPARED, "the binary port does not answer", 1, 0)
+        OutcomeCount(NOT_COMPARED, "the binary port does not answer", 1, 0)
     ]
 
 
@@ -112,5 +112,5 @@ def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
     reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]
 ) -> None:
     monkeypatch.setattr(workers, "create_missing", lambda *_: None)
-    monkeypatch.setattr(_Worker, "__call__", lambda *_: [Outcome(ended, "", 1, 0)])
+    monkeypatch.setattr(_Worker, "__call__", lambda *_: [OutcomeCount(ended, "", 1, 0)])
     assert [o.outcome for o in workers.delete_from_queue(looked_at_by(reader), RUN)] == words

@@ -6,7 +6,7 @@ import pytest
 
 from pulsar_lifecycle.errors import NotFound
 from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic, freed_by
-from pulsar_lifecycle.lifecycle.verdicts import GONE, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.topic_load import LoadState
@@ -33,7 +33,12 @@ def test_each_ledger_has_the_code_of_what_keeps_it(scene: RetentionScene) -> Non
     scene.topic("a", 200, 190, 30, 20)
     scene.scan()
     found = explained(scene, "a")
-    assert codes(found) == [Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_TIME, Verdict.EXPIRED_BY_TIME, "last_ledger"]
+    assert codes(found) == [
+        RetentionVerdict.EXPIRED_BY_TIME,
+        RetentionVerdict.EXPIRED_BY_TIME,
+        RetentionVerdict.EXPIRED_BY_TIME,
+        "last_ledger",
+    ]
     assert found.policy is not None
     assert found.policy.minutes == 60
     assert found.load.state is LoadState.UNLOADED
@@ -80,5 +85,5 @@ def test_no_such_topic(scene: RetentionScene) -> None:
 
 
 def test_every_code_says_what_frees_the_ledger() -> None:
-    assert set(Verdict) <= set(FREED_BY)
+    assert set(RetentionVerdict) <= set(FREED_BY)
     assert {FREED_BY[code] for code in GONE} == {"jobs plan_retention and apply_retention"}

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.lifecycle.retention import judge
-from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS, RETENTION_VERDICTS, Verdict
+from pulsar_lifecycle.lifecycle.verdicts import RETENTION_TOPICS, RETENTION_VERDICTS, RetentionVerdict
 from pulsar_lifecycle.topics.protection import Protection
 
 NOW = 1_700_000_000_000
@@ -196,4 +196,4 @@ def test_topics_without_ledgers_and_tables_in_pieces() -> None:
 
 
 def test_no_code_says_two_things() -> None:
-    assert not set(Protection) & set(Verdict)
+    assert not set(Protection) & set(RetentionVerdict)

@@ -13,7 +13,7 @@ from pyroaring import BitMap64
 
 from pulsar_lifecycle.copies import attempts, object_pairs
 from pulsar_lifecycle.copies.attempts import Attempt
-from pulsar_lifecycle.copies.object_pairs import Kind
+from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.errors import AccessDenied, Paused, StoreError, Unavailable
 from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegment
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
@@ -123,7 +123,7 @@ class Scene(Offloading):
         row = self.look()[data_key(uuid, ledger_id)]
         return row["kind"], row["action"], row["reason"]
 
-    def gone_is(self, kind: Kind, reason: str) -> None:
+    def gone_is(self, kind: ObjectKind, reason: str) -> None:
         """The leaked copy is not planned, for this reason."""
         assert self.said(self.gone_uuid, self.gone) == (kind.value, "", reason)
 
@@ -136,11 +136,11 @@ def scene() -> Scene:
 
 
 def test_a_topics_copy_is_complete_and_what_nothing_names_goes(scene: Scene) -> None:
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.COMPLETE, "", "a topic reads it")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.COMPLETE, "", "a topic reads it")
     row = scene.look()[data_key(scene.gone_uuid, scene.gone)]
     assert row["reason"] == bucket_rules.NOTHING_NAMES_IT
     assert {name: row[name] for name in ("kind", "action", "bucket", "topic", "namespace", "objects", "bytes")} == {
-        "kind": Kind.ORPHAN_PAIR,
+        "kind": ObjectKind.ORPHAN_PAIR,
         "action": "delete",
         "bucket": BUCKET,
         "topic": str(TOPIC),
@@ -150,8 +150,8 @@ def test_a_topics_copy_is_complete_and_what_nothing_names_goes(scene: Scene) -> 
     }
 
 
-@pytest.mark.parametrize(("half", "kind"), [("data", Kind.LONE_DATA), ("index", Kind.LONE_INDEX)])
-def test_half_a_copy_that_nothing_names_goes(scene: Scene, half: str, kind: Kind) -> None:
+@pytest.mark.parametrize(("half", "kind"), [("data", ObjectKind.LONE_DATA), ("index", ObjectKind.LONE_INDEX)])
+def test_half_a_copy_that_nothing_names_goes(scene: Scene, half: str, kind: ObjectKind) -> None:
     missing = (index_key if half == "data" else data_key)(scene.gone_uuid, scene.gone)
     del scene.buckets.objects[BUCKET][missing]
     assert scene.said(scene.gone_uuid, scene.gone)[:2] == (kind.value, "delete")
@@ -178,18 +178,18 @@ def test_only_what_nothing_names_is_asked_for(scene: Scene) -> None:
 def test_what_metadata_names_otherwise_is_in_flight(scene: Scene, context: Any) -> None:
     scene.list({scene.gone: context(scene.gone_uuid)})
     scene.scan()
-    scene.gone_is(Kind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
+    scene.gone_is(ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
 
 
 def test_what_is_named_for_another_ledger_is_in_flight(scene: Scene) -> None:
     scene.list({scene.last + 10: attempt(scene.gone_uuid)})
     scene.scan()
-    scene.gone_is(Kind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
+    scene.gone_is(ObjectKind.IN_FLIGHT, "a topic names its UUID, not as a complete offload of this ledger")
 
 
 def test_our_own_open_attempt_is_in_flight(scene: Scene) -> None:
     begin(scene, scene.gone_uuid, scene.gone)
-    scene.gone_is(Kind.IN_FLIGHT, "it is an open offload attempt of ours")
+    scene.gone_is(ObjectKind.IN_FLIGHT, "it is an open offload attempt of ours")
 
 
 def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
@@ -201,14 +201,14 @@ def begin(scene: Scene, uuid: UUID, ledger_id: int) -> Attempt:
 
 def test_what_its_topic_names_since_the_scan_is_in_flight(scene: Scene) -> None:
     scene.list({scene.gone: attempt(scene.gone_uuid)})
-    scene.gone_is(Kind.IN_FLIGHT, "its topic's z-node names its UUID by now")
+    scene.gone_is(ObjectKind.IN_FLIGHT, "its topic's z-node names its UUID by now")
 
 
 def test_what_another_root_names_is_in_use(scene: Scene) -> None:
     assert scene.now is not None
     named = OffloadUuids.collect([pa.array([[str(scene.gone_uuid)]])])
     scene.now = replace(scene.now, offload_uuids=named)
-    scene.gone_is(Kind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
+    scene.gone_is(ObjectKind.IN_FLIGHT, "the newest scan found its UUID in a topic's metadata")
 
 
 # --------------------------------------------------------------------------------------------------------- what is kept
@@ -216,36 +216,36 @@ def test_what_another_root_names_is_in_use(scene: Scene) -> None:
 
 def test_without_the_word_that_the_buckets_are_ours_alone(scene: Scene) -> None:
     scene.exclusive = False
-    scene.gone_is(Kind.ORPHAN_PAIR, "object_store.exclusive is not set: another cluster may need it")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "object_store.exclusive is not set: another cluster may need it")
     assert not [name for name, _, _ in scene.store.requests if name == "head"]
 
 
 def test_without_an_earlier_scan(scene: Scene) -> None:
     scene.before = None
-    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: there is no covered scan that is old enough")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: there is no covered scan that is old enough")
 
 
 def test_what_an_earlier_scan_found_named(scene: Scene) -> None:
     assert scene.before is not None
     named = OffloadUuids.collect([pa.array([[str(scene.gone_uuid)]])])
     scene.before = replace(scene.before, offload_uuids=named)
-    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its UUID in a topic's metadata")
 
 
 def test_what_an_earlier_scan_found_listed(scene: Scene) -> None:
     assert scene.before is not None
     scene.before = replace(scene.before, refs=Referenced(needed=BitMap64([scene.gone])))
-    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its ledger listed")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: an earlier scan still found its ledger listed")
 
 
 @pytest.mark.parametrize(
     ("newest", "kind", "why"),
     [
-        (False, Kind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans"),
-        (True, Kind.NEW, bucket_rules.NOT_JUDGED),
+        (False, ObjectKind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans"),
+        (True, ObjectKind.NEW, bucket_rules.NOT_JUDGED),
     ],
 )
-def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: Kind, why: str) -> None:
+def test_what_is_younger_than_a_scan_by_either_object(scene: Scene, newest: bool, kind: ObjectKind, why: str) -> None:
     scan = scene.now if newest else scene.before
     assert scan
     key = index_key(scene.gone_uuid, scene.gone)
@@ -260,7 +260,7 @@ def test_what_is_within_the_grace_period_by_the_worse_clock(scene: Scene) -> Non
     written = scene.cluster.clock.now_ms() - GRACE - 299_000
     scene.buckets.objects[BUCKET][head.key] = replace(head, last_modified=written)
     scene.before = replace(scene.before, epoch=replace(scene.before.epoch, started_at=written + DAY))
-    scene.gone_is(Kind.ORPHAN_PAIR, "younger than the grace period")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "younger than the grace period")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_what_does_not_say_that_it_is_ours(scene: Scene, stored: Mapping[str, st
         if one is key or both:
             scene.buckets.objects[BUCKET][name] = replace(head, metadata=stored)
     kind, action, why = scene.said(scene.gone_uuid, scene.gone)
-    assert (kind, action, reason in why) == (Kind.ORPHAN_PAIR, "", True), why
+    assert (kind, action, reason in why) == (ObjectKind.ORPHAN_PAIR, "", True), why
 
 
 def test_two_halves_of_different_topics(scene: Scene) -> None:
@@ -290,19 +290,19 @@ def test_two_halves_of_different_topics(scene: Scene) -> None:
     head = scene.buckets.objects[BUCKET][name]
     other = metadata(Topic.parse("persistent://acme/orders/b"))
     scene.buckets.objects[BUCKET][name] = replace(head, metadata=other)
-    scene.gone_is(Kind.ORPHAN_PAIR, "its objects are of different topics")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "its objects are of different topics")
 
 
 def test_what_is_held(scene: Scene) -> None:
     scene.policy = replace(scene.policy, holds=frozenset({"acme"}))
-    scene.gone_is(Kind.ORPHAN_PAIR, "kept: legal hold")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "kept: legal hold")
 
 
 def test_what_a_shadow_topic_reads(scene: Scene) -> None:
     shadow = Topic.parse("persistent://acme/orders/shadow")
     scene.cluster.topic(shadow, [scene.last], shadow_of=str(TOPIC))
     scene.scan()
-    scene.gone_is(Kind.ORPHAN_PAIR, "kept: source of a shadow topic")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "kept: source of a shadow topic")
 
 
 NO_OTHER = "some topic lists its ledger, and no other copy of it is known"
@@ -311,12 +311,12 @@ NO_OTHER = "some topic lists its ledger, and no other copy of it is known"
 def test_what_may_be_the_last_copy_of_a_listed_ledger(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.gone, scene.live, scene.last], offloaded={scene.live: attempt(scene.live_uuid)})
     scene.scan()
-    scene.gone_is(Kind.ORPHAN_PAIR, f"{NO_OTHER}: BookKeeper does not have it: a dangling reference")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, f"{NO_OTHER}: BookKeeper does not have it: a dangling reference")
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
     assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
     scene.cluster.reader.collected["bookie-1:3181"] = {scene.gone}
     why = "of 1 entries that its bookies were asked for, 1 are on none of them and 0 not shown"
-    scene.gone_is(Kind.ORPHAN_PAIR, f"{NO_OTHER}: {why}")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, f"{NO_OTHER}: {why}")
 
 
 def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: Scene) -> None:
@@ -324,11 +324,11 @@ def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: S
     scene.copy(other, scene.gone)
     scene.list({scene.gone: attempt(other, bookkeeper_deleted=True)})
     scene.scan()
-    assert scene.said(other, scene.gone)[0] == Kind.COMPLETE
+    assert scene.said(other, scene.gone)[0] == ObjectKind.COMPLETE
     assert scene.said(scene.gone_uuid, scene.gone)[1] == "delete"
     del scene.buckets.objects[BUCKET][data_key(other, scene.gone)]
-    assert scene.said(other, scene.gone)[0] == Kind.BROKEN
-    scene.gone_is(Kind.ORPHAN_PAIR, "the copy that its topic reads is not proven: its data object is missing")
+    assert scene.said(other, scene.gone)[0] == ObjectKind.BROKEN
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "the copy that its topic reads is not proven: its data object is missing")
 
     def refuse(name: str, bucket: str, keys: Any) -> None:
         if name == "head" and index_key(other, scene.gone) in keys:
@@ -336,7 +336,7 @@ def test_what_may_be_the_last_whole_copy_though_its_topic_reads_another(scene: S
 
     scene.named.pop(other)
     scene.store.before = refuse
-    scene.gone_is(Kind.ORPHAN_PAIR, "the objects that its topic reads could not be looked at: no")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "the objects that its topic reads could not be looked at: no")
 
 
 def test_what_cannot_be_looked_at(scene: Scene) -> None:
@@ -345,7 +345,7 @@ def test_what_cannot_be_looked_at(scene: Scene) -> None:
             raise AccessDenied("no")
 
     scene.store.before = refuse
-    scene.gone_is(Kind.ORPHAN_PAIR, "it could not be looked at: no")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "it could not be looked at: no")
 
 
 def test_what_is_written_again_while_it_is_looked_at(scene: Scene) -> None:
@@ -355,14 +355,14 @@ def test_what_is_written_again_while_it_is_looked_at(scene: Scene) -> None:
             scene.copy(scene.gone_uuid, scene.gone)
 
     scene.store.before = write
-    scene.gone_is(Kind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans")
+    scene.gone_is(ObjectKind.ORPHAN_PAIR, "not confirmed: younger than the earlier of two scans")
 
 
 def test_a_topic_that_cannot_be_decoded_keeps_its_copies(scene: Scene) -> None:
     named = scene.named.pop(scene.live_uuid)
     scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff\xff")
     kind, action, why = scene.said(scene.gone_uuid, scene.gone)
-    assert (kind, action, "its topic's z-node cannot be read" in why) == (Kind.ORPHAN_PAIR, "", True)
+    assert (kind, action, "its topic's z-node cannot be read" in why) == (ObjectKind.ORPHAN_PAIR, "", True)
     del scene.buckets.objects[BUCKET][data_key(scene.live_uuid, scene.live)]
     scene.named[scene.live_uuid] = named
     with pytest.raises(StoreError, match="cannot be read"):
@@ -400,7 +400,7 @@ def test_keys_of_no_offload_are_unknown_wherever_they_lie(scene: Scene, digits: 
         scene.buckets.put(BUCKET, key, b"x", metadata(TOPIC))
     scene.scan()
     found = scene.look(digits)
-    assert {key for key, row in found.items() if row["kind"] == Kind.UNKNOWN} == keys
+    assert {key for key, row in found.items() if row["kind"] == ObjectKind.UNKNOWN} == keys
     assert {found[key]["action"] for key in keys} == {""}
     assert found[data_key(scene.gone_uuid, scene.gone)]["objects"] == 2
 
@@ -413,31 +413,31 @@ def test_a_copy_that_a_topic_reads_and_that_is_not_whole_is_broken(scene: Scene)
     scene.scan()
     objects = scene.buckets.objects[BUCKET]
     index = objects.pop(index_key(scene.live_uuid, scene.live))
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", "its index object is missing")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "its index object is missing")
     data = objects.pop(data_key(scene.live_uuid, scene.live))
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", "neither of its objects exists")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "neither of its objects exists")
     objects[index.key], objects[data.key] = replace(index, size=51), data
-    assert scene.said(scene.live_uuid, scene.live)[0] == Kind.BROKEN
+    assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.BROKEN
     objects[index.key], objects[data.key] = index, replace(data, size=149)
     why = "its data object has 149 bytes, its ledger takes 150 at least"
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", why)
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", why)
     objects[data.key] = replace(data, size=150)
-    assert scene.said(scene.live_uuid, scene.live)[0] == Kind.COMPLETE
+    assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
 
 def test_a_copy_that_failed_its_last_proof_is_not_complete(scene: Scene) -> None:
     """Its objects are there, of the right size."""
     scene.unproven = {(scene.live_uuid, scene.live): "one byte is another"}
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.BROKEN, "", "one byte is another")
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.BROKEN, "", "one byte is another")
     scene.unproven = {(scene.live_uuid, scene.live + 1): "", (scene.gone_uuid, scene.live): "x"}
-    assert scene.said(scene.live_uuid, scene.live)[0] == Kind.COMPLETE
+    assert scene.said(scene.live_uuid, scene.live)[0] == ObjectKind.COMPLETE
 
 
 def test_what_a_topic_gave_up_since_the_scan_is_not_missed(scene: Scene) -> None:
     scene.buckets.objects[BUCKET].pop(index_key(scene.live_uuid, scene.live))
     scene.cluster.topic(TOPIC, [scene.last])
     found = scene.look()[data_key(scene.live_uuid, scene.live)]
-    assert (found["kind"], found["action"]) == (Kind.IN_FLIGHT, "")
+    assert (found["kind"], found["action"]) == (ObjectKind.IN_FLIGHT, "")
     scene.buckets.objects[BUCKET].pop(data_key(scene.live_uuid, scene.live))
     assert data_key(scene.live_uuid, scene.live) not in scene.look()
 
@@ -450,7 +450,7 @@ def test_another_bucket_is_not_looked_at(scene: Scene) -> None:
     assert data_key(scene.live_uuid, scene.live) not in scene.look()
     scene.scan()
     why = "its bucket is not one of object_store.buckets"
-    assert scene.said(scene.live_uuid, scene.live) == (Kind.ELSEWHERE, "", why)
+    assert scene.said(scene.live_uuid, scene.live) == (ObjectKind.ELSEWHERE, "", why)
 
 
 IN_ANOTHER = f"a topic names its UUID, and reads it from bucket {BUCKET}"
@@ -460,28 +460,28 @@ IN_ANOTHER = f"a topic names its UUID, and reads it from bucket {BUCKET}"
 def test_a_copy_in_a_bucket_that_its_topic_does_not_read_stays(scene: Scene, index: bytes) -> None:
     scene.copy(scene.live_uuid, scene.live, bucket="empty", index=index)
     assert _of_live(scene) == {
-        BUCKET: (Kind.COMPLETE, "", "a topic reads it"),
-        "empty": (Kind.IN_FLIGHT, "", IN_ANOTHER),
+        BUCKET: (ObjectKind.COMPLETE, "", "a topic reads it"),
+        "empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER),
     }
 
 
 def test_a_copy_that_is_gone_from_the_bucket_that_its_topic_names_is_missed_though_another_has_it(scene: Scene) -> None:
     """Brokers read the bucket that the offload context names, and no other."""
     scene.copy(scene.live_uuid, scene.live, bucket="empty")
-    elsewhere = {"empty": (Kind.IN_FLIGHT, "", IN_ANOTHER)}
+    elsewhere = {"empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER)}
     objects = scene.buckets.objects[BUCKET]
     objects.pop(index_key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == elsewhere | {BUCKET: (Kind.BROKEN, "", "its index object is missing")}
+    assert _of_live(scene) == elsewhere | {BUCKET: (ObjectKind.BROKEN, "", "its index object is missing")}
     objects.pop(data_key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == elsewhere | {BUCKET: (Kind.BROKEN, "", "neither of its objects exists")}
+    assert _of_live(scene) == elsewhere | {BUCKET: (ObjectKind.BROKEN, "", "neither of its objects exists")}
 
 
 def test_a_copy_whose_topic_names_a_bucket_that_is_not_declared_is_not_complete_in_another(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="elsewhere")})
     scene.scan()
     assert _of_live(scene) == {
-        BUCKET: (Kind.IN_FLIGHT, "", "a topic names its UUID, and reads it from bucket elsewhere"),
-        "elsewhere": (Kind.ELSEWHERE, "", "its bucket is not one of object_store.buckets"),
+        BUCKET: (ObjectKind.IN_FLIGHT, "", "a topic names its UUID, and reads it from bucket elsewhere"),
+        "elsewhere": (ObjectKind.ELSEWHERE, "", "its bucket is not one of object_store.buckets"),
     }
 
 
@@ -492,7 +492,7 @@ def test_a_copy_whose_topic_names_no_bucket_is_complete_in_any(scene: Scene, buc
     scene.copy(scene.live_uuid, scene.live, bucket=bucket)
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="")})
     scene.scan()
-    assert _of_live(scene) == {bucket: (Kind.COMPLETE, "", "a topic reads it")}
+    assert _of_live(scene) == {bucket: (ObjectKind.COMPLETE, "", "a topic reads it")}
 
 
 def test_a_copy_that_was_moved_after_the_scan_is_said_once(scene: Scene) -> None:
@@ -500,9 +500,9 @@ def test_a_copy_that_was_moved_after_the_scan_is_said_once(scene: Scene) -> None
     scene.cluster.topic(TOPIC, [scene.live], offloaded={scene.live: attempt(scene.live_uuid, bucket="empty")})
     for key in (data_key, index_key):
         scene.buckets.objects[BUCKET].pop(key(scene.live_uuid, scene.live))
-    assert _of_live(scene) == {"empty": (Kind.IN_FLIGHT, "", IN_ANOTHER)}
+    assert _of_live(scene) == {"empty": (ObjectKind.IN_FLIGHT, "", IN_ANOTHER)}
     scene.scan()
-    assert _of_live(scene) == {"empty": (Kind.COMPLETE, "", "a topic reads it")}
+    assert _of_live(scene) == {"empty": (ObjectKind.COMPLETE, "", "a topic reads it")}
 
 
 def _of_live(scene: Scene) -> dict[str, tuple[str, str, str]]:
@@ -538,12 +538,12 @@ def test_only_uploads_that_our_own_ended_attempts_left_behind_are_dropped(scene:
     found = uploads(scene, began)
     actions = {name: found[upload][:2] for name, upload in (ids | {"strange": strange}).items()}
     assert actions == {
-        "left": (Kind.DANGLING_UPLOAD, "abort"),
-        "open": (Kind.IN_FLIGHT, ""),
-        "recent": (Kind.DANGLING_UPLOAD, ""),
-        "foreign": (Kind.DANGLING_UPLOAD, ""),
-        "named": (Kind.IN_FLIGHT, ""),
-        "strange": (Kind.DANGLING_UPLOAD, ""),
+        "left": (ObjectKind.DANGLING_UPLOAD, "abort"),
+        "open": (ObjectKind.IN_FLIGHT, ""),
+        "recent": (ObjectKind.DANGLING_UPLOAD, ""),
+        "foreign": (ObjectKind.DANGLING_UPLOAD, ""),
+        "named": (ObjectKind.IN_FLIGHT, ""),
+        "strange": (ObjectKind.DANGLING_UPLOAD, ""),
     }
     scene.cluster.wait(24 * 8)
     assert "an upload says not whose it is" in uploads(scene, began)[ids["foreign"]][2]

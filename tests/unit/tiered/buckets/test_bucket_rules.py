@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.copies import object_pairs
-from pulsar_lifecycle.copies.object_pairs import Copy, Kind, StoredObject, UnknownObject
+from pulsar_lifecycle.copies.object_pairs import Copy, ObjectKind, StoredObject, UnknownObject
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 from pulsar_lifecycle.formats.offload_object import data_key, index_key, uuid_of
 from pulsar_lifecycle.records import tables
@@ -95,7 +95,7 @@ def test_what_topics_name_complete_or_not_and_segments_too() -> None:
 
 def planned(uuid: UUID) -> dict[str, Any]:
     copy = Copy("tiered", uuid, 7, StoredObject(100, 1), StoredObject(60, 2))
-    return copy.row(Kind.ORPHAN_PAIR, "", "persistent://a/b/c", "a/b", "delete")
+    return copy.row(ObjectKind.ORPHAN_PAIR, "", "persistent://a/b/c", "a/b", "delete")
 
 
 def test_a_message_names_the_attempt_and_its_bucket() -> None:
