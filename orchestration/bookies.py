@@ -47,7 +47,12 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         going = [row for row in plan if row.choice is CollectionChoice.COLLECT]
         context.log.info(f"dry run: {len(going)} bookies would collect; set dry_run to false")
         return
-    done = collect_bookies(where, context.run_id, context.log.info)
+    plan, done = collect_bookies(where, context.run_id, context.log.info)
+    unknown = [row.bookie for row in plan if row.choice is CollectionChoice.UNKNOWN_DISK]
+    if unknown and not done:
+        raise dg.Failure(
+            f"nothing was collected: {len(unknown)} bookies do not say what their disks hold: {unknown[0]}"
+        )
     wrong = [one for one in done if one.outcome is not CollectionOutcome.COLLECTED]
     if wrong:
         first = wrong[0]
@@ -74,7 +79,7 @@ def plan_shown(plan: Sequence[PlannedCollection], disks: Sequence[BookieDisk]) -
     columns: dict[str, str] = dict.fromkeys(rows[0] if rows else (), "string")
     found = [(one.bookie, text) for one in disks for text in remedies(one)]
     return {
-        "could free, at most": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
+        "could free, about": sum(row.bytes or 0 for row in plan if row.choice is CollectionChoice.COLLECT),
         "plan": show.table(rows, columns),
         "settings": dg.MetadataValue.md(show.markdown(["bookie", "what keeps its disk full, what to set"], found)),
     }

@@ -226,8 +226,9 @@ class CollectionSettings(Section):
     """Bookies that collect at the same time, all of one rack."""
     max_add_latency: Seconds = 0.1
     """A collecting bookie whose adds take longer (99th percentile) stops the run."""
-    stalled_after: Seconds = 3600.0
-    """A collecting bookie without progress for so long stops the run."""
+    stalled_after: Seconds = 4 * 3600.0
+    """A collecting bookie without progress for so long stops the run. Progress shows once an entry log is done: one of
+    many small entries takes hours."""
 
 
 class MetricsSettings(Section):

@@ -215,7 +215,7 @@ def _silent(error: LifecycleError | None) -> DiskVerdict:
 def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[DiskVerdict, str]:
     full = fullest(said) or 0.0
     warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
-    space, why = _space(disk, said)
+    space, why = waits_for(disk, said)
     also = "" if space == DiskVerdict.NOTHING_TO_FREE else f"; {space.value}: {why}" if why else f"; {space.value}"
     if read_only or said.read_only:
         return DiskVerdict.READ_ONLY, f"its fullest disk is at {full:.1%}, diskUsageThreshold is {limit:.1%}{also}"
@@ -229,7 +229,7 @@ def _verdict(disk: BookieDisk, said: BookieStatus, read_only: bool) -> tuple[Dis
     return space, why
 
 
-def _space(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
+def waits_for(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
     """What the space that could be freed waits for, whatever stops the bookie from freeing it."""
     if said.directories is None:
         return DiskVerdict.NO_METRICS, "set statsProviderClass in its configuration"
@@ -239,7 +239,7 @@ def _space(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
         return DiskVerdict.WAITS_FOR_GC, f"{stored - disk.placed.ledgers} ledgers; it collects every {wait:g} min"
     minor, major = (number(said, f"{kind}CompactionThreshold") for kind in ("minor", "major"))
     live, held = disk.live_bytes or 0, disk.log_bytes or 0
-    if held - live > number(said, "logSizeLimit") and live < major * held:
+    if to_compact(said):
         hours = number(said, "minorCompactionInterval") / 3600, number(said, "majorCompactionInterval") / 3600
         return (
             DiskVerdict.WAITS_FOR_COMPACTION,
@@ -247,6 +247,17 @@ def _space(disk: BookieDisk, said: BookieStatus) -> tuple[DiskVerdict, str]:
             f"{hours[0]:g} h, below {major:.0%} every {hours[1]:g} h",
         )
     return DiskVerdict.NOTHING_TO_FREE, ""
+
+
+def to_compact(said: BookieStatus) -> int:
+    """Bytes that a major compaction could free, at most; 0 where its logs are too live on the whole, or not known."""
+    if said.directories is None:
+        return 0
+    live = sum(one.live_bytes for one in said.directories)
+    full = sum(one.entry_logs for one in said.directories) * int(number(said, "logSizeLimit"))
+    held = min(full, said.total - said.free)
+    enough = held - live > number(said, "logSizeLimit") and live < number(said, "majorCompactionThreshold") * held
+    return held - live if enough else 0
 
 
 def days_until_full(history: Sequence[tuple[int, int]]) -> float | None:

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
 
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict, fullest, number
+from pulsar_lifecycle.formats.bookie_racks import DEFAULT_RACK
+from pulsar_lifecycle.lifecycle.bookie_disk import (
+    BookieDisk,
+    DiskVerdict,
+    configured,
+    fullest,
+    number,
+    to_compact,
+    waits_for,
+)
 from pulsar_lifecycle.ports import BookieStatus
 
 
@@ -33,7 +42,7 @@ class CollectionChoice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannedCollection:
-    """One bookie of a plan; ``bytes`` are the most that it could free, None where that is not known."""
+    """One bookie of a plan; ``bytes``: about as many could it free, None where that is not known."""
 
     bookie: str
     rack: str
@@ -42,12 +51,10 @@ class PlannedCollection:
     verdict: DiskVerdict
 
 
-def plan_collection(
-    disks: Sequence[BookieDisk], racks: Mapping[str, str], default_rack: str, min_bytes: int
-) -> list[PlannedCollection]:
+def plan_collection(disks: Sequence[BookieDisk], racks: Mapping[str, str], min_bytes: int) -> list[PlannedCollection]:
     """Every bookie: those to collect first, rack by rack, the rack with the fullest disk first, so its bookies."""
     rows = [
-        (_room(one), PlannedCollection(one.bookie, racks.get(one.bookie, default_rack), *_choice(one, min_bytes)))
+        (_room(one), PlannedCollection(one.bookie, racks.get(one.bookie, DEFAULT_RACK), *_choice(one, min_bytes)))
         for one in disks
     ]
     tightest: dict[str, float] = {}
@@ -62,12 +69,15 @@ def plan_collection(
 
 
 def waves(plan: Sequence[PlannedCollection], at_once: int) -> list[list[str]]:
-    """The bookies to collect, so many at a time, never of two racks at once."""
+    """The bookies to collect, so many at a time, never of two racks at once.
+
+    Those whose rack nobody knows one at a time: they may hold the same ledgers.
+    """
     chosen = [row for row in plan if row.choice is CollectionChoice.COLLECT]
     found: list[list[str]] = []
-    for _, rows in groupby(chosen, key=lambda row: row.rack):
-        bookies = [row.bookie for row in rows]
-        found += [bookies[at : at + at_once] for at in range(0, len(bookies), at_once)]
+    for rack, rows in groupby(chosen, key=lambda row: row.rack):
+        bookies, some = [row.bookie for row in rows], 1 if rack == DEFAULT_RACK else at_once
+        found += [bookies[at : at + some] for at in range(0, len(bookies), some)]
     return found
 
 
@@ -80,17 +90,21 @@ class StopReason(StrEnum):
     """A bookie became read-only since the run began."""
     SLOW_ADDS = "slow_adds"
     """A collecting bookie's adds take longer than `collection.max_add_latency` (99th percentile)."""
+    NO_ANSWER = "no_answer"
+    """ZooKeeper does not say which bookies are registered."""
     STALLED = "stalled"
     """A collecting bookie shows no progress for `collection.stalled_after`."""
 
 
 def cluster_trouble(before: Mapping[str, bool], now: Mapping[str, bool]) -> tuple[StopReason, str] | None:
-    """What went wrong with the registered bookies (id -> read-only) since the run began, and the bookie's id."""
+    """What went wrong with the registered bookies (id -> read-only) since the run began, as code and sentence."""
     away = sorted(before.keys() - now.keys())
     if away:
-        return StopReason.BOOKIE_AWAY, away[0]
+        return StopReason.BOOKIE_AWAY, f"bookie {away[0]} is not registered any more"
     read_only = sorted(bookie for bookie, is_so in now.items() if is_so and not before.get(bookie, False))
-    return (StopReason.BOOKIE_READ_ONLY, read_only[0]) if read_only else None
+    if not read_only:
+        return None
+    return StopReason.BOOKIE_READ_ONLY, f"bookie {read_only[0]} has become read-only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,11 @@ class Progress:
         )
 
 
+def counters(said: BookieStatus) -> list[tuple[int, int]]:
+    """How many minor and major compactions each ledger directory has had since the bookie started."""
+    return [(one.minors, one.majors) for one in said.compactions]
+
+
 def is_at_it(said: BookieStatus) -> bool:
     """Whether a bookie collects or compacts now."""
     return said.collecting or any(one.running for one in said.compactions)
@@ -127,46 +146,53 @@ def restarted(before: BookieStatus, now: BookieStatus) -> bool:
     return any(then.minors > since.minors or then.majors > since.majors for then, since in pairs)
 
 
-def still_to_free(said: BookieStatus, placed_bytes: int) -> int | None:
-    """Bytes that a major compaction could free after a minor one, at most; None where the bookie does not say."""
-    if said.directories is None:
-        return None
-    logs = sum(one.entry_logs for one in said.directories) * int(number(said, "logSizeLimit"))
-    return max(0, min(logs, said.total - said.free) - placed_bytes)
-
-
 def remedies(one: BookieDisk) -> list[str]:
-    """Settings of ``bookkeeper.conf`` that keep a bookie from freeing its disks, and what to set instead."""
+    """Settings of a bookie that keep it from freeing its disks, and what to set instead."""
     said = one.said
     if said is None:
         return []
     found: list[str] = []
-    allowed = said.configuration.get("forceAllowCompaction", "false") == "true"
     for kind in ("minor", "major"):
-        off = number(said, f"{kind}CompactionThreshold") <= 0 or number(said, f"{kind}CompactionInterval") <= 0
-        if off:
-            also = "" if allowed else ", or forceAllowCompaction=true and collect_bookies"
-            found.append(f"{kind} compaction is off: set {kind}CompactionThreshold and {kind}CompactionInterval{also}")
-    full, limit = fullest(said) or 0.0, number(said, "diskUsageThreshold")
-    if said.read_only and full >= limit:
-        raised = min(0.99, max(full, limit) + 0.01)
+        if number(said, f"{kind}CompactionThreshold") <= 0:
+            found.append(f"{kind} compaction is off: set {kind}CompactionThreshold and {kind}CompactionInterval")
+        elif number(said, f"{kind}CompactionInterval") <= 0 and configured(said, "forceAllowCompaction") != "true":
+            found.append(
+                f"{kind} compaction is off: set {kind}CompactionInterval, or forceAllowCompaction=true and launch"
+            )
+    full = fullest(said) or 0.0
+    warn, limit = number(said, "diskUsageWarnThreshold"), number(said, "diskUsageThreshold")
+    if full >= limit:
+        raised = min(0.999, full + 0.005)
         found.append(
             f"a disk is at {full:.1%}, above diskUsageThreshold={limit:g}, and a compaction needs room to write: set "
-            f"diskUsageThreshold={raised:.2f} (and diskUsageWarnThreshold below it), restart the bookie, collect, then "
-            "set both back"
+            f"diskUsageThreshold={raised:.3f} (diskUsageWarnThreshold and diskUsageLwmThreshold not above it), restart "
+            "the bookie, collect, then set them back"
         )
-    if said.configuration.get("isThrottleByBytes", "false") != "true":
+    elif full >= warn:
         found.append(
-            "compaction is throttled by entries: with isThrottleByBytes=true and compactionRateByBytes it reads and "
-            "writes so many bytes a second, whatever the size of entries"
+            f"a disk is at {full:.1%}, above diskUsageWarnThreshold={warn:g}: the bookie's own major compaction rests "
+            "until it is below; a forced one does not"
+        )
+    if said.minor_suspended or said.major_suspended:
+        found.append(
+            "compaction is suspended, by an operator or by a full disk: PUT /api/v1/bookie/gc/resume_compaction with "
+            '{"resumeMajor": true, "resumeMinor": true}'
+        )
+    if to_compact(said) and configured(said, "isThrottleByBytes") != "true":
+        rate = int(number(said, "compactionRateByEntries"))
+        found.append(
+            f"compaction writes compactionRateByEntries={rate} entries a second, however small: isThrottleByBytes=true "
+            "makes it compactionRateByBytes, whose default of 1000000 takes 18 minutes for a log of 1 GiB"
         )
     return found
 
 
 def _choice(one: BookieDisk, min_bytes: int) -> tuple[CollectionChoice, int | None, DiskVerdict]:
-    if one.said is None or one.bytes_to_collect is None or one.bytes_to_compact is None:
+    """Open ledgers have no size in metadata, so what is to be collected counts only where ledgers are gone for sure."""
+    if one.said is None or one.said.directories is None or one.bytes_to_collect is None:
         return CollectionChoice.UNKNOWN_DISK, None, one.verdict
-    free = one.bytes_to_collect + one.bytes_to_compact
+    gone = waits_for(one, one.said)[0] is DiskVerdict.WAITS_FOR_GC
+    free = to_compact(one.said) + (one.bytes_to_collect if gone else 0)
     if is_at_it(one.said):
         return CollectionChoice.AT_IT, free, one.verdict
     return CollectionChoice.COLLECT if free >= min_bytes else CollectionChoice.LITTLE_TO_FREE, free, one.verdict

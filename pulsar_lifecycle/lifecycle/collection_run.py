@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from pulsar_lifecycle.errors import LifecycleError, Refused
+from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
 from pulsar_lifecycle.formats import bookie_racks
-from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
+from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, to_compact
 from pulsar_lifecycle.lifecycle.collection import (
     PlannedCollection,
     Progress,
     StopReason,
     cluster_trouble,
+    counters,
     is_at_it,
     plan_collection,
     restarted,
-    still_to_free,
     waves,
 )
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
@@ -83,7 +83,7 @@ def plan_now(cluster: Cluster) -> tuple[list[PlannedCollection], list[BookieDisk
         evidence.refuse_old_evidence(epoch, ports.clock.now_ms(), int(settings.orphans.plan_valid_for * 1000))
         racks = read_racks(ports.store)
     disks, _ = build_bookie_disk(cluster, epoch.epoch_id)
-    return plan_collection(disks, racks, bookie_racks.DEFAULT_RACK, settings.collection.min_bytes), disks
+    return plan_collection(disks, racks, settings.collection.min_bytes), disks
 
 
 def read_racks(store: MetadataStore) -> dict[str, str]:
@@ -94,8 +94,10 @@ def read_racks(store: MetadataStore) -> dict[str, str]:
     return bookie_racks.decode(node.data) if isinstance(node, Node) else {}
 
 
-def collect_bookies(cluster: Cluster, run_id: str, say: Callable[[str], None]) -> list[Collected]:
-    """Make the bookies of :func:`plan_now` collect; every bookie to collect, in their order.
+def collect_bookies(
+    cluster: Cluster, run_id: str, say: Callable[[str], None]
+) -> tuple[list[PlannedCollection], list[Collected]]:
+    """Make the bookies of :func:`plan_now` collect: the plan, and what became of every bookie to collect, in its order.
 
     Raises Refused, Paused before anything is told. Repeated, it tells those that have much to free still.
     """
@@ -109,13 +111,13 @@ def collect_bookies(cluster: Cluster, run_id: str, say: Callable[[str], None]) -
             )
         with control.held_lease(
             settings, ports.store, ports.clock, f"collection run {run_id}", control.COLLECTION_LEASE
-        ):
-            plan, disks = plan_now(cluster)
+        ) as lease:
+            plan, _ = plan_now(cluster)
             run = CollectionRun(
-                run_id, settings.cluster, settings.collection, plan, {one.bookie: one.placed.bytes for one in disks},
+                run_id, settings.cluster, settings.collection, plan, lease.guard,
                 ports.store, ports.bookies, ports.journal, ports.clock, say,
             )  # fmt: skip
-            return run.all()
+            return plan, run.all()
 
 
 @dataclass
@@ -130,13 +132,13 @@ class _Watched:
 
 @dataclass
 class CollectionRun:
-    """One run. ``placed``: bytes that metadata places on each bookie."""
+    """One run. ``guard``: its lease; whoever has that by now tells the bookies."""
 
     run_id: str
     cluster: str
     settings: CollectionSettings
     plan: Sequence[PlannedCollection]
-    placed: Mapping[str, int]
+    guard: tuple[str, int]
     store: MetadataStore
     bookies: BookieAdmin
     journal: Journal
@@ -160,14 +162,32 @@ class CollectionRun:
 
     def _may_not_start(self) -> str:
         """Why no bookie may be told now; waits while a run deletes or restores ledgers."""
-        while True:
+        said = False
+        while not (why := self._forbidden()) and control.is_held(self.store, control.LEASE):
+            if not said:
+                self.say(f"waits for the run that holds {control.LEASE}: what bookies collect cannot be undone")
+            said = True
+            self.clock.sleep(POLL)
+        if why:
+            return why
+        trouble = self._trouble()
+        return trouble[1] if trouble else ""
+
+    def _forbidden(self) -> str:
+        """Why this run may tell no bookie any more."""
+        try:
             if self.store.read([control.PAUSE])[0] is not None:
                 return f"paused: {control.PAUSE} exists"
-            if not control.is_held(self.store, control.LEASE):
-                break
-            self.clock.sleep(POLL)
-        trouble = cluster_trouble(self._registered, self.bookies.bookies())
-        return f"{trouble[0].value}: {trouble[1]}" if trouble else ""
+            control.check_lease(self.store, self.guard)
+        except LifecycleError as error:
+            return str(error)
+        return ""
+
+    def _trouble(self) -> tuple[StopReason, str] | None:
+        try:
+            return cluster_trouble(self._registered, self.bookies.bookies())
+        except LifecycleError as error:
+            return StopReason.NO_ANSWER, f"which bookies are registered is not known: {error}"
 
     def _collect(self, wave: Sequence[str]) -> str:
         """Collect these at once; why the run stops here, empty if it does not."""
@@ -175,17 +195,23 @@ class CollectionRun:
         for bookie in wave:
             try:
                 said = self.bookies.status(bookie)
-                self._tell(bookie, major=False)
-                watched[bookie] = _Watched(said, said, False, self.clock.now_ms())
             except LifecycleError as error:
                 self._end(bookie, CollectionOutcome.NOT_ANSWERING, str(error))
+                continue
+            one = _Watched(said, said, False, self.clock.now_ms())
+            if is_at_it(said):
+                self._end(bookie, CollectionOutcome.LEFT_AT_IT, "it was at it already", one)
+            elif why := self._tell(bookie, major=False):
+                self._end(bookie, CollectionOutcome.NOT_ANSWERING, why)
+            else:
+                watched[bookie] = one
         while watched:
             self.clock.sleep(POLL)
             stop = self._look(watched)
             if stop:
                 for bookie, one in watched.items():
                     self._end(bookie, CollectionOutcome.LEFT_AT_IT, stop[1], one, stop[0])
-                return f"{stop[0].value}: {stop[1]}"
+                return stop[1]
             self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or "all through")
         return ""
 
@@ -209,19 +235,21 @@ class CollectionRun:
                     return stop
             if bookie in watched and (stop := self._stalled(bookie, one, said is not None)):
                 return stop
-        return cluster_trouble(self._registered, self.bookies.bookies())
+        return self._trouble()
 
     def _next(self, bookie: str, watched: dict[str, _Watched]) -> None:
         """Begin the major compaction of one whose minor compaction ended, where much is left; else it is through."""
         one = watched[bookie]
-        left = still_to_free(one.said, self.placed.get(bookie, 0))
-        if one.major or left is None or left < self.settings.min_bytes:
-            self._end(bookie, CollectionOutcome.COLLECTED, f"{_kind(one.major)} compaction", watched.pop(bookie))
+        ran = counters(one.said) != counters(one.before)
+        text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
+        if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
+            self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))
             return
-        try:
-            self._tell(bookie, major=True)
-        except LifecycleError as error:
-            self._end(bookie, CollectionOutcome.NOT_ANSWERING, str(error), watched.pop(bookie))
+        held = control.is_held(self.store, control.LEASE) and f"a run holds {control.LEASE}"
+        why = self._forbidden() or held or self._tell(bookie, major=True)
+        if why:
+            text = f"{text}; the major one was not begun: {why}"
+            self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))
         one.major, one.moved_at = True, self.clock.now_ms()
 
     def _slow(self, bookie: str, said: BookieStatus) -> tuple[StopReason, str] | None:
@@ -242,9 +270,16 @@ class CollectionRun:
             "own log names the entry log (`Compaction progress`); if it stands still there, restart the bookie"
         )
 
-    def _tell(self, bookie: str, *, major: bool) -> None:
+    def _tell(self, bookie: str, *, major: bool) -> str:
+        """Have it collect; why it does not, empty if it may: one whose answer got lost is watched as well."""
         self._note(bookie, CollectionOutcome.COLLECTING, f"{_kind(major)} compaction")
-        self.bookies.collect(bookie, major=major)
+        try:
+            self.bookies.collect(bookie, major=major)
+        except OutcomeUnknown:
+            return ""
+        except LifecycleError as error:
+            return str(error)
+        return ""
 
     # ------------------------------------------------------------------------------------------------------ journal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -47,7 +47,7 @@ class BookieStatus:
 
     ``minor_suspended`` and ``major_suspended``: compaction was suspended over the API; a full disk suspends too, and
     nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_files`` counts
-    all, those being written too. ``configuration`` has only what is set, as text. ``add_latency_ms``: the 99th
+    all, those being written too. ``configuration`` has only what is set, as text, passwords too. ``add_latency_ms``: the 99th
     percentile of adds, None where there were none of late.
     """
 
@@ -62,7 +62,7 @@ class BookieStatus:
     entry_log_files: int
     directories: tuple[LedgerDirectory, ...] | None
     add_latency_ms: float | None
-    configuration: Mapping[str, str]
+    configuration: Mapping[str, str] = field(repr=False)
 
 
 class BookieAdmin(Protocol):

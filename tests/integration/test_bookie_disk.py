@@ -113,7 +113,7 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
             with pytest.raises(Refused, match="deletes or restores"):
                 collect_bookies(pipeline.where, "run", print)
         wait_for("the lease", lambda: not control.is_held(store, control.LEASE))
-        (done,) = collect_bookies(pipeline.where, "run", print)
+        _, (done,) = collect_bookies(pipeline.where, "run", print)
         assert done.outcome is CollectionOutcome.COLLECTED, done
         rows = sorted(pipeline.where.journal_reader.find().to_pylist(), key=lambda row: row["at"])
         assert [row["outcome"] for row in rows if row["action"] == COLLECT_BOOKIE][-1] == done.outcome.value
