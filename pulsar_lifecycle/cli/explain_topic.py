@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     """Print why each ledger of a topic is there, and what would free it."""
     from pulsar_lifecycle.inspect.explain_topic import explain_topic as explanation_of
-    from pulsar_lifecycle.inspect.explain_topic import freed_by
 
     found = explanation_of(where, subject, brokers_of(where))
     if as_json:
@@ -26,29 +25,31 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
         return
     listed = Counter(one.code for one in found.ledgers)
     size = Counter[str]()
+    unsized = Counter[str]()
     for one in found.ledgers:
         size[one.code] += one.bytes or 0
+        unsized[one.code] += one.bytes is None
     show.facts(
         [
             ("topic", str(found.topic)),
             ("load state", found.load.text),
             ("retention", str(found.policy) if found.policy else "not known"),
             ("protected", found.protection or None),
-            ("ledgers", f"{len(found.ledgers)}, {show.size(sum(size.values()))}"),
+            ("ledgers", f"{len(found.ledgers)}, {_size(sum(size.values()), unsized.total())}"),
             ("warnings", list(found.warnings)),
             ("scan", f"{found.epoch_id}: holds, shadow topics and namespaces are as of it"),
         ]
     )
-    freed = {one.code: freed_by(one) for one in found.ledgers}
+    freed = {one.code: one.freed_by for one in found.ledgers}
     show.text("what keeps them", "bold cyan")
-    rows = [(code, listed[code], show.size(size[code]), freed[code] or "nothing") for code in listed]
+    rows = [(code, listed[code], _size(size[code], unsized[code]), freed[code] or "nothing") for code in listed]
     show.table(["code", "ledgers", "bytes", "freed by"], rows, 2)
     show.text(f"cursors ({len(found.cursors)})", "bold cyan")
     rows = [
         (
             one.name,
             str(one.position or "not known"),
-            "" if one.unacknowledged is None else show.size(one.unacknowledged),
+            "" if one.unacknowledged is None else _size(one.unacknowledged, one.unsized),
             f"{show.moment(one.last_active)} ({show.ago(one.last_active)})" if one.last_active else "",
         )
         for one in found.cursors
@@ -59,6 +60,10 @@ def explain_topic(where: Cluster, subject: Topic, *, as_json: bool) -> None:
     show.table(["ledger", "entries", "bytes", "closed", "where", "code", "retention ends"], rows[: show.ROWS], 2)
     if len(rows) > show.ROWS:
         show.text(f"  ... {len(rows) - show.ROWS} younger ones; --json has all of them")
+
+
+def _size(known: int, unsized: int) -> str:
+    return f"{show.size(known)} and {show.counted(unsized, 'ledger')} of unknown size" if unsized else show.size(known)
 
 
 def _line(one: HeldLedger) -> list[Any]:
@@ -76,15 +81,13 @@ def _line(one: HeldLedger) -> list[Any]:
 
 
 def _document(found: TopicExplanation) -> dict[str, Any]:
-    from pulsar_lifecycle.inspect.explain_topic import freed_by
-
     return {
         "topic": str(found.topic),
         "load_state": found.load.state.value,
         "load_reason": found.load.reason.value,
         "retention": found.policy and {**asdict(found.policy), "text": str(found.policy)},
         "protection": found.protection or None,
-        "ledgers": [{**asdict(one), "freed_by": freed_by(one) or None} for one in found.ledgers],
+        "ledgers": [{**asdict(one), "freed_by": one.freed_by or None} for one in found.ledgers],
         "cursors": [{**asdict(one), "position": one.position and str(one.position)} for one in found.cursors],
         "warnings": list(found.warnings),
         "epoch_id": found.epoch_id,

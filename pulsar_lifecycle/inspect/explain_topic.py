@@ -27,7 +27,7 @@ from pulsar_lifecycle.metastore.walk import MANAGED_LEDGERS_ROOT, Unit
 from pulsar_lifecycle.model import Position, Topic, cursor_name
 from pulsar_lifecycle.ports import Node, Unread
 from pulsar_lifecycle.records import tables
-from pulsar_lifecycle.records.topic_load import TopicLoad
+from pulsar_lifecycle.records.topic_load import LoadReason, LoadState, TopicLoad
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.protection import Protection
@@ -49,7 +49,6 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
     RetentionVerdict.UNKNOWN_POLICY: "a retention policy that can be read: `warnings` has more",
     RetentionVerdict.UNKNOWN_CURSOR: "a cursor ledger that can be read, or `pulsar-admin topics unsubscribe`",
     RetentionVerdict.UNKNOWN_LEDGER: "a broker that loads the topic: it closes and counts the ledger",
-    Protection.LOADED: "the broker that has the topic loaded, every `retentionCheckIntervalInSeconds`",
     Protection.TERMINATED: "deletion of the topic",
     Protection.OPEN_ATTEMPT: "the end of that offload",
     Protection.LEGAL_HOLD: "the end of the hold in orphans.legal_holds",
@@ -63,9 +62,11 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HeldLedger:
-    """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where not known.
+    """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where nobody knows them.
 
-    ``state`` is BookKeeper's, empty where it does not have the ledger; ``offloaded``: a bucket has it.
+    ``state``: what BookKeeper says, the ``Problem`` of a z-node that cannot be read, empty where it has no such ledger.
+    ``offloaded``: a bucket has it. ``goes``: we would take it off its topic's list now. ``freed_by``: what would free
+    it, empty for what is kept for good.
     """
 
     ledger_id: int
@@ -76,16 +77,21 @@ class HeldLedger:
     offloaded: bool
     code: RetentionVerdict | Protection
     goes: bool
+    freed_by: str
     expires_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBy:
-    """A durable cursor: where it stands, and how many bytes before the topic's end it has not acknowledged."""
+    """A durable cursor: where it stands, and how many bytes before the topic's end it has not acknowledged.
+
+    ``unsized``: ledgers of these of which nobody knows the bytes, so that there are more.
+    """
 
     name: str
     position: Position | None
     unacknowledged: int | None
+    unsized: int
     last_active: int | None
 
 
@@ -109,6 +115,8 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
     Owners' rules are those of the newest scan. Raises NotFound without a scan, or where there is no such topic; Refused
     where its z-node cannot be read.
     """
+    if subject.domain != "persistent":
+        raise Refused(f"{subject} is not persistent: no ledger holds its messages")
     root = cluster.settings.bookkeeper.ledgers_root
     namespace = str(subject.namespace)
     found = retention_now(cluster, [namespace])
@@ -131,26 +139,37 @@ def explain_topic(cluster: Cluster, subject: Topic, brokers: Brokers) -> TopicEx
         cursors = pa.Table.from_batches(topics.read_cursors(store, units), tables.MANAGED_CURSORS)
         positions = persisted_positions(store, ports.reader, cursors, root)
         info = managed_ledger.decode(node.data)
+        shadows = snapshot.shadow_source(store, subject, info)
         ids = sorted(item.ledger_id for item in info.ledgers)
         rows = snapshot.ledger_rows(store, ids, root)
-    last = rows.get(ids[-1]) if ids else None
-    load = _load(node, info, last, brokers, str(subject), now)
+    load = _load(node, info, rows.get(ids[-1]) if ids else None, brokers, str(subject), now)
     bookkeeper = pa.Table.from_pylist([row for row in rows.values() if row], tables.BOOKKEEPER_LEDGERS)
-    loaded = [str(subject)] if load.state is load_state.LoadState.LOADED else []
-    inputs = retention_topics(listed, positions, bookkeeper, found.policies, context, loaded)
-    if not inputs.num_rows:
-        raise Refused(f"{path}: {listed.column('error')[0].as_py()}")
-    seen = {item["ledger_id"]: item for item in inputs.column("ledgers")[0].as_py()}
-    held = [_held(row, seen[row["ledger_id"]], rows[row["ledger_id"]], info) for row in judge(inputs, now).to_pylist()]
+    inputs = retention_topics(listed, positions, bookkeeper, found.policies, context)
+    seen = {item["ledger_id"]: item for one in inputs.column("ledgers").to_pylist() for item in one}
+    if inputs.num_rows != 1 or sorted(seen) != ids:
+        raise Refused(f"{path} changed while it was read: ask again")
+    offloaded = {item.ledger_id for item in info.ledgers if item.offload and item.offload.complete}
+    held = tuple(
+        _held(row, seen[row["ledger_id"]], rows[row["ledger_id"]], row["ledger_id"] in offloaded, load, bool(shadows))
+        for row in judge(inputs, now).to_pylist()
+    )
     known = namespace in found.policies.by_namespace
+    warnings = [*found.problems]
+    if not known:
+        warnings.append(f"namespace {namespace} has no policies that could be read")
+    warnings += [
+        f"ledger {one.ledger_id} is listed, and neither BookKeeper nor a bucket has it"
+        for one in held
+        if not one.state and not one.offloaded
+    ]
     return TopicExplanation(
         subject,
         load,
         found.policies.of(subject) if known else None,
-        protection.topic_rule(subject, info.properties.get(snapshot.SHADOW_SOURCE, ""), context),
-        tuple(held),
+        protection.topic_rule(subject, shadows, context),
+        held,
         _cursors(cursors, positions, held),
-        (*found.problems, *(() if known else (f"namespace {namespace} has no policies that could be read",))),
+        tuple(warnings),
         epochs[-1].epoch_id,
     )
 
@@ -171,22 +190,34 @@ def _held(
     verdict: Mapping[str, Any],
     seen: Mapping[str, Any],
     bookkeeper: Mapping[str, Any] | None,
-    info: managed_ledger.ManagedLedgerInfo,
+    offloaded: bool,
+    load: TopicLoad,
+    shadow: bool,
 ) -> HeldLedger:
-    offload = next(item.offload for item in info.ledgers if item.ledger_id == verdict["ledger_id"])
     said = verdict["verdict"]
-    code = RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
+    code = Protection.SHADOW_TOPIC if shadow else RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
+    known = bookkeeper or {}
     return HeldLedger(
         ledger_id=verdict["ledger_id"],
         entries=seen["entries"],
         bytes=verdict["size"],
         closed_at=seen["closed_at"],
-        state=(bookkeeper or {}).get("state") or "",
-        offloaded=bool(offload and offload.complete),
+        state=known.get("state") or known.get("problem") or "",
+        offloaded=offloaded,
         code=code,
-        goes=code in GONE,
+        goes=code in GONE and load.state is not LoadState.LOADED,
+        freed_by=_by_whom(load) if code in GONE and load.state is LoadState.LOADED else FREED_BY.get(code, ""),
         expires_at=verdict["expires_at"],
     )
+
+
+def _by_whom(load: TopicLoad) -> str:
+    """What frees a ledger that is past its retention, of a topic that counts as loaded."""
+    if load.reason is LoadReason.LISTED:
+        return "its broker, every `retentionCheckIntervalInSeconds`"
+    if load.reason in (LoadReason.LAST_LEDGER_NOT_CLOSED, LoadReason.TERMINATED):
+        return f"a broker that loads the topic; it counts as loaded, as {load.text}"
+    return f"plan_retention, once it is known that no broker has it loaded: {load.text}"
 
 
 def _cursors(cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedger]) -> tuple[HeldBy, ...]:
@@ -196,21 +227,18 @@ def _cursors(cursors: pa.Table, positions: pa.Table, ledgers: Sequence[HeldLedge
     for path, active, at in rows:
         known = at["ledger_id"] is not None and at["entry_id"] is not None
         position = Position(at["ledger_id"], at["entry_id"]) if known else None
-        behind = None if position is None else sum(_behind(one, position) for one in ledgers)
-        found.append(HeldBy(cursor_name(path.rpartition("/")[2]), position, behind, active))
+        behind = [_behind(one, position) for one in ledgers] if position else []
+        size = sum(one or 0 for one in behind) if position else None
+        found.append(HeldBy(cursor_name(path.rpartition("/")[2]), position, size, behind.count(None), active))
     return tuple(sorted(found, key=lambda one: (one.position is not None, one.position or Position(-1, -1), one.name)))
 
 
-def _behind(ledger: HeldLedger, position: Position) -> int:
-    """Bytes of a ledger after a position; of the ledger that it stands in the share of its entries."""
-    if ledger.ledger_id < position.ledger_id or not ledger.bytes:
+def _behind(ledger: HeldLedger, position: Position) -> int | None:
+    """Bytes of a ledger after a position, None if nobody knows; of the ledger that it stands in, its entries' share."""
+    if ledger.ledger_id < position.ledger_id:
         return 0
+    if ledger.bytes is None or ledger.entries is None:
+        return None
     if ledger.ledger_id > position.ledger_id or not ledger.entries:
         return ledger.bytes
-    left = max(0, ledger.entries - position.entry_id - 1)
-    return ledger.bytes * left // ledger.entries
-
-
-def freed_by(one: HeldLedger) -> str:
-    """What would free it, as a sentence's end; empty for what is kept for good."""
-    return FREED_BY.get(one.code, "")
+    return ledger.bytes * max(0, ledger.entries - position.entry_id - 1) // ledger.entries

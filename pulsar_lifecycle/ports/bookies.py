@@ -47,8 +47,8 @@ class BookieStatus:
 
     ``minor_suspended`` and ``major_suspended``: compaction was suspended over the API; a full disk suspends too, and
     nothing says so. ``directories`` is None where the bookie has no Prometheus metrics. ``entry_log_files`` counts
-    all, those being written too. ``configuration`` has only what is set, as text, passwords too. ``add_latency_ms``: the 99th
-    percentile of adds, None where there were none of late.
+    all, those being written too. ``configuration`` has only what is set, as text, passwords too.
+    ``add_latency_ms``: the 99th percentile of adds, None where there were none of late.
     """
 
     bookie: str

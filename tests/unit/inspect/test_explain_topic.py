@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from pulsar_lifecycle.errors import NotFound
-from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic, freed_by
+from pulsar_lifecycle.formats import ledger_path
+from pulsar_lifecycle.formats.ledger_metadata import LedgerState
+from pulsar_lifecycle.inspect.explain_topic import FREED_BY, TopicExplanation, explain_topic
 from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.topics.protection import Protection
 from tests.kit.retention_scene import MB, NAMESPACE, RetentionScene
+from tests.simulation.cluster import data_tags
 
 
 @pytest.fixture
@@ -33,12 +36,7 @@ def test_each_ledger_has_the_code_of_what_keeps_it(scene: RetentionScene) -> Non
     scene.topic("a", 200, 190, 30, 20)
     scene.scan()
     found = explained(scene, "a")
-    assert codes(found) == [
-        RetentionVerdict.EXPIRED_BY_TIME,
-        RetentionVerdict.EXPIRED_BY_TIME,
-        RetentionVerdict.EXPIRED_BY_TIME,
-        "last_ledger",
-    ]
+    assert codes(found) == [RetentionVerdict.EXPIRED_BY_TIME, RetentionVerdict.EXPIRED_BY_TIME, RetentionVerdict.EXPIRED_BY_TIME, "last_ledger"]
     assert found.policy is not None
     assert found.policy.minutes == 60
     assert found.load.state is LoadState.UNLOADED
@@ -55,7 +53,7 @@ def test_a_cursor_that_stands_in_the_way_is_named_with_its_backlog(scene: Retent
     assert cursor.name == "s"
     assert cursor.unacknowledged is not None
     assert MB <= cursor.unacknowledged < 2 * MB
-    assert "unsubscribe" in freed_by(found.ledgers[2])
+    assert "unsubscribe" in found.ledgers[2].freed_by
 
 
 def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> None:
@@ -69,7 +67,37 @@ def test_what_protects_the_whole_topic_is_its_code(scene: RetentionScene) -> Non
 def test_a_loaded_topic_is_left_to_its_broker(scene: RetentionScene) -> None:
     scene.topic("a", 400, 390)
     scene.scan()
-    assert set(codes(explained(scene, "a", loaded=True))) == {Protection.LOADED}
+    found = explained(scene, "a", loaded=True)
+    assert codes(found) == [RetentionVerdict.EXPIRED_BY_TIME, RetentionVerdict.LAST_LEDGER]
+    assert not any(one.goes for one in found.ledgers)
+    assert found.ledgers[0].freed_by.startswith("its broker")
+
+
+def test_what_keeps_the_ledgers_of_a_loaded_topic_is_told_too(scene: RetentionScene) -> None:
+    scene.retention(-1, -1)
+    scene.topic("a", 400, 390)
+    scene.scan()
+    assert codes(explained(scene, "a", loaded=True)) == [RetentionVerdict.FOREVER, RetentionVerdict.LAST_LEDGER]
+
+
+def test_the_bytes_of_an_open_ledger_are_not_taken_for_none(scene: RetentionScene) -> None:
+    _, second = scene.topic("a", 400, 390, cursor=0)
+    scene.servers.zookeeper.session().delete(ledger_path.ledger_path(second), -1)
+    scene.servers.ledger(
+        data_tags(Topic.parse(f"persistent://{NAMESPACE}/a")), state=LedgerState.OPEN, ledger_id=second
+    )
+    scene.scan()
+    found = explained(scene, "a")
+    assert [one.bytes is None for one in found.ledgers] == [False, True]
+    (cursor,) = found.cursors
+    assert cursor.unsized == 1
+
+
+def test_a_ledger_that_nobody_has_is_warned_of(scene: RetentionScene) -> None:
+    first, _ = scene.topic("a", 400, 390)
+    scene.servers.zookeeper.session().delete(ledger_path.ledger_path(first), -1)
+    scene.scan()
+    assert f"ledger {first} is listed" in explained(scene, "a").warnings[0]
 
 
 def test_without_a_scan_nobody_knows_what_protects_it(scene: RetentionScene) -> None:
