@@ -62,7 +62,7 @@ FREED_BY: Mapping[RetentionVerdict | Protection, str] = {
 
 @dataclass(frozen=True, slots=True)
 class HeldLedger:
-    """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where nobody knows them.
+    """One ledger of a topic. ``code``: a ``RetentionVerdict`` or ``Protection``; ``bytes`` None where not known.
 
     ``state``: what BookKeeper says, the ``Problem`` of a z-node that cannot be read, empty where it has no such ledger.
     ``offloaded``: a bucket has it. ``goes``: we would take it off its topic's list now. ``freed_by``: what would free
@@ -195,7 +195,13 @@ def _held(
     shadow: bool,
 ) -> HeldLedger:
     said = verdict["verdict"]
-    code = Protection.SHADOW_TOPIC if shadow else RetentionVerdict(said) if said in set(RetentionVerdict) else Protection(said)
+    code = (
+        Protection.SHADOW_TOPIC
+        if shadow
+        else RetentionVerdict(said)
+        if said in set(RetentionVerdict)
+        else Protection(said)
+    )
     known = bookkeeper or {}
     return HeldLedger(
         ledger_id=verdict["ledger_id"],

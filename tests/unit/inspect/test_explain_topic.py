@@ -36,7 +36,12 @@ def test_each_ledger_has_the_code_of_what_keeps_it(scene: RetentionScene) -> Non
     scene.topic("a", 200, 190, 30, 20)
     scene.scan()
     found = explained(scene, "a")
-    assert codes(found) == [RetentionVerdict.EXPIRED_BY_TIME, RetentionVerdict.EXPIRED_BY_TIME, RetentionVerdict.EXPIRED_BY_TIME, "last_ledger"]
+    assert codes(found) == [
+        RetentionVerdict.EXPIRED_BY_TIME,
+        RetentionVerdict.EXPIRED_BY_TIME,
+        RetentionVerdict.EXPIRED_BY_TIME,
+        "last_ledger",
+    ]
     assert found.policy is not None
     assert found.policy.minutes == 60
     assert found.load.state is LoadState.UNLOADED
