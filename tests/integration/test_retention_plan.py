@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 import pulsar
 import pytest
 
-from pulsar_lifecycle.formats import managed_ledger
-from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
 from pulsar_lifecycle.records.outcomes import REFUSED
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.settings import CONFIG_VARIABLE, PulsarSettings
+from pulsar_lifecycle.settings import CONFIG_VARIABLE
 from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
@@ -38,6 +34,7 @@ from tests.integration.pipeline import (
     wait_unlisted,
     wait_until_unloaded_counts,
 )
+from tests.integration.retention import ROOTS, backlog, close_earlier, loaded, retention
 from tests.kit.command import run
 
 pytestmark = pytest.mark.integration
@@ -47,41 +44,11 @@ SETTINGS = {
     "orphans": {"grace_period": "7d"},  # what the first phase marked must not wait for it
     "deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1},
 }
-HOUR = 3_600_000
-ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
-
-
-def retention(admin: Admin, namespace: str, minutes: int) -> None:
-    policy = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1}
-    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
-
-
-def close_earlier(sandbox: Cluster, names: Sequence[str]) -> None:
-    """Let all but the last ledger of these topics, which no broker has, be closed two hours ago."""
-    at = int(time.time() * 1000) - 2 * HOUR
-    with sandbox.metadata() as zk:
-        for name in names:
-            data, stat = zk.get(znodes.topic_znode(name))
-            info = managed_ledger.decode(data)
-            earlier = [replace(item, timestamp=at) for item in info.ledgers[:-1]]
-            changed = replace(info, ledgers=(*earlier, info.ledgers[-1]))
-            zk.set(znodes.topic_znode(name), managed_ledger.encode(changed), version=stat.version)
 
 
 def listed(sandbox: Cluster, topic: str) -> list[int]:
     with sandbox.metadata() as zk:
         return sorted(znodes.listed_ledgers(zk, topic))
-
-
-def loaded(sandbox: Cluster) -> set[str]:
-    asked = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
-    with closing(HttpBrokerAdmin(asked)) as admin:
-        return {str(topic) for topic in admin.loaded_topics()}
-
-
-def backlog(admin: Admin, topic: str) -> int:
-    stats = admin.topic("GET", topic, "/stats?getPreciseBacklog=true")
-    return int(stats["subscriptions"]["s"]["msgBacklog"])
 
 
 def read_all(client: pulsar.Client, topic: str, count: int) -> list[bytes]:

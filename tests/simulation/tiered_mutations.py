@@ -21,8 +21,8 @@ from pulsar_lifecycle.tiered import (
     commit,
     interrupted,
     offload_planning,
-    offload_run,
     offload_tasks,
+    offload_work,
     revert,
 )
 from pulsar_lifecycle.tiered.buckets import bucket_listing, bucket_rules
@@ -90,7 +90,7 @@ def release_unread() -> Iterator[None]:
     """Copies in BookKeeper go whether or not a broker can read the others."""
     with (
         patch.object(bookkeeper_copies, "_unread", lambda *_: {}),
-        patch.object(offload_run._Work, "read_first", lambda *_: None),
+        patch.object(offload_work.OffloadWork, "read_first", lambda *_: None),
     ):
         yield
 

@@ -33,8 +33,10 @@ from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.scan import evidence
 from pulsar_lifecycle.tiered import offload_run as spark_offload
+from pulsar_lifecycle.tiered import offload_work
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due, FailedProof
-from pulsar_lifecycle.tiered.offload_run import OffloadOrder, _Work
+from pulsar_lifecycle.tiered.offload_run import OffloadOrder
+from pulsar_lifecycle.tiered.offload_work import OffloadWork
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome, record_topics
 from pulsar_lifecycle.tiered.read_check import ReadCheck, Unheld
 from tests.kit.builders import some_why
@@ -49,7 +51,7 @@ from tests.simulation.offloaded import BUCKET, attempt
 SECOND = Topic.parse("persistent://acme/orders/second")
 
 
-class Driver(_Work):
+class Driver(OffloadWork):
     """A run over the scene's cluster; what executors prove is given."""
 
     def __init__(self, scene: Scene, due: Mapping[Topic, Sequence[Due]], **settings: Any) -> None:
@@ -142,7 +144,7 @@ def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monke
         scene.read_check.unheld = "could not be told"
         return [], [settled]
 
-    monkeypatch.setattr(spark_offload, "finish_attempts", finish_attempts)
+    monkeypatch.setattr(offload_work, "finish_attempts", finish_attempts)
     planned = pa.table({"action": pa.array([], pa.string()), "ledger_id": pa.array([], pa.int64())})
     with pytest.raises(Unheld, match="could not be told"):
         driver.finish_attempts(planned, print)

@@ -1,0 +1,46 @@
+"""Topics past their retention on a sandbox: policies, earlier closing times, who has what loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from pulsar_lifecycle.formats import managed_ledger
+from pulsar_lifecycle.io.pulsar.admin import HttpBrokerAdmin
+from pulsar_lifecycle.settings import PulsarSettings
+from sandbox import znodes
+from sandbox.clients import Admin
+from sandbox.cluster import Cluster
+
+HOUR = 3_600_000
+ROOTS = ["/managed-ledgers/it", "/pulsar-lifecycle"]
+
+
+def retention(admin: Admin, namespace: str, minutes: int) -> None:
+    policy = {"retentionTimeInMinutes": minutes, "retentionSizeInMB": -1}
+    admin.call("POST", f"/v2/namespaces/{namespace}/retention", policy)
+
+
+def close_earlier(sandbox: Cluster, names: Sequence[str]) -> None:
+    """Let all but the last ledger of these topics, which no broker has, be closed two hours ago."""
+    at = int(time.time() * 1000) - 2 * HOUR
+    with sandbox.metadata() as zk:
+        for name in names:
+            data, stat = zk.get(znodes.topic_znode(name))
+            info = managed_ledger.decode(data)
+            earlier = [replace(item, timestamp=at) for item in info.ledgers[:-1]]
+            changed = replace(info, ledgers=(*earlier, info.ledgers[-1]))
+            zk.set(znodes.topic_znode(name), managed_ledger.encode(changed), version=stat.version)
+
+
+def loaded(sandbox: Cluster) -> set[str]:
+    asked = PulsarSettings(admin_url=sandbox.admin_url, service_url=sandbox.service_url)
+    with closing(HttpBrokerAdmin(asked)) as admin:
+        return {str(topic) for topic in admin.loaded_topics()}
+
+
+def backlog(admin: Admin, topic: str) -> int:
+    stats = admin.topic("GET", topic, "/stats?getPreciseBacklog=true")
+    return int(stats["subscriptions"]["s"]["msgBacklog"])
