@@ -1,7 +1,7 @@
 """What ``explain`` says just before a deletion run, and what the run does: the two must agree.
 
 Belongs here: asking, and the law. ``explain`` asks no broker and reads no object, so a run may keep what only these
-know; whatever it deletes, ``explain`` must have let go.
+know; whatever it deletes, ``explain`` must have let go, unless a broker of the time of the scan kept it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pulsar_lifecycle.inspect.explain import Explanation, Verdict, explain
 from pulsar_lifecycle.inspect.history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import JournalRow
+from pulsar_lifecycle.records.findings import Finding
 from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED, KEPT
 from tests.simulation.laws import Violation
 
@@ -50,10 +51,22 @@ def check(explained: Mapping[int, Explanation], journal: Iterable[JournalRow], r
         if found is None or (row.run_id, row.phase, row.action) != (run_id, "delete", DELETE_LEDGER):
             continue
         told = f"explain says {found.verdict.value}, {found.answer}; {run_id} says {row.outcome}, {row.reason}"
-        if row.outcome == DELETED and found.verdict is not Verdict.MAY_GO:
+        if row.outcome == DELETED and found.verdict is not Verdict.MAY_GO and not _by_a_broker_of_then(found):
             raise Violation(f"explain: {row.ledger_id} was deleted: {told}")
         if row.outcome == KEPT and found.verdict is Verdict.MAY_GO and not _asked_others(found):
             raise Violation(f"explain: {row.ledger_id} was kept: {told}")
+
+
+def _by_a_broker_of_then(found: Explanation) -> bool:
+    """Whether it is kept for what a broker told the newest scan; a run asks again, and may hear that it is over."""
+    ledger, finding = found.ledger, found.history.finding
+    return (
+        found.verdict is Verdict.KEPT
+        and ledger is not None
+        and ledger["component"] in NEEDS_OWNER
+        and finding is not None
+        and finding["finding"] == Finding.KEPT
+    )
 
 
 def _asked_others(found: Explanation) -> bool:
