@@ -39,15 +39,18 @@ _OF_CURSOR = (
 _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "problem")
 
 
+_UNLOADED = pc.field("load_state") == "unloaded"
+
+
 def namespaces_of(lake: Lake, parts: Sequence[str]) -> set[str]:
     """The namespaces of the topics in files of ``managed_ledgers``."""
     named = lake.batches(parts, ["namespace"], pc.field("problem").is_null())
     return {name for batch in named for name in batch.column("namespace").unique().to_pylist()}
 
 
-def _unloaded(lake: Lake, topics: Sequence[str]) -> pa.Array:
-    """Of every topic that the scan counted as unloaded."""
-    found = lake.batches(topics, ["managed_ledger"], pc.field("load_state") == "unloaded")
+def managed_ledgers_where(lake: Lake, topics: Sequence[str], where: pc.Expression) -> pa.Array:
+    """The managed ledgers in files of ``topics`` of which this holds."""
+    found = lake.batches(topics, ["managed_ledger"], where)
     return pa.concat_arrays([pa.array([], pa.string()), *(batch.column("managed_ledger") for batch in found)])
 
 
@@ -65,7 +68,7 @@ class CursorPositions:
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`POSITIONS`."""
-        unloaded = None if self.topics is None else _unloaded(self.lake, self.topics)
+        unloaded = None if self.topics is None else managed_ledgers_where(self.lake, self.topics, _UNLOADED)
         schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
         with self.connect(self.settings, read_only=True) as ports:
             for batch in self.lake.batches([part], _OF_CURSOR):
@@ -98,7 +101,7 @@ class RetentionTables:
         z-node does not say all.
         """
         listed = self._table([part], MANAGED_LEDGERS, _OF_TOPIC, pc.field("problem").is_null())
-        unloaded = _unloaded(self.lake, self.topics)
+        unloaded = managed_ledgers_where(self.lake, self.topics, _UNLOADED)
         loaded = listed.filter(pc.invert(pc.is_in(listed.column("managed_ledger"), unloaded))).column("topic")
         own = pc.field("path").isin(whole(listed.column("path"))) | pc.field("ledger_id").is_null()
         positions = self._table(self.positions, POSITIONS, POSITIONS.names, own | pc.field("entry_id").is_null())

@@ -27,7 +27,12 @@ from pulsar_lifecycle.lifecycle.reasons import (
 )
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
-from pulsar_lifecycle.lifecycle.retention_tables import CursorPositions, RetentionTables, namespaces_of
+from pulsar_lifecycle.lifecycle.retention_tables import (
+    CursorPositions,
+    RetentionTables,
+    managed_ledgers_where,
+    namespaces_of,
+)
 from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, shortened, summed
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.epoch import Epoch
@@ -195,8 +200,7 @@ class _Reasons:
     def _idle(self) -> pa.Array:
         """Managed ledgers that no broker lists and whose last ledger is not closed."""
         where = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
-        found = self.tables.lake.batches(self.tables.topics, ["managed_ledger"], where)
-        return pa.concat_arrays([pa.array([], pa.string()), *(batch.column("managed_ledger") for batch in found)])
+        return managed_ledgers_where(self.tables.lake, self.tables.topics, where)
 
     def _batches(self, part: str, schema: pa.Schema, names: Sequence[str], where: pc.Expression) -> Iterator[pa.Table]:
         some = pa.schema([schema.field(name) for name in names])
