@@ -76,7 +76,7 @@ class Code(StrEnum):
     OUTCOME_UNKNOWN = "outcome_unknown"
     """Whether it was deleted is not known."""
     TWIN = "twin"
-    """Another message of the batch is about the same ledger: it shares that one's outcome: see its row."""
+    """Another message of the batch is about the same ledger; that one's row says what became of it."""
     READ_CHECK_DUE = "read_check_due"
     """Its broker must read the first offloaded ledger of its location, and could not be asked to."""
     TOPIC_DELETED = "topic_deleted"
