@@ -30,7 +30,6 @@ from tests.simulation.laws import Laws, Violation
 from tests.simulation.offloaded import BUCKET, CLUSTER
 from tests.simulation.operator import Operator, new_interceptor
 from tests.simulation.ports import Crash
-from tests.simulation.sharing import shared_batches
 from tests.simulation.world import HOUR, World
 
 pa.set_cpu_count(1)
@@ -85,8 +84,7 @@ def simulate(
     seed: int, *, skip: Collection[int] = (), say: Callable[[str], None] = lambda line: None, most: int = 60
 ) -> Result:
     """Run one schedule; ``skip`` leaves out some of its steps."""
-    with shared_batches():
-        return _Schedule(seed, skip, say, most).run()
+    return _Schedule(seed, skip, say, most).run()
 
 
 def shrink(seed: int, most_runs: int = 150) -> list[int]:
