@@ -3,7 +3,8 @@
 Per ten ledgers there is one topic: nine data ledgers and the cursor ledger of its one subscription. Of every hundred
 topics one was deleted and left its ten ledgers behind (the orphans), and one has a schema and a ``__compaction``
 cursor: a schema ledger, a compaction cursor ledger (real BookKeeper ledgers with one real entry each, written to the
-bookie over the v2 protocol) and the compacted ledger that the cursor's entry names.
+bookie over the v2 protocol) and the compacted ledger that the cursor's entry names. With ``positions`` the cursor
+ledger of every subscription is a real one too, and its entry says that the first :data:`ACKNOWLEDGED` ledgers are read.
 
 Sizes nest: a larger data set holds the smaller one, so that one cluster can grow through all of them. Not here: what is
 measured.
@@ -31,6 +32,8 @@ from pulsar_lifecycle.formats.managed_ledger import LedgerInfo, ManagedLedgerInf
 from pulsar_lifecycle.model import Position
 
 LEDGERS_PER_TOPIC = 10
+ACKNOWLEDGED = 6
+"""Ledgers of each topic that its subscription has read to the end, by its cursor ledger."""
 NAMESPACES = [f"bench/ns-{i}" for i in range(10)]
 FIRST_ID = 1_000_000
 """Above every id that the sandbox itself takes from BookKeeper's generator."""
@@ -69,12 +72,17 @@ class Contents:
         return self.deleted * LEDGERS_PER_TOPIC
 
     @property
+    def acknowledged(self) -> int:
+        """Ledgers that every cursor has read, where subscriptions have positions; ``__compaction`` has read none."""
+        return ACKNOWLEDGED * (self.topics - self.deleted - self.special)
+
+    @property
     def references(self) -> int:
         """References: ten per topic, and per special topic its schema locator, its ``__compaction`` and its entry."""
         return (self.topics - self.deleted) * LEDGERS_PER_TOPIC + 3 * self.special
 
 
-def grow(hosts: str, bookie: str, before: int, topics: int) -> None:
+def grow(hosts: str, bookie: str, before: int, topics: int, *, positions: bool = False) -> None:
     """Add topics ``before`` .. ``topics`` - 1; both multiples of 100."""
     with kazoo(hosts) as zk:
         for namespace in NAMESPACES:
@@ -87,16 +95,18 @@ def grow(hosts: str, bookie: str, before: int, topics: int) -> None:
         for parent in dict.fromkeys(ledger_path(i).rpartition("/")[0] for i in (*ids, *extra)):
             zk.ensure_path(parent)
     step = 1000 if topics - before >= 4000 else 100
-    ranges = [(hosts, bookie, start, min(start + step, topics)) for start in range(before, topics, step)]
+    ranges = [(hosts, bookie, start, min(start + step, topics), positions) for start in range(before, topics, step)]
     with ProcessPoolExecutor(LOADERS, mp_context=get_context("spawn")) as pool:
         list(pool.map(_load, ranges))
 
 
-def _load(work: tuple[str, str, int, int]) -> None:
-    hosts, bookie, start, end = work
+def _load(work: tuple[str, str, int, int, bool]) -> None:
+    hosts, bookie, start, end, positions = work
     with kazoo(hosts) as zk:
-        _create_all(zk, (node for topic in range(start, end) for node in _znodes(topic, bookie)))
+        _create_all(zk, (node for topic in range(start, end) for node in _znodes(topic, bookie, positions)))
     add_entries(bookie, (e for topic in range(start, end) if _is_special(topic) for e in _entries(topic)))
+    if positions:
+        add_entries(bookie, (_read_upto(topic) for topic in range(start, end)))
 
 
 def _create_all(zk: KazooClient, nodes: Iterable[tuple[str, bytes]]) -> None:
@@ -138,20 +148,25 @@ def _extra_ids(topic: int) -> tuple[int, int, int]:
     return first, first + 1, first + 2
 
 
+def name_of(topic: int) -> str:
+    """The full name of a topic."""
+    return "persistent://{}/{}".format(*_names(topic))
+
+
 def _names(topic: int) -> tuple[str, str]:
     """Namespace and local name; topics come in hundreds of one namespace."""
     return NAMESPACES[topic // 100 % len(NAMESPACES)], f"orders-topic-{topic:07d}"
 
 
-def _znodes(topic: int, bookie: str) -> Iterator[tuple[str, bytes]]:
-    """Parents before children."""
+def _znodes(topic: int, bookie: str, real: bool) -> Iterator[tuple[str, bytes]]:
+    """Parents before children. ``real``: the subscription's cursor ledger is."""
     namespace, local = _names(topic)
     name = f"{namespace}/persistent/{local}"
     tags = {"application": b"pulsar", "component": b"managed-ledger", "pulsar/managed-ledger": name.encode()}
     *data, positions = range(FIRST_ID + topic * LEDGERS_PER_TOPIC, FIRST_ID + (topic + 1) * LEDGERS_PER_TOPIC)
     for ledger_id in data:
         yield ledger_path(ledger_id), _ledger(tags)
-    yield ledger_path(positions), _ledger(tags | {"pulsar/cursor": b"subscription"})
+    yield ledger_path(positions), _ledger(tags | {"pulsar/cursor": b"subscription"}, bookie if real else "")
     if _is_deleted(topic):
         return
     info = ManagedLedgerInfo(tuple(LedgerInfo(i, 50_000, 50_000_000, _CLOSED_AT) for i in data))
@@ -208,6 +223,13 @@ def _entries(topic: int) -> Iterator[Entry]:
     position = Position(FIRST_ID + topic * LEDGERS_PER_TOPIC, 10)
     properties = {cursor.COMPACTED_LEDGER_PROPERTY: compacted_ledger}
     yield _only(compaction_ledger, cursor.encode_position(cursor.PositionInfo(position, properties=properties)))
+
+
+def _read_upto(topic: int) -> Entry:
+    """The only entry of a subscription's cursor ledger."""
+    first = FIRST_ID + topic * LEDGERS_PER_TOPIC
+    position = cursor.PositionInfo(Position(first + ACKNOWLEDGED - 1, 49_999))
+    return _only(first + LEDGERS_PER_TOPIC - 1, cursor.encode_position(position))
 
 
 def _only(ledger_id: int, payload: bytes) -> Entry:

@@ -68,7 +68,7 @@ def run(sizes: list[int], data: Path) -> dict[str, Any]:
     cluster = Cluster(data, tell)
     cluster.start(gc_wait=1800)
     try:
-        _servers.update(str(row["pid"]) for row in cluster.status())
+        servers_are(cluster)
         own = len(list(_ledger_paths(cluster.zookeeper)))
         load_before = os.getloadavg()[0]
         began = time.monotonic()
@@ -170,9 +170,9 @@ def plan(where: runs_cluster.Cluster, contents: Contents, own: int, stages: dict
 
     @contextmanager
     def step(name: str) -> Iterator[None]:
-        used, began = _cpu(), time.monotonic()
+        used, began = cpu_used(), time.monotonic()
         yield
-        stages[name] = _cost(used, began)
+        stages[name] = cost_since(used, began)
 
     epoch = take_epoch(where, step)
     with step("deletion_plan"):
@@ -255,17 +255,18 @@ class Cost:
 
 def timed(work: Callable[[], T]) -> tuple[T, Cost]:
     """The result and what it cost."""
-    used, began = _cpu(), time.monotonic()
+    used, began = cpu_used(), time.monotonic()
     result = work()
-    return result, _cost(used, began)
+    return result, cost_since(used, began)
 
 
-def _cost(used: float, began: float) -> Cost:
+def cost_since(used: float, began: float) -> Cost:
     """Since ``began``, when the CPU seconds were ``used``."""
-    return Cost(round(time.monotonic() - began, 2), round(_cpu() - used, 1))
+    return Cost(round(time.monotonic() - began, 2), round(cpu_used() - used, 1))
 
 
-def _cpu() -> float:
+def cpu_used() -> float:
+    """CPU seconds so far of this process and of what it started, the sandbox apart."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return sum(used for _, used in _family()) + ended.ru_utime + ended.ru_stime
 
@@ -299,6 +300,11 @@ def resident() -> Iterator[list[int]]:
 
 _servers: set[str] = set()
 """Process ids of the sandbox, which are children of ours too and no part of what is measured."""
+
+
+def servers_are(cluster: Cluster) -> None:
+    """Leave the sandbox's processes out of what is measured."""
+    _servers.update(str(row["pid"]) for row in cluster.status())
 
 
 def _family() -> list[tuple[int, float]]:

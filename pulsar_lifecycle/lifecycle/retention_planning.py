@@ -10,7 +10,8 @@ nothing to the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,21 +42,25 @@ KIND = "retention"
 POSITIONS_TABLE = "cursor_positions"
 
 
-def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
+def make_retention_plan(
+    cluster: Cluster, epoch: Epoch, step: Callable[[str], AbstractContextManager[object]] = nullcontext
+) -> tuple[PlanSummary, pa.Table]:
     """Judge every ledger of a closed epoch by the retention in force now; store table ``expired_ledgers`` and the plan.
 
-    Returns the plan and its rows: what is past its retention and kept by nothing. Raises what the cluster's servers
-    raise.
+    Returns the plan and its rows: what is past its retention and kept by nothing. Each step is taken within ``step`` of
+    its name. Raises what the cluster's servers raise.
     """
     now, lake = cluster.clock.now_ms(), cluster.lake
     gaps = evidence.gaps_of(cluster, epoch)
     parts = cluster.parts(epoch.epoch_id, "managed_ledgers")
-    in_force = retention_now(cluster, namespaces_of(lake, parts))
+    with step("policies"):
+        in_force = retention_now(cluster, namespaces_of(lake, parts))
     gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in in_force.problems]
     topics = cluster.parts(epoch.epoch_id, "topics")
-    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, topics)
-    cursors = cluster.parts(epoch.epoch_id, "managed_cursors")
-    cluster.store(epoch.epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
+    with step(POSITIONS_TABLE):
+        reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, topics)
+        cursors = cluster.parts(epoch.epoch_id, "managed_cursors")
+        cluster.store(epoch.epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
     tables = RetentionTables(
         lake,
         in_force.policies,
@@ -64,8 +69,16 @@ def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa
         cluster.parts(epoch.epoch_id, POSITIONS_TABLE),
         cluster.parts(epoch.epoch_id, "bookkeeper_ledgers"),
     )
-    cluster.store(epoch.epoch_id, TABLE, EXPIRED_LEDGERS, _Judging(tables, now).rows, parts)
-    going = lake.batches(cluster.parts(epoch.epoch_id, TABLE), EXPIRED_LEDGERS.names, pc.field("kept").is_null())
+    with step(TABLE):
+        cluster.store(epoch.epoch_id, TABLE, EXPIRED_LEDGERS, _Judging(tables, now).rows, parts)
+    with step("retention_plan"):
+        return _plan(cluster, epoch, gaps, now)
+
+
+def _plan(cluster: Cluster, epoch: Epoch, gaps: Sequence[Gap], now: int) -> tuple[PlanSummary, pa.Table]:
+    """Store the plan of the table ``expired_ledgers``."""
+    parts = cluster.parts(epoch.epoch_id, TABLE)
+    going = cluster.lake.batches(parts, EXPIRED_LEDGERS.names, pc.field("kept").is_null())
     rows = plans.by_id(pa.Table.from_batches(list(going), EXPIRED_LEDGERS))
     size = int(pc.sum(rows.column("bytes")).as_py() or 0)
     summary = PlanSummary(
@@ -84,7 +97,7 @@ def make_retention_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa
         digest="",
     )
     summary = replace(summary, digest=retention_plan.digest(rows, summary.to_json()))
-    lake.store_retention_plan(summary, rows)
+    cluster.lake.store_retention_plan(summary, rows)
     return summary, rows
 
 
