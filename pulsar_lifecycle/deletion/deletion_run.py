@@ -149,7 +149,7 @@ def _rows_to_apply(cluster: Cluster, store: MetadataStore, order: Order, now: in
 
 def delete_pending(cluster: Cluster, run_id: str) -> list[OutcomeCount]:
     """Work the queue off. Raises Refused when another run is at it or the newest scan is not covered."""
-    with published(cluster), cluster.ports() as ports, _begun(cluster, run_id, ports) as run:
+    with published(cluster), cluster.ports() as ports, begun(cluster, run_id, ports) as run:
         return delete_from_queue(cluster, run)
 
 
@@ -157,12 +157,12 @@ def apply_directly(cluster: Cluster, run_id: str, order: Order) -> list[OutcomeC
     """Delete a plan's ledgers without the queue, by the same checks: for when no bookie is writable."""
     with published(cluster), cluster.ports() as ports:
         rows, summary = _rows_to_apply(cluster, ports.store, order, ports.clock.now_ms())
-        with _begun(cluster, run_id, ports) as run:
+        with begun(cluster, run_id, ports) as run:
             return delete_directly(cluster, run, rows, summary.plan_id, summary.created_at)
 
 
 @contextmanager
-def _begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
+def begun(cluster: Cluster, run_id: str, ports: Connections) -> Iterator[Run]:
     """Check that we may act, take the lease for as long as the work lasts, and gather the evidence."""
     settings, store, clock = cluster.settings, ports.store, ports.clock
     epoch = newest_epoch(cluster, check_may_act(cluster, store))

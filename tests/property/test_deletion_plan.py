@@ -13,6 +13,7 @@ from pulsar_lifecycle.errors import AccessDenied, Refused, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
+from pulsar_lifecycle.records.plans import deletion_plan
 from tests.simulation.cluster import (
     SimulatedCluster,
     bucket_tags,
@@ -49,9 +50,10 @@ def test_the_same_cluster_gives_the_same_digest_and_planning_writes_nothing(draw
     cluster = drawn.cluster
     now, before = two_scans(cluster)
     zxid = cluster.zookeeper.zxid
-    summary, rows = plan(cluster, now, before)
-    repeated, _ = plan(cluster, replace(scan(cluster, previous=[before]), epoch=now.epoch), before)
-    assert repeated.digest == summary.digest
+    summary, rows, _ = plan(cluster, now, before)
+    again = plan(cluster, replace(scan(cluster, previous=[before]), epoch=now.epoch), before)
+    repeated = replace(again.summary, plan_id=summary.plan_id)
+    assert deletion_plan.digest(again.rows, repeated.to_json()) == summary.digest
     assert cluster.zookeeper.zxid == zxid
     assert set(rows.column("ledger_id").to_pylist()).isdisjoint(drawn.live - _in_memory_only(drawn))
 
@@ -89,10 +91,10 @@ def test_whatever_stays_unread_makes_the_plan_report_only(drawn: Drawn, trouble:
         return
     now, before = two_scans(cluster, policy)
     assert now.epoch.gaps
-    summary, rows = plan(cluster, now, before)
-    assert not summary.actionable
+    made = plan(cluster, now, before, policy)
+    assert not made.summary.actionable
     with pytest.raises(Refused, match="report-only"):
-        apply_plan(cluster, summary, rows)
+        apply_plan(cluster, made, policy)
 
 
 REVIVALS = ("data", "cursor", "schema", "schema entry", "compacted", "compacted entry", "bucket", "open", "other")
@@ -119,7 +121,7 @@ def test_a_reference_that_appears_after_the_scans_saves_the_ledger(topic: Topic,
     }.get(kind, data_tags(topic))
     leak = cluster.ledger(tags)
     now, before = two_scans(cluster)
-    apply_plan(cluster, *plan(cluster, now, before))
+    apply_plan(cluster, plan(cluster, now, before))
     assert cluster.open_queue().backlog() == 1
     cluster.wait(1)
     latest = scan(cluster, previous=[now])

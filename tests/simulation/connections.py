@@ -5,7 +5,7 @@ Belongs here: answering ``Cluster.connect`` with the simulator's ports. Not here
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +46,8 @@ class Made:
     lake: FakeLake
     ids: Ids
     dead_letters: Callable[[], Any]
+    instead: Mapping[str, Any]
+    """Ports that take the place of the cluster's own, by their names."""
 
 
 class SimConnections(Connections):
@@ -63,6 +65,7 @@ class SimConnections(Connections):
             "lake": where.lake,
             "clock": world.clock,
             "ids": where.ids,
+            **where.instead,
         }
 
     @cached_property
@@ -91,9 +94,10 @@ def where_of(
     tasks: Tasks | None = None,
     ids: Ids | None = None,
     dead_letters: Callable[[], Any] = lambda: None,
+    **instead: Any,
 ) -> Cluster:
-    """The cluster as a run takes it, in this process."""
-    made = Made(world, lake, ids or SimIds(Random), dead_letters)
+    """The cluster as a run takes it, in this process; ``instead``: ports by their names, for the cluster's own."""
+    made = Made(world, lake, ids or SimIds(Random), dead_letters, instead)
 
     def connect(settings: Settings, **asked: Any) -> SimConnections:
         return SimConnections(made, settings, **asked)

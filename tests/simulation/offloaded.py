@@ -32,10 +32,9 @@ from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Asked, OffloadLocation, Released
-from pulsar_lifecycle.runs import control
 from tests.kit.fakes.object_store import FakeBuckets, FakeObjectStore
 from tests.simulation.cluster import ENTRY_BYTES, SimulatedCluster, data_tags
-from tests.simulation.pipeline import Policy, Scan, begin, scan, tools_of
+from tests.simulation.pipeline import Policy, Scan, begun, scan
 
 BUCKET = "tiered"
 CLUSTER = "pulsar-one"
@@ -204,17 +203,10 @@ class Offloading:
         """One deletion run with everything known."""
         assert self.now is not None
         assert self.before is not None
-        store, queue = self.cluster.open_store(), self.cluster.open_queue()
-        run, lease = begin(self.cluster, store, self.now, self.before, self.policy)
         evidence = OffloadEvidence(self.now.offload_uuids, self.before.offload_uuids, self.undecoded, self.marked)
         evidence = replace(evidence, released=self.released, failed_locations=self.failed_locations)
-        run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
-        run = replace(run, run_id=run_id or run.run_id, batch=self.batch or run.batch)
-        ports = tools_of(self.cluster, store, queue)
-        ports.objects = self.store
-        try:
+        with begun(self.cluster, self.now, self.before, self.policy, run_id or "delete-run") as (run, ports):
+            run = replace(run, offload=self.offload, evidence=replace(run.evidence, offloads=evidence))
+            run = replace(run, batch=self.batch or run.batch)
+            ports.objects = self.store
             return list(work_off(run, wrap(ports), 1_000_000, 1_000))
-        finally:
-            control.release_lease(store, lease)
-            queue.close()
-            store.close()

@@ -1,38 +1,34 @@
-"""The product's own steps in one process over the fakes: scan, plan, apply, delete.
+"""The product's own runs in one process over the fakes: scan, plan, apply, delete.
 
-Belongs here: the steps in a row, for tests of what comes of them. Every decision and effect is the product's code. Not
-here: the cluster (``cluster.py``) and what a test expects.
+Belongs here: a lake with some scans, and the product's run over it. Not here: the cluster (``cluster.py``) and what a
+test expects.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from random import Random
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.deletion import deletion_planning, scan_run
+from pulsar_lifecycle.deletion import deletion_run, scan_run
 from pulsar_lifecycle.deletion.batch import work_off
 from pulsar_lifecycle.deletion.decision import Decision, Run
-from pulsar_lifecycle.deletion.run_evidence import Evidence
-from pulsar_lifecycle.journal import in_doubt
-from pulsar_lifecycle.journal.archive import nodes_in_doubt
-from pulsar_lifecycle.metastore import load_state
-from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
-from pulsar_lifecycle.ports import DeletionQueue, Journal, MetadataStore
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.run_settings import MAX_LOSS
-from pulsar_lifecycle.runs import apply, control
-from pulsar_lifecycle.runs.caps import Caps
+from pulsar_lifecycle.runs.apply import Applied
+from pulsar_lifecycle.runs.caps import Caps, Order
+from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from tests.kit.fakes.lake import FakeEpoch, FakeLake
 from tests.simulation.cluster import SimulatedCluster
@@ -41,7 +37,6 @@ from tests.simulation.connections import SimIds, where_of
 HOUR = 3_600_000
 GRACE = 7 * 24 * HOUR
 DELIVER_AFTER = 600_000
-RETRY_DELAY = 600_000
 MAX_RETRIES = 10
 
 
@@ -72,6 +67,8 @@ def settings_of(policy: Policy) -> Settings:
             "pulsar": {"admin_url": "http://simulated:8080", "service_url": "pulsar://simulated:6650"},
             "lake": {"path": "/simulated"},
             "spark": {"scan_partitions": 1},
+            "apply": asdict(policy.caps),
+            "deletion": {"batch": 4, "deletes_per_second": 1_000_000},
             "bookkeeper": {
                 "shared_with": shared,
                 "gone_namespaces": [{"name": name, **word} for name in sorted(policy.gone_namespaces)],
@@ -106,15 +103,36 @@ class Scan:
         return found[0]["finding"] if found else None
 
 
+class Plan(NamedTuple):
+    """A plan, and the lake that keeps it."""
+
+    summary: PlanSummary
+    rows: pa.Table
+    lake: FakeLake
+
+
 IDS = SimIds(Random)
+
+
+def lake_of(*scans: Scan) -> FakeLake:
+    """A lake that keeps these scans."""
+    lake = FakeLake()
+    for one in scans:
+        closed = one.epoch, one.refs, one.context
+        tables = one.kept.tables | {"findings": [one.findings]}
+        lake.begun[one.epoch.epoch_id] = replace(one.kept, closed=closed, tables=tables)
+    return lake
+
+
+def where(cluster: SimulatedCluster, policy: Policy | None, lake: FakeLake, **instead: Any) -> Cluster:
+    """A cluster whose settings say what ``policy`` does; ``instead`` as :func:`where_of` takes it."""
+    return where_of(cluster, settings_of(policy or Policy()), lake, ids=IDS, **instead)
 
 
 def scan(cluster: SimulatedCluster, policy: Policy | None = None, previous: Sequence[Scan] = ()) -> Scan:
     """A scan by a control plane whose lake holds ``previous``."""
-    lake = FakeLake()
-    lake.begun = {one.kept.epoch_id: one.kept for one in previous}
-    where = where_of(cluster, settings_of(policy or Policy()), lake, ids=IDS)
-    return scan_of(lake, scan_run.scan(where, "scan").epoch_id)
+    lake = lake_of(*previous)
+    return scan_of(lake, scan_run.scan(where(cluster, policy, lake), "scan").epoch_id)
 
 
 def scan_of(lake: FakeLake, epoch_id: str) -> Scan:
@@ -124,105 +142,33 @@ def scan_of(lake: FakeLake, epoch_id: str) -> Scan:
     return Scan(*kept.closed, lake.table(epoch_id, "findings"), kept.uuids, kept)
 
 
-def plan(cluster: SimulatedCluster, now: Scan, before: Scan) -> tuple[PlanSummary, pa.Table]:
-    """Orphans that two scans agree on, with their digest."""
-    rows = deletion_planning.confirm(now.findings, before.findings)
-    gaps = (*now.epoch.gaps, *before.epoch.gaps)
-    summary = PlanSummary(
-        plan_id=f"orphans-{now.epoch.epoch_id}",
-        cluster="simulated",
-        fingerprint=now.epoch.fingerprint,
-        epoch_id=now.epoch.epoch_id,
-        confirmed_by=before.epoch.epoch_id,
-        created_at=cluster.clock.now_ms(),
-        actionable=not gaps,
-        gaps=gaps,
-        ledgers=rows.num_rows,
-        logical_bytes=0,
-        physical_bytes=0,
-        cluster_ledgers=now.epoch.census[0].listed,
-        digest="",
-    )
-    return replace(summary, digest=deletion_plan.digest(rows, summary.to_json())), rows
+def plan(cluster: SimulatedCluster, now: Scan, before: Scan, policy: Policy | None = None) -> Plan:
+    """Orphans that two scans agree on."""
+    lake = lake_of(before, now)
+    return Plan(*deletion_run.make_plan(where(cluster, policy, lake), now.epoch), lake)
 
 
 def apply_plan(
-    cluster: SimulatedCluster,
-    summary: PlanSummary,
-    rows: pa.Table,
-    policy: Policy | None = None,
-    *,
-    queue: DeletionQueue | None = None,
-    journal: Journal | None = None,
-    limit: int = 0,
-) -> apply.Applied:
+    cluster: SimulatedCluster, plan: Plan, policy: Policy | None = None, *, limit: int = 0, **instead: Any
+) -> Applied:
     """Send a plan's intents."""
-    order = apply.Order(summary.plan_id, summary.digest, limit=limit)
-    some = apply.chosen(
-        order,
-        (policy or Policy()).caps,
-        summary,
-        rows,
-        fingerprint=cluster_fingerprint(cluster.open_store(), "/ledgers"),
-        now=cluster.clock.now_ms(),
-        valid_for_ms=24 * HOUR,
-    )
-    sent = {r.ledger_id for r in cluster.journal.rows if r.outcome == apply.SENT and r.plan_id == summary.plan_id}
-    return apply.send_intents(
-        "apply-run",
-        summary,
-        some,
-        frozenset(sent),
-        store=cluster.open_store(),
-        queue=queue or cluster.open_queue(),
-        journal=journal or cluster.journal,
-        clock=cluster.clock,
-        deliver_after_ms=DELIVER_AFTER,
-        progress=lambda line: None,
-    )
+    plan.lake.kept_plans[plan.summary.plan_id] = plan.summary, plan.rows
+    order = Order(plan.summary.plan_id, plan.summary.digest, limit=limit)
+    return deletion_run.apply_plan(where(cluster, policy, plan.lake, **instead), "apply-run", order, lambda line: None)
 
 
-def begin(
-    cluster: SimulatedCluster,
-    store: MetadataStore,
-    now: Scan,
-    before: Scan,
-    policy: Policy | None = None,
-    batch: int = 4,
-    run_id: str = "delete-run",
-) -> tuple[Run, control.Lease]:
-    """Take the lease and gather the evidence, as ``deletion/deletion_run.py`` does."""
-    policy = policy or Policy()
-    lease = control.take_lease(store, "simulated run", cluster.clock, 0)
-    context = replace(
-        now.context, holds=policy.holds, gone_namespaces=policy.gone_namespaces, system_topics=policy.system_topics
-    )
-    left = nodes_in_doubt(cluster.journal, "simulated", cluster.clock.now_ms() - in_doubt.WITHIN_MS)
-    in_doubt.resolve(run_id, left, store, cluster.journal, "/ledgers")
-    run = Run(
-        run_id=run_id,
-        cluster="simulated",
-        guard=lease.guard,
-        ledgers_root="/ledgers",
-        now=min(lease.taken_at, cluster.clock.now_ms()),
-        brokers=load_state.fetch_brokers(store, cluster.admin),
-        evidence=Evidence(
-            now.refs, now.epoch.started_at, before.refs, before.epoch.started_at, before.epoch.max_czxid, context
-        ),
-        batch=4,
-        retry_delay_ms=RETRY_DELAY,
-        max_retries=MAX_RETRIES,
-        deletes_per_second=1_000_000,
-        bytes_per_second=1 << 40,
-        slow_above_ms=100,
-        stop_above_ms=500,
-    )
-    return run, lease
-
-
-def tools_of(cluster: SimulatedCluster, store: MetadataStore, queue: DeletionQueue) -> Ports:
-    """The ports of one worker."""
-    return Ports(store, cluster.reader, cluster.admin, queue, cluster.journal, cluster.clock)
+@contextmanager
+def begun(
+    cluster: SimulatedCluster, now: Scan, before: Scan, policy: Policy | None = None, run_id: str = "delete-run"
+) -> Iterator[tuple[Run, Ports]]:
+    """A deletion run by two scans, and the ports of its one worker."""
+    at = where(cluster, policy, lake_of(before, now))
+    with at.ports() as driver, deletion_run.begun(at, run_id, driver) as run, at.ports() as worker:
+        queue = cluster.open_queue()
+        try:
+            yield run, Ports(worker.store, worker.reader, worker.admin, queue, worker.journal, worker.clock)
+        finally:
+            queue.close()
 
 
 def delete(
@@ -235,17 +181,13 @@ def delete(
     marked: Mapping[int, tuple[int, int]] | None = None,
     run_id: str = "delete-run",
 ) -> list[Decision]:
-    """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports."""
-    store, queue = cluster.open_store(), cluster.open_queue()
-    try:
-        run, lease = begin(cluster, store, now, before, policy, run_id=run_id)
-        run = replace(run, evidence=replace(run.evidence, marked=marked or {}))
-        decisions = list(work_off(run, wrap(tools_of(cluster, store, queue)), limit, 1_000))
-        control.release_lease(store, lease)
-        return decisions
-    finally:
-        queue.close()
-        store.close()
+    """One deletion run over ``limit`` messages of the queue; ``wrap`` may put faults or recorders around the ports.
+
+    ``marked``: ledger id -> czxid and time of a mark of our first phase, if not by the journal.
+    """
+    with begun(cluster, now, before, policy, run_id) as (run, ports):
+        run = run if marked is None else replace(run, evidence=replace(run.evidence, marked=marked))
+        return list(work_off(run, wrap(ports), limit, 1_000))
 
 
 def two_scans(cluster: SimulatedCluster, policy: Policy | None = None) -> tuple[Scan, Scan]:
@@ -259,10 +201,10 @@ def two_scans(cluster: SimulatedCluster, policy: Policy | None = None) -> tuple[
 def whole_round(cluster: SimulatedCluster, policy: Policy | None = None) -> tuple[Scan, list[Decision]]:
     """Scan twice, plan, apply, scan again, delete: (the newest scan, what became of the messages)."""
     now, before = two_scans(cluster, policy)
-    summary, rows = plan(cluster, now, before)
-    if not summary.actionable:
+    made = plan(cluster, now, before, policy)
+    if not made.summary.actionable:
         return now, []
-    apply_plan(cluster, summary, rows, policy)
+    apply_plan(cluster, made, policy)
     cluster.wait(1)
     latest = scan(cluster, policy, [now])
     return latest, delete(cluster, latest, before, policy)

@@ -71,7 +71,7 @@ def test_a_cursor_is_found_by_its_raw_name_when_a_ledger_of_it_is_about_to_go(cl
     raw = "pulsar.repl.eu:1"
     leaked = cluster.ledger(data_tags(TOPIC) | {"pulsar/cursor": raw})
     now, before = two_scans(cluster)
-    apply_plan(cluster, *plan(cluster, now, before))
+    apply_plan(cluster, plan(cluster, now, before))
     cluster.wait(1)
     latest = scan(cluster, previous=[now])
     position = cursor_format.ManagedCursorInfo(leaked, Position(1, 0))

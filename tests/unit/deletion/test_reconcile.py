@@ -33,7 +33,7 @@ class Scene:
         cluster = SimulatedCluster()
         cluster.topic(TOPIC, [cluster.ledger(data_tags(TOPIC))])
         orphans = [cluster.ledger(data_tags(TOPIC)) for _ in range(2)]
-        summary, rows = plan(cluster, *two_scans(cluster))
+        summary, rows, _ = plan(cluster, *two_scans(cluster))
         self.admin = FakeBrokerAdmin()
         create_missing(self.admin, 2)
         self.planned: list[list[int]] = []

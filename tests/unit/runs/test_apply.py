@@ -12,14 +12,13 @@ from pulsar_lifecycle.errors import Paused, Refused, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT
-from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order
 from tests.kit.fakes.deletion_queue import FakeDeletionQueue
 from tests.kit.fakes.journal import FakeJournal
 from tests.simulation.cluster import SimulatedCluster, data_tags
-from tests.simulation.pipeline import DELIVER_AFTER, HOUR, Policy, apply_plan, plan, two_scans
+from tests.simulation.pipeline import DELIVER_AFTER, HOUR, Plan, Policy, apply_plan, plan, two_scans
 
 TOPIC = Topic.parse("persistent://acme/orders/x")
 
@@ -34,7 +33,7 @@ def cluster() -> SimulatedCluster:
 
 
 @pytest.fixture
-def planned(cluster: SimulatedCluster) -> tuple[PlanSummary, pa.Table]:
+def planned(cluster: SimulatedCluster) -> Plan:
     return plan(cluster, *two_scans(cluster))
 
 
@@ -43,7 +42,7 @@ def sent_ids(cluster: SimulatedCluster) -> list[int]:
 
 
 def test_one_message_per_row_delayed_and_journalled(cluster: SimulatedCluster, planned) -> None:
-    applied = apply_plan(cluster, *planned)
+    applied = apply_plan(cluster, planned)
     assert (applied.sent, applied.already, applied.failed) == (5, 0, 0)
     assert sent_ids(cluster) == [2, 3, 4, 5, 6]
     queue = cluster.open_queue()
@@ -51,15 +50,15 @@ def test_one_message_per_row_delayed_and_journalled(cluster: SimulatedCluster, p
     cluster.wait(DELIVER_AFTER / HOUR)
     received = cluster.open_queue().receive(10, 0)
     assert [one.info.ledger_id for one in received if one.info] == [2, 3, 4, 5, 6]
-    assert {one.info.plan_id for one in received if one.info} == {planned[0].plan_id}
+    assert {one.info.plan_id for one in received if one.info} == {planned.summary.plan_id}
 
 
 def test_applying_again_sends_nothing_twice(cluster: SimulatedCluster, planned) -> None:
-    assert apply_plan(cluster, *planned, limit=2).sent == 2
+    assert apply_plan(cluster, planned, limit=2).sent == 2
     assert sent_ids(cluster) == [2, 3]
-    again = apply_plan(cluster, *planned)
+    again = apply_plan(cluster, planned)
     assert (again.sent, again.already) == (3, 2)
-    assert apply_plan(cluster, *planned).sent == 0
+    assert apply_plan(cluster, planned).sent == 0
     assert sent_ids(cluster) == [2, 3, 4, 5, 6]
     assert cluster.open_queue().backlog() == 5
 
@@ -67,10 +66,10 @@ def test_applying_again_sends_nothing_twice(cluster: SimulatedCluster, planned) 
 def test_what_failed_is_journalled_and_sent_by_the_next_try(cluster: SimulatedCluster, planned) -> None:
     queue = cluster.open_queue()
     queue.refused = {3, 5}
-    applied = apply_plan(cluster, *planned, queue=queue)
+    applied = apply_plan(cluster, planned, queue=queue)
     assert (applied.sent, applied.failed, applied.first_error) == (3, 2, "refused by the test")
     assert [row.ledger_id for row in cluster.journal.rows if row.outcome == SEND_FAILED] == [3, 5]
-    again = apply_plan(cluster, *planned)
+    again = apply_plan(cluster, planned)
     assert (again.sent, again.already, again.failed) == (2, 3, 0)
 
 
@@ -80,26 +79,26 @@ def test_a_send_whose_journal_row_was_lost_is_repeated(cluster: SimulatedCluster
             raise Unavailable("the disk is full")
 
     with pytest.raises(Unavailable):
-        apply_plan(cluster, *planned, journal=Full())
-    assert apply_plan(cluster, *planned).sent == 5
+        apply_plan(cluster, planned, journal=Full())
+    assert apply_plan(cluster, planned).sent == 5
     assert cluster.open_queue().backlog() == 10
 
 
 def test_a_limit_holds_however_often_a_plan_is_applied(cluster: SimulatedCluster, planned) -> None:
-    assert apply_plan(cluster, *planned, limit=2).sent == 2
-    again = apply_plan(cluster, *planned, limit=2)
+    assert apply_plan(cluster, planned, limit=2).sent == 2
+    again = apply_plan(cluster, planned, limit=2)
     assert (again.sent, again.already) == (0, 2)
-    assert apply_plan(cluster, *planned, limit=3).sent == 1
+    assert apply_plan(cluster, planned, limit=3).sent == 1
 
 
 def test_a_batch_of_which_nothing_arrived_is_the_last(cluster: SimulatedCluster, planned, monkeypatch) -> None:
     monkeypatch.setattr("pulsar_lifecycle.runs.apply.SEND_BATCH", 2)
     queue = cluster.open_queue()
     queue.refused = {3, 4, 5}
-    applied = apply_plan(cluster, *planned, queue=queue)
+    applied = apply_plan(cluster, planned, queue=queue)
     assert (applied.sent, applied.failed, applied.left) == (1, 3, 1)
     assert "3 intents could not be sent, and 1 were not tried after that, the first: refused by" in applied.problem
-    again = apply_plan(cluster, *planned)
+    again = apply_plan(cluster, planned)
     assert (again.sent, again.already, again.left, again.problem) == (4, 1, 0, "")
     assert sorted(sent_ids(cluster)) == [2, 3, 4, 5, 6]
 
@@ -113,7 +112,7 @@ def test_a_pause_stops_before_the_next_batch(cluster: SimulatedCluster, planned,
             return super().send(infos, deliver_after_ms)
 
     with pytest.raises(Paused):
-        apply_plan(cluster, *planned, queue=Pausing(cluster.deletion_topics))
+        apply_plan(cluster, planned, queue=Pausing(cluster.deletion_topics))
     assert sent_ids(cluster) == [2, 3]
 
 
@@ -132,31 +131,31 @@ CAPS = Caps(100, 1.0, 1 << 50, 100)
 )
 def test_a_cap_refuses_before_anything_is_sent(cluster: SimulatedCluster, planned, caps, limit, why) -> None:
     with pytest.raises(Refused, match=why):
-        apply_plan(cluster, *planned, Policy(caps=caps), limit=limit)
+        apply_plan(cluster, planned, Policy(caps=caps), limit=limit)
     assert (cluster.journal.rows, cluster.open_queue().backlog()) == ([], 0)
-    assert apply_plan(cluster, *planned, Policy(caps=caps), limit=2).sent == 2
+    assert apply_plan(cluster, planned, Policy(caps=caps), limit=2).sent == 2
 
 
 def test_a_plan_that_was_touched_or_belongs_elsewhere_is_refused(cluster: SimulatedCluster, planned) -> None:
-    summary, rows = planned
+    summary, rows, _ = planned
     more = cluster.ledger(data_tags(TOPIC))
     column = rows.column_names.index("ledger_id")
     other = rows.set_column(column, "ledger_id", pa.array([2, 3, 4, 5, more], pa.int64()))
     for tampered in (other, rows.slice(1)):
         with pytest.raises(Refused, match="digest"):
-            apply_plan(cluster, summary, tampered)
+            apply_plan(cluster, planned._replace(rows=tampered))
     order = Order(summary.plan_id, summary.digest)
     with pytest.raises(Refused, match="another cluster"):
         chosen(order, CAPS, summary, rows, fingerprint="x", now=summary.created_at, valid_for_ms=1)
     cluster.wait(25)
     with pytest.raises(Refused, match="minutes old"):
-        apply_plan(cluster, summary, rows)
+        apply_plan(cluster, planned)
     assert cluster.open_queue().backlog() == 0
 
 
 @pytest.mark.parametrize("limit", [1, 4])
 def test_a_limit_takes_the_lowest_ids(planned, limit: int) -> None:
-    summary, rows = planned
+    summary, rows, _ = planned
     order = Order(summary.plan_id, summary.digest, limit=limit)
     some = chosen(order, CAPS, summary, rows, fingerprint=summary.fingerprint, now=summary.created_at, valid_for_ms=1)
     assert some.column("ledger_id").to_pylist() == [2, 3, 4, 5, 6][:limit]

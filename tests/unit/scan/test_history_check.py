@@ -42,7 +42,7 @@ def refused(cluster: SimulatedCluster, *scans: Epoch) -> str:
 
 
 def actionable(cluster: SimulatedCluster, now: Scan, before: Scan) -> bool:
-    return plan(cluster, now, before)[0].actionable
+    return plan(cluster, now, before).summary.actionable
 
 
 def test_a_store_that_goes_on_is_fine(cluster: SimulatedCluster) -> None:

@@ -36,6 +36,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.model import Position, Topic
+from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.outcomes import (
     DELETED,
@@ -642,17 +643,27 @@ CHANGES: dict[str, Callable[[Scene, int], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("scanned", [False, True])
-def test_what_its_topic_says_by_then(scene: Scene, change: str, scanned: bool) -> None:
+MOMENTS = ("before the scan", "before the run", "amid the run")
+EARLIEST = {"an unload is pending": 2, "an unload may be pending": 2, "its topic cannot be read": 1}
+"""Moments from which on a change counts: a run finishes unloads first, and a scan that cannot read a topic covers
+nothing."""
+
+
+@pytest.mark.parametrize(("change", "when"), [(c, m) for c in CHANGES for m in MOMENTS[EARLIEST.get(c, 0) :]])
+def test_what_its_topic_says_by_then(scene: Scene, change: str, when: str) -> None:
+    def then(moment: str) -> None:
+        if moment == when:
+            CHANGES[change](scene, scene.due[0])
+
+    def amid(ports: Ports) -> Ports:
+        then("amid the run")
+        return ports
+
     scene.release()
-    if scanned:
-        scene.scan()
-    for i in scene.due[:1]:
-        CHANGES[change](scene, i)
-    if not scanned:
-        scene.scan()
-    scene.delete()
+    then("before the scan")
+    scene.scan()
+    then("before the run")
+    scene.delete(amid)
     assert scene.due[0] in scene.left
 
 

@@ -284,7 +284,7 @@ def test_a_copy_in_bookkeeper_that_was_released_and_is_there_gets_a_message_and_
     before = scan(scene.cluster)
     scene.cluster.wait(25)
     now = scan(scene.cluster, previous=[before])
-    found = {d.info.ledger_type: d.outcome for d in delete(scene.cluster, now, before, marked=scene.marks)}
+    found = {d.info.ledger_type: d.outcome for d in delete(scene.cluster, now, before)}
     assert found[LedgerType.LEDGER] == DELETED
     assert not scene.cluster.exists(first)
 
@@ -1781,19 +1781,21 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
 
 def test_what_a_trim_removed_a_deletion_run_deletes_without_the_grace_period(scene: Scene) -> None:
     before = scan(scene.cluster)
+    scene.cluster.wait(25)
     scene.trim()
     scene.cluster.clock.advance(700)
     now = scan(scene.cluster, previous=[before])
-    decisions = delete(scene.cluster, now, before, marked=scene.marks)
+    decisions = delete(scene.cluster, now, before)
     assert [(d.info.ledger_id, d.outcome) for d in decisions] == [(i, DELETED) for i in scene.ids[:3]]
     assert scene.cluster.ledger_ids() >= set(scene.ids[3:])
 
 
 def test_what_a_trim_left_a_deletion_run_keeps(scene: Scene) -> None:
     before = scan(scene.cluster)
+    scene.cluster.wait(25)
     scene.on_write(lambda: broker_rolls_over(scene))
     scene.trim()
     scene.cluster.wait(2)
     now = scan(scene.cluster, previous=[before])
-    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before, marked=scene.marks)}
+    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before)}
     assert scene.cluster.ledger_ids() >= set(scene.ids)
