@@ -86,6 +86,7 @@ ENUMS = (
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
     ("What became of a bookie's collection", "pulsar_lifecycle.lifecycle.collection_run.CollectionOutcome"),
+    ("What became of a word about a bookie's compaction", "pulsar_lifecycle.lifecycle.suspension.SuspensionOutcome"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )

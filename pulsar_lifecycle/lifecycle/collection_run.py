@@ -2,7 +2,7 @@
 
 Belongs here: the order of telling and watching, and the journal. Not here: which bookies, and what stops a run
 (``lifecycle/collection.py``). A run that dies leaves nothing behind: what a bookie has begun it ends, and the next run
-finds it at it. Nothing is ever suspended.
+finds it at it. It never suspends anything (``lifecycle/suspension.py``).
 """
 
 from __future__ import annotations
@@ -163,15 +163,22 @@ class CollectionRun:
     def _may_not_start(self) -> str:
         """Why no bookie may be told now; waits while a run deletes or restores ledgers."""
         said = False
-        while not (why := self._forbidden()) and control.is_held(self.store, control.LEASE):
+        while not (why := self._forbidden()) and (held := self._held()):
             if not said:
-                self.say(f"waits for the run that holds {control.LEASE}: what bookies collect cannot be undone")
+                self.say(f"waits: {held}: what bookies collect cannot be undone")
             said = True
             self.clock.sleep(POLL)
         if why:
             return why
         trouble = self._trouble()
         return trouble[1] if trouble else ""
+
+    def _held(self) -> str:
+        """Which run may delete or restore ledgers now; empty if none does."""
+        try:
+            return f"a run holds {control.LEASE}" if control.is_held(self.store, control.LEASE) else ""
+        except LifecycleError as error:
+            return f"whether a run holds {control.LEASE} is not known: {error}"
 
     def _forbidden(self) -> str:
         """Why this run may tell no bookie any more."""
@@ -245,8 +252,7 @@ class CollectionRun:
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
             self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))
             return
-        held = control.is_held(self.store, control.LEASE) and f"a run holds {control.LEASE}"
-        why = self._forbidden() or held or self._tell(bookie, major=True)
+        why = self._forbidden() or self._held() or self._tell(bookie, major=True)
         if why:
             text = f"{text}; the major one was not begun: {why}"
             self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))

@@ -393,3 +393,25 @@ def test_no_bookie_is_told_while_a_run_deletes_or_restores():
 
     scene.clock.sleep = sleeps
     assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+
+
+def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_for_each(monkeypatch):
+    scene = Scene()
+    held = control.is_held
+    asked = []
+
+    def fails(store, lease):
+        asked.append(lease)
+        if len(asked) == 2:
+            control.pause(store, "enough")
+            raise Unavailable("ZooKeeper does not answer")
+        return held(store, lease)
+
+    monkeypatch.setattr(control, "is_held", fails)
+    found = scene.run()
+    assert outcomes(found) == {
+        "a": CollectionOutcome.COLLECTED,
+        "b": CollectionOutcome.NOT_STARTED,
+        "c": CollectionOutcome.NOT_STARTED,
+    }
+    assert "not known" in found["a"].text

@@ -1,0 +1,85 @@
+"""Suspend and resume the compaction of bookies by an operator's word: journalled, and never by a run of ours.
+
+A suspension stands until it is resumed or its bookie restarts, and until then that disk fills: the check
+``compaction_not_suspended`` fails as long. A compaction that runs goes on, and a collection forced with a choice of its
+own heeds no suspension (``GarbageCollectorThread``, ``TriggerGCService``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pulsar_lifecycle.errors import LifecycleError, UsageError
+from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.runs import control
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
+
+SUSPEND, RESUME = "suspend-compaction", "resume-compaction"
+"""Actions: on a bookie; the row's detail has its id."""
+
+
+class SuspensionOutcome(StrEnum):
+    """What became of a word about a bookie's compaction: column ``outcome`` of a journal row."""
+
+    TELLING = "telling"
+    """It is about to be told; without a later row of the same run it may have been."""
+    SUSPENDED = "suspended"
+    """It compacts nothing more by itself until it is resumed, or restarts."""
+    RESUMED = "resumed"
+    """It compacts by itself again."""
+    NOT_TOLD = "not-told"
+    """It did not answer, or refused; whether it was told is not known. Say it again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What became of one bookie; ``text`` is why, where it was not told."""
+
+    bookie: str
+    outcome: SuspensionOutcome
+    text: str
+
+
+def suspend(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
+    """Have these bookies suspend minor and major compaction; all if none is named. Harmless when repeated.
+
+    Raises Paused, and UsageError for a bookie that is not registered, before any is told.
+    """
+    return _tell(cluster, run_id, bookies, why, suspended=True)
+
+
+def resume(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> list[Told]:
+    """Have these bookies compact by themselves again. As :func:`suspend`."""
+    return _tell(cluster, run_id, bookies, why, suspended=False)
+
+
+def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, suspended: bool) -> list[Told]:
+    action = SUSPEND if suspended else RESUME
+    end = SuspensionOutcome.SUSPENDED if suspended else SuspensionOutcome.RESUMED
+    writer = Writer(run_id, cluster.settings.cluster)
+    done: list[Told] = []
+    with cluster.ports() as ports:
+        control.check_not_paused(ports.store)
+        registered = ports.bookies.bookies()
+        if missing := [one for one in bookies if one not in registered]:
+            raise UsageError(f"no bookie {missing[0]} is registered; there are {', '.join(sorted(registered))}")
+
+        def note(bookie: str, outcome: SuspensionOutcome, text: str) -> None:
+            subject = Subject(-1, "Bookie", "", detail={"bookie": bookie})
+            said = Why(outcome, f"{bookie}: {text}" if text else bookie)
+            row = writer.row(Step(action, action), subject, outcome.value, said, ports.clock.now_ms())
+            ports.journal.record([row])
+
+        for bookie in bookies or sorted(registered):
+            note(bookie, SuspensionOutcome.TELLING, why)
+            told = Told(bookie, end, why)
+            try:
+                (ports.bookies.suspend_compaction if suspended else ports.bookies.resume_compaction)(bookie)
+            except LifecycleError as error:
+                told = Told(bookie, SuspensionOutcome.NOT_TOLD, str(error))
+            note(bookie, told.outcome, told.text)
+            done.append(told)
+    return done
