@@ -76,6 +76,8 @@ ENUMS = (
     ("Gaps in the coverage of a scan", "pulsar_lifecycle.records.gaps.GapCode"),
     ("What retention says of a ledger", "pulsar_lifecycle.lifecycle.verdicts.RetentionVerdict"),
     ("Why a ledger is on the bookies' disks", "pulsar_lifecycle.lifecycle.reasons.Reason"),
+    ("What a topic needs a broker for", "pulsar_lifecycle.lifecycle.load.load_rules.LoadNeed"),
+    ("Why a topic that needs a broker is not loaded", "pulsar_lifecycle.lifecycle.load.load_rules.LoadKept"),
     ("Where a retention policy is set", "pulsar_lifecycle.topics.retention_policy.Level"),
     ("What protects a whole topic", "pulsar_lifecycle.topics.protection.Protection"),
     ("Why a ledger stays on its topic's list", "pulsar_lifecycle.trimming.trim_rules.Stays"),

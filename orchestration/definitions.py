@@ -15,6 +15,7 @@ from assets.deletion import deletion_assets
 from assets.external import external_assets
 from assets.findings import findings_assets
 from assets.lifecycle import retention_assets
+from assets.load import load_assets
 from assets.metastore import metastore_assets
 from assets.reconcile import reconciliation_asset
 from assets.references import references_asset
@@ -23,6 +24,7 @@ from assets.tiered import offload_assets
 from orchestration.bookies import collect_bookies_job, report_storage_job
 from orchestration.buckets import inventory_objects_job, sweep_objects_job
 from orchestration.jobs import apply_plan_job, delete_pending_job, redrive_job, scan_job
+from orchestration.load import plan_load_job
 from orchestration.reconcile import reconcile_job
 from orchestration.retention import apply_retention_job, plan_retention_job
 from orchestration.schedules import dead_letter_sensor, queue_sensors, scan_schedule
@@ -54,6 +56,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             *offload_assets(cluster),
             object_assets(cluster),
             retention_assets(cluster),
+            load_assets(cluster),
             bookie_disk_asset(cluster),
             storage_report_asset(cluster),
         ],
@@ -73,6 +76,7 @@ def build_defs(config_file: str = "", resources: Mapping[str, Any] | None = None
             sweep_objects_job,
             plan_retention_job(cluster),
             apply_retention_job,
+            plan_load_job(cluster),
             collect_bookies_job,
             report_storage_job(cluster),
         ],

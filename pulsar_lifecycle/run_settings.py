@@ -231,6 +231,41 @@ class CollectionSettings(Section):
     many small entries takes hours."""
 
 
+class LoadSettings(Section):
+    """Retention that needs a broker: which topics a run may load (job ``load_topics``), and how many at once.
+
+    Retention of all others goes by metadata alone.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    """Tenants, namespaces and full topic names whose topics may be loaded."""
+    subscription_expiry: tuple[str, ...] = ()
+    """Of these, where a broker may delete subscriptions past ``subscriptionExpirationTimeMinutes`` meanwhile. Elsewhere
+    a topic with such a subscription is not loaded."""
+    topic_deletion: tuple[str, ...] = ()
+    """Of these, where a broker may delete inactive topics meanwhile. Elsewhere a topic that could be deleted is not
+    loaded."""
+    min_bytes: int = Field(default=1 << 20, gt=0)
+    """A topic that a load frees less of is left alone; ledgers that were never closed count as enough."""
+    at_once: int = Field(default=10, gt=0)
+    """Topics of one broker that are loaded at the same time."""
+    max_per_broker: int = Field(default=500, gt=0)
+    """Topics of one broker that one run loads."""
+    max_per_bundle: int = Field(default=100, gt=0)
+    """Topics of one bundle that one run loads."""
+    max_broker_load: float = Field(default=0.7, gt=0, le=1)
+    """A broker that uses more of its CPU, direct memory or network gets no topic to load."""
+    settled_for: Seconds = 600.0
+    """A bundle whose owner changed later than this is left alone: it may be moved for its load."""
+    timeout: Seconds = 300.0
+    """How long one step of topics that are loaded together may take."""
+
+    @field_validator("namespaces", "subscription_expiry", "topic_deletion")
+    @classmethod
+    def _name_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _owner_names(value)
+
+
 class MetricsSettings(Section):
     """Where the metrics of two-phase deletion go besides the UI."""
 

@@ -20,6 +20,7 @@ from pulsar_lifecycle.run_settings import (
     ApplySettings,
     CollectionSettings,
     DeletionSettings,
+    LoadSettings,
     MetricsSettings,
     OffloadSettings,
     OrphanSettings,
@@ -239,6 +240,7 @@ class Settings(Section):
     trimming: TrimmingSettings = TrimmingSettings()
     offload: OffloadSettings = OffloadSettings()
     collection: CollectionSettings = CollectionSettings()
+    load: LoadSettings = LoadSettings()
     metrics: MetricsSettings = MetricsSettings()
 
     def words(self) -> list[Word]:

@@ -27,6 +27,7 @@ from pulsar_lifecycle.lifecycle.retention_inputs import (
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, MANAGED_CURSORS, MANAGED_LEDGERS
+from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.retention_policy import RetentionPolicy
@@ -40,6 +41,8 @@ _OF_LEDGER = ("ledger_id", "state", "entries", "length", "ctime", "mtime", "prob
 
 
 _UNLOADED = pc.field("load_state") == "unloaded"
+IDLE = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
+"""Rows of ``tables.TOPICS`` that no broker lists and whose last ledger is not closed."""
 
 
 def namespaces_of(lake: Lake, parts: Sequence[str]) -> set[str]:
@@ -58,17 +61,20 @@ def managed_ledgers_where(lake: Lake, topics: Sequence[str], where: pc.Expressio
 class CursorPositions:
     """Where the cursors in one file of ``managed_cursors`` stand; runs in a task.
 
-    ``topics``: files of that table; only those of unloaded topics are asked for. None: all are.
+    ``topics``: files of that table; only those of unloaded topics are asked for. None: all are. ``idle``: those of
+    topics that no broker lists and whose last ledger is not closed, too.
     """
 
     settings: Settings
     lake: Lake
     connect: Connect
     topics: Sequence[str] | None = None
+    idle: bool = False
 
     def rows(self, part: str) -> Iterator[pa.RecordBatch]:
         """Rows of :data:`POSITIONS`."""
-        unloaded = None if self.topics is None else managed_ledgers_where(self.lake, self.topics, _UNLOADED)
+        where = _UNLOADED | IDLE if self.idle else _UNLOADED
+        unloaded = None if self.topics is None else managed_ledgers_where(self.lake, self.topics, where)
         schema = pa.schema([MANAGED_CURSORS.field(name) for name in _OF_CURSOR])
         with self.connect(self.settings, read_only=True) as ports:
             for batch in self.lake.batches([part], _OF_CURSOR):

@@ -28,6 +28,7 @@ from pulsar_lifecycle.lifecycle.reasons import (
 from pulsar_lifecycle.lifecycle.retention import judge
 from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
 from pulsar_lifecycle.lifecycle.retention_tables import (
+    IDLE,
     CursorPositions,
     RetentionTables,
     managed_ledgers_where,
@@ -37,7 +38,6 @@ from pulsar_lifecycle.lifecycle.storage import STORAGE_COLUMNS, STORAGE_REPORT, 
 from pulsar_lifecycle.ports import Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.tables import BOOKKEEPER_LEDGERS, FINDINGS, REFERENCES, Problem
-from pulsar_lifecycle.records.topic_load import LoadReason
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import share_of
 from pulsar_lifecycle.topics.policies import InForce
@@ -199,8 +199,7 @@ class _Reasons:
 
     def _idle(self) -> pa.Array:
         """Managed ledgers that no broker lists and whose last ledger is not closed."""
-        where = pc.field("load_reason") == str(LoadReason.LAST_LEDGER_NOT_CLOSED)
-        return managed_ledgers_where(self.tables.lake, self.tables.topics, where)
+        return managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
 
     def _batches(self, part: str, schema: pa.Schema, names: Sequence[str], where: pc.Expression) -> Iterator[pa.Table]:
         some = pa.schema([schema.field(name) for name in names])

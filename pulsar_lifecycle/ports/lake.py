@@ -211,6 +211,18 @@ class Lake(Protocol):
         """Every retention plan that can be read, oldest first."""
         ...
 
+    def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of topics to load and return its location."""
+        ...
+
+    def load_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_load_plan` with its rows. Raises NotFound."""
+        ...
+
+    def load_plans(self) -> list[PlanSummary]:
+        """Every load plan that can be read, oldest first."""
+        ...
+
     def plan_holds(self, plan_id: str, ledger_id: int) -> bool:
         """Whether a stored plan has a row for the ledger."""
         ...

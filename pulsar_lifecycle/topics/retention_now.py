@@ -25,12 +25,24 @@ class RetentionNow:
 
 def retention_now(cluster: Cluster, namespaces: Collection[str]) -> RetentionNow:
     """The retention in force in those of ``namespaces`` that exist. Raises what the cluster's servers raise."""
+    layers, differing = policies_now(cluster, namespaces)
+    return RetentionNow(policies_in_force(layers), differing)
+
+
+def policies_now(
+    cluster: Cluster, namespaces: Collection[str], more: Collection[str] = ()
+) -> tuple[Layers, tuple[str, ...]]:
+    """What brokers, those of ``namespaces`` that exist and their topics say; and in what the brokers differ.
+
+    Of the brokers' configuration what retention needs, and names in which a word of ``more`` stands. Raises what the
+    cluster's servers raise.
+    """
     with cluster.ports(read_only=True) as ports:
         configurations = ports.admin.configurations()
         documents = namespace_policies(ports.configuration)
-    said, differing = common_configuration(configurations, (*BROKER_NAMES, TOPIC_POLICIES_ENABLED))
+    said, differing = common_configuration(configurations, (*BROKER_NAMES, TOPIC_POLICIES_ENABLED, *more))
     agreed = {name: value for name, value in said.items() if all(c.get(name) == value for c in configurations.values())}
     layers = Layers(agreed, {name: documents[name] for name in namespaces if name in documents})
     if agreed.get(TOPIC_POLICIES_ENABLED) != "false":
         layers = replace(layers, topics=read_namespaces(cluster, layers.namespaces))
-    return RetentionNow(policies_in_force(layers), tuple(differing))
+    return layers, tuple(differing)

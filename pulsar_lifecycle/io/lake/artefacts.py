@@ -27,6 +27,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
@@ -44,6 +45,7 @@ PLANS = "plans"
 OFFLOAD_PLANS = "offload-plans"
 OBJECT_PLANS = "object-plans"
 RETENTION_PLANS = "retention-plans"
+LOAD_PLANS = "load-plans"
 
 P = TypeVar("P", PlanSummary, OffloadPlan)
 
@@ -262,6 +264,18 @@ class FileLake(LakeFiles):
     def retention_plans(self) -> list[PlanSummary]:
         """Every retention plan that can be read, oldest first."""
         return self._readable(RETENTION_PLANS, PlanSummary.from_json)
+
+    def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        """Store a plan of topics to load and return its location."""
+        return self._store_plan(LOAD_PLANS, summary, rows)
+
+    def load_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        """A stored plan of :meth:`store_load_plan` with its rows, read from the files. Raises NotFound."""
+        return self._plan(LOAD_PLANS, plan_id, PlanSummary.from_json, TOPICS_TO_LOAD)
+
+    def load_plans(self) -> list[PlanSummary]:
+        """Every load plan that can be read, oldest first."""
+        return self._readable(LOAD_PLANS, PlanSummary.from_json)
 
     def _store_plan(self, kind: str, plan: PlanSummary | OffloadPlan, rows: pa.Table) -> str:
         sink = pa.BufferOutputStream()

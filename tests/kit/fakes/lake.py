@@ -60,6 +60,7 @@ class FakeLake:
         self.offload_plans_kept: dict[str, tuple[OffloadPlan, pa.Table]] = {}
         self.object_plans: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self.retention_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
+        self.load_plans_kept: dict[str, tuple[PlanSummary, pa.Table]] = {}
         self._unpublished: dict[str, pa.Table] = {}
         self._tables = Tables()
 
@@ -248,6 +249,17 @@ class FakeLake:
 
     def object_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
         return _kept(self.object_plans, plan_id)
+
+    def store_load_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
+        self.load_plans_kept[summary.plan_id] = summary, rows
+        return f"{self.location}/load-plans/{summary.plan_id}"
+
+    def load_plan(self, plan_id: str) -> tuple[PlanSummary, pa.Table]:
+        return _kept(self.load_plans_kept, plan_id)
+
+    def load_plans(self) -> list[PlanSummary]:
+        kept = (summary for summary, _ in self.load_plans_kept.values())
+        return sorted(kept, key=lambda plan: (plan.created_at, plan.plan_id))
 
     def store_retention_plan(self, summary: PlanSummary, rows: pa.Table) -> str:
         self.retention_plans_kept[summary.plan_id] = summary, rows

@@ -21,6 +21,7 @@ from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
 from pulsar_lifecycle.records.known_words import KnownWord
 from pulsar_lifecycle.records.plans.deletion_plan import PLAN, PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadPlan
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
 from pulsar_lifecycle.records.referenced import Referenced
@@ -343,13 +344,16 @@ def test_every_kind_of_plan_reads_back_by_itself_oldest_first(lake: Lake) -> Non
     for one in (new, old):
         lake.store_plan(one, PLAN.empty_table())
         lake.store_retention_plan(one, EXPIRED_LEDGERS.empty_table())
+        lake.store_load_plan(one, TOPICS_TO_LOAD.empty_table())
     lake.store_object_plan(new, OBJECTS.empty_table())
     lake.store_offload_plan(offload, CANDIDATES.empty_table())
-    assert lake.plans() == lake.retention_plans() == [old, new]
+    assert lake.plans() == lake.retention_plans() == lake.load_plans() == [old, new]
     assert lake.offload_plans() == [offload]
     assert [lake.plan("p0")[0], lake.retention_plan("p0")[0], lake.object_plan("p1")[0]] == [old, old, new]
     assert lake.offload_plan("p1")[0] == offload
     assert lake.retention_plan("p0")[1].schema == EXPIRED_LEDGERS
+    assert lake.load_plan("p0")[0] == old
+    assert lake.load_plan("p0")[1].schema == TOPICS_TO_LOAD
     assert lake.broken_plans() == []
     for absent in (lake.object_plan, lake.offload_plan):
         with pytest.raises(NotFound, match="no plan"):

@@ -1,0 +1,159 @@
+"""Which topics need a broker to free their data, what it would free and when, and the plan.
+
+Source of truth: the newest scan, and the policies in force. Job ``load_topics`` applies the plan.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+
+from assets import show
+from assets.epochs import epoch_to_read
+from assets.names import EPOCH, key
+from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan, run_config
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.progress import of_stages, reporting
+from resources.lifecycle import LifecycleResource
+
+COLUMNS = {
+    "topic": "string",
+    "needs": "string",
+    "bytes": "int",
+    "bytes_at_once": "int",
+    "second visit": "string",
+    "monitors": "string",
+    "kept": "string",
+}
+LOADED = "is loaded"
+"""What stands for no code among those that keep a topic."""
+
+
+def load_assets(cluster: str) -> dg.AssetsDefinition:
+    """``topics_to_load`` and ``load_plan``."""
+    table, plan = key(cluster, "topics_to_load"), key(cluster, "load_plan")
+    read = ("managed_ledgers", "managed_cursors", "bookkeeper_ledgers", "topics", "ledger_references")
+
+    @dg.multi_asset(
+        name=f"{cluster}_load_plan",
+        specs=[
+            dg.AssetSpec(
+                table,
+                group_name="lifecycle",
+                description="Every topic whose data only a broker that loads it can free: why, how much, and what "
+                "keeps it from being loaded.",
+                deps=[key(cluster, name) for name in read],
+                kinds={"pyspark", "parquet"},
+            ),
+            dg.AssetSpec(
+                plan,
+                group_name="lifecycle",
+                description="Which topics would be loaded, trimmed and unloaded. Making it changes nothing; job "
+                "`load_topics` takes its id and digest.",
+                deps=[table],
+                kinds={"parquet"},
+            ),
+        ],
+    )
+    def topics_to_load(
+        context: dg.AssetExecutionContext, lifecycle: LifecycleResource
+    ) -> Iterator[dg.MaterializeResult]:  # type: ignore[type-arg]
+        where = lifecycle.cluster()
+        epoch_id = epoch_to_read(context, where)
+        with reporting(context.log.info, of_stages(where.spark)):
+            summary, rows = make_load_plan(where, where.lake.epoch(epoch_id))
+        yield dg.MaterializeResult(
+            asset_key=table,
+            metadata={
+                EPOCH: epoch_id,
+                "dagster/uri": where.lake.epoch_table(epoch_id, TABLE),
+                **needing_shown(where, epoch_id),
+            },
+        )
+        yield dg.MaterializeResult(
+            asset_key=plan,
+            metadata={EPOCH: epoch_id, **plan_shown(summary, rows)},
+            data_version=dg.DataVersion(summary.digest),
+        )
+
+    return topics_to_load
+
+
+def needing_shown(where: Cluster, epoch_id: str) -> dict[str, Any]:
+    """The table's page: topics and bytes by need and by what keeps them, and the largest that are kept."""
+    topics: Counter[tuple[str, str]] = Counter()
+    sizes: Counter[tuple[str, str]] = Counter()
+    largest: list[dict[str, Any]] = []
+    for batch in where.lake.batches(where.lake.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names):
+        for row in batch.to_pylist():
+            group = ", ".join(row["needs"]), row["kept"] or LOADED
+            topics[group] += 1
+            sizes[group] += row["bytes"]
+        largest = [*largest, *(row for row in batch.to_pylist() if row["kept"])]
+        largest = sorted(largest, key=lambda row: (-row["bytes"], row["ledger_id"]))[: show.SAMPLE]
+    cells = [(*group, topics[group], show.size(size)) for group, size in sizes.most_common()]
+    return {
+        "dagster/row_count": sum(topics.values()),
+        "bytes": sum(sizes.values()),
+        "by need": dg.MetadataValue.md(show.markdown(["needs", "kept by", "topics", "bytes"], cells)),
+        "largest kept": _sample(largest),
+    }
+
+
+def plan_shown(summary: PlanSummary, rows: pa.Table) -> dict[str, Any]:
+    """The plan's page: what would be loaded, what that frees at once and when the rest, and how to apply it."""
+    listed = rows.to_pylist()
+    at_once = sum(row["bytes_at_once"] for row in listed)
+    later = [row["second_visit_at"] for row in listed if row["second_visit_at"]]
+    topics: Counter[str] = Counter(row["namespace"] for row in listed)
+    sizes: Counter[str] = Counter()
+    for row in listed:
+        sizes[row["namespace"]] += row["bytes"]
+    cells = [(name, topics[name], show.size(size)) for name, size in sizes.most_common(show.SAMPLE)]
+    then = (
+        "What is left then goes by jobs `plan_retention` and `apply_retention`, once its retention time has passed "
+        f"again: from {_at(min(later))} to {_at(max(later))}, had it been loaded now."
+        if later
+        else ""
+    )
+    how = show.how_to_apply(
+        summary,
+        run_config(summary),
+        job="load_topics",
+        nothing="No topic needs a broker that may be loaded.",
+        then=then,
+    )
+    return {
+        "dagster/row_count": summary.ledgers,
+        "plan id": summary.plan_id,
+        "digest": summary.digest,
+        "actionable": summary.actionable,
+        "bytes": summary.logical_bytes,
+        "bytes at once": at_once,
+        "second visit": f"{len(later)} topics, the last at {_at(max(later))}" if later else "none",
+        "how to apply": how,
+        "by namespace": dg.MetadataValue.md(show.markdown(["namespace", "topics", "bytes"], cells)),
+        "sample": _sample(listed),
+    }
+
+
+def _sample(rows: list[dict[str, Any]]) -> dg.MetadataValue:
+    some = [
+        row
+        | {
+            "needs": ", ".join(row["needs"]),
+            "monitors": ", ".join(row["monitors"]),
+            "second visit": _at(row["second_visit_at"]),
+        }
+        for row in rows[: show.SAMPLE]
+    ]
+    return show.table(some, COLUMNS)
+
+
+def _at(ms: int | None) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds") if ms else ""

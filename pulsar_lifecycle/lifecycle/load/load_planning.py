@@ -1,0 +1,133 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Which topics need a broker to free their data: the policies in force by now, over the newest scan.
+
+Belongs here: the order of steps, storing table and plan. Not here: the rule (``lifecycle/load/load_rules.py``), loading
+topics. Loads no topic, and writes nothing to the cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, topics_to_load
+from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
+from pulsar_lifecycle.lifecycle.retention import whole
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
+from pulsar_lifecycle.lifecycle.retention_tables import (
+    IDLE,
+    CursorPositions,
+    RetentionTables,
+    managed_ledgers_where,
+    namespaces_of,
+)
+from pulsar_lifecycle.records import plans
+from pulsar_lifecycle.records.epoch import Epoch
+from pulsar_lifecycle.records.gaps import Gap, GapCode
+from pulsar_lifecycle.records.plans import load_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.records.tables import MANAGED_CURSORS
+from pulsar_lifecycle.run_settings import LoadSettings
+from pulsar_lifecycle.runs.cluster import Cluster
+from pulsar_lifecycle.runs.tasks import share_of
+from pulsar_lifecycle.scan import evidence
+from pulsar_lifecycle.topics.retention_now import policies_now
+from pulsar_lifecycle.topics.retention_policy import policies_in_force
+from pulsar_lifecycle.topics.topic_run import owners_rules
+
+TABLE = "topics_to_load"
+KIND = "load"
+"""How the id of a plan begins."""
+POSITIONS_TABLE = "idle_cursor_positions"
+OF_CURSOR = ("managed_ledger", "cursor", "last_active")
+"""What the rule needs of ``tables.MANAGED_CURSORS``."""
+
+
+def choice_of(settings: LoadSettings) -> Choice:
+    """The settings' word on which topics may be loaded."""
+    return Choice(
+        frozenset(settings.namespaces),
+        frozenset(settings.subscription_expiry),
+        frozenset(settings.topic_deletion),
+        settings.min_bytes,
+    )
+
+
+def make_load_plan(cluster: Cluster, epoch: Epoch) -> tuple[PlanSummary, pa.Table]:
+    """Judge every topic of a closed epoch by the policies in force now; store table ``topics_to_load`` and the plan.
+
+    Returns the plan and its rows: the topics that are to be loaded. Raises what the cluster's servers raise.
+    """
+    now, lake, epoch_id = cluster.clock.now_ms(), cluster.lake, epoch.epoch_id
+    gaps = evidence.gaps_of(cluster, epoch)
+    parts = cluster.parts(epoch_id, "managed_ledgers")
+    layers, differing = policies_now(cluster, namespaces_of(lake, parts), BROKER_NAMES)
+    gaps += [Gap(GapCode.POLICIES_UNKNOWN, "", problem) for problem in differing]
+    topics, cursors = cluster.parts(epoch_id, "topics"), cluster.parts(epoch_id, "managed_cursors")
+    reading = CursorPositions(share_of(cluster.tasks, cluster.settings), lake, cluster.connect, topics, idle=True)
+    cluster.store(epoch_id, POSITIONS_TABLE, POSITIONS, reading.rows, cursors)
+    tables = RetentionTables(
+        lake,
+        policies_in_force(layers),
+        owners_rules(cluster, epoch, now),
+        topics,
+        cluster.parts(epoch_id, POSITIONS_TABLE),
+        cluster.parts(epoch_id, "bookkeeper_ledgers"),
+    )
+    judging = _Judging(tables, cursors, monitors_in_force(layers), choice_of(cluster.settings.load), now)
+    cluster.store(epoch_id, TABLE, TOPICS_TO_LOAD, judging.rows, parts)
+    going = lake.batches(cluster.parts(epoch_id, TABLE), TOPICS_TO_LOAD.names, pc.field("kept").is_null())
+    rows = plans.by_id(pa.Table.from_batches(list(going), TOPICS_TO_LOAD))
+    size = int(pc.sum(rows.column("bytes")).as_py() or 0)
+    summary = PlanSummary(
+        plan_id=f"{KIND}-{epoch_id}-{cluster.ids.token(2)}",
+        cluster=epoch.cluster,
+        fingerprint=epoch.fingerprint,
+        epoch_id=epoch_id,
+        confirmed_by="",
+        created_at=now,
+        actionable=not gaps,
+        gaps=tuple(gaps),
+        ledgers=rows.num_rows,
+        logical_bytes=size,
+        physical_bytes=size,
+        cluster_ledgers=next(c for c in epoch.census if c.table == "bookkeeper_ledgers").listed,
+        digest="",
+    )
+    summary = replace(summary, digest=load_plan.digest(rows, summary.to_json()))
+    lake.store_load_plan(summary, rows)
+    return summary, rows
+
+
+def run_config(summary: PlanSummary) -> dict[str, Any]:
+    """The run configuration with which Dagster's job ``load_topics`` applies a plan under the settings' caps."""
+    config = {"plan_id": summary.plan_id, "digest": summary.digest, "dry_run": True}
+    return {"ops": {"load": {"config": config}}}
+
+
+@dataclass(frozen=True)
+class _Judging:
+    """The topics in one file that need a broker; runs in a task. ``cursors``: files of ``managed_cursors``."""
+
+    tables: RetentionTables
+    cursors: Sequence[str]
+    monitors: Monitors
+    choice: Choice
+    now: int
+
+    def rows(self, part: str) -> Iterator[pa.RecordBatch]:
+        """Rows of :data:`TOPICS_TO_LOAD`."""
+        listed, inputs, ledgers = self.tables.of(part)
+        own = pc.field("managed_ledger").isin(whole(listed.column("managed_ledger")))
+        schema = pa.schema([MANAGED_CURSORS.field(name) for name in OF_CURSOR])
+        cursors = pa.Table.from_batches(self.tables.lake.batches(self.cursors, OF_CURSOR, own), schema)
+        idle = managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
+        seen = TopicTables(listed, inputs, ledgers, cursors, idle)
+        yield from topics_to_load(seen, self.tables.policies, self.monitors, self.choice, self.now).to_batches()

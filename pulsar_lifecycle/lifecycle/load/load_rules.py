@@ -1,0 +1,315 @@
+# pyright: reportAttributeAccessIssue=false, reportMissingTypeStubs=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownParameterType=false, reportUnknownVariableType=false
+# pyarrow has no types.
+"""Which topics need a broker that loads them, what it would free, and what keeps a topic from being loaded.
+
+Belongs here: the rule, as codes. Pure: tables and policies come in, rows of ``TOPICS_TO_LOAD`` come out. Not here:
+retention itself (``lifecycle/retention.py``), loading anything. What a load changes:
+the last ledger becomes a closed one of that moment, whatever its age; messages past their TTL count as acknowledged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
+from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
+from pulsar_lifecycle.lifecycle.retention import judge, whole
+from pulsar_lifecycle.lifecycle.retention_inputs import policy_columns
+from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.owner_names import holders
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from pulsar_lifecycle.topics.policies import InForce
+from pulsar_lifecycle.topics.protection import Protection
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
+
+
+class LoadNeed(StrEnum):
+    """Why only a broker can free data of a topic."""
+
+    LAST_LEDGER_EXPIRED = "last_ledger_expired"
+    """Its last ledger is past its retention: a load puts a new one behind it."""
+    OPEN_EXPIRED = "open_expired"
+    """Its last ledger is past its retention by its age, and was never closed: a load closes it."""
+    PAST_TTL = "past_ttl"
+    """A subscription has not acknowledged messages that are past their TTL: brokers acknowledge them."""
+
+
+class LoadKept(StrEnum):
+    """Why a topic that needs a broker is left alone."""
+
+    WAY_IS_METADATA = "way_is_metadata"
+    """`load.namespaces` does not name it: retention goes by metadata alone."""
+    SUBSCRIPTION_WOULD_EXPIRE = "subscription_would_expire"
+    """Its broker would delete a subscription without consumers, and `load.subscription_expiry` does not name it."""
+    TOPIC_WOULD_BE_DELETED = "topic_would_be_deleted"
+    """Its broker would delete it as inactive, and `load.topic_deletion` does not name it."""
+    MONITORS_UNKNOWN = "monitors_unknown"
+    """What its broker would do by TTL, subscription expiry and inactivity is not known."""
+    LITTLE_TO_FREE = "little_to_free"
+    """A load would free less than `load.min_bytes`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The settings' word: tenants, namespaces and topics that may be loaded, and what brokers may do to these besides.
+
+    ``min_bytes``: less is not worth a load.
+    """
+
+    load: frozenset[str] = frozenset()
+    subscription_expiry: frozenset[str] = frozenset()
+    topic_deletion: frozenset[str] = frozenset()
+    min_bytes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicTables:
+    """What the rule needs of some topics.
+
+    ``listed`` (``tables.MANAGED_LEDGERS``) and ``inputs`` (``RETENTION_TOPICS``) are the same topics in the same order;
+    ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` are columns ``managed_ledger``,
+    ``cursor`` and ``last_active`` of ``tables.MANAGED_CURSORS``. ``idle``: managed ledgers that no broker lists and
+    whose last ledger is not closed.
+    """
+
+    listed: pa.Table
+    inputs: pa.Table
+    ledgers: pa.Table
+    cursors: pa.Table
+    idle: Any
+
+
+def topics_to_load(
+    tables: TopicTables, policies: InForce[RetentionPolicy | None], monitors: Monitors, choice: Choice, now: int
+) -> pa.Table:
+    """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
+    inputs = _with_idle(tables.inputs, tables.idle)
+    rows = _Ledgers.of(tables, inputs, monitors.ttl, now)
+    minutes, mb, level = policy_columns(tables.listed, policies)
+    limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
+    needs = {
+        LoadNeed.LAST_LEDGER_EXPIRED: rows.any_of(rows.last & rows.due & ~rows.kept_before),
+        LoadNeed.OPEN_EXPIRED: rows.any_of(rows.open_expired),
+        LoadNeed.PAST_TTL: rows.any_of(rows.past_ttl) & np.asarray(pc.fill_null(limited, False)),
+    }
+    needed = np.flatnonzero(np.logical_or.reduce(list(needs.values())))
+    later = rows.any_of(rows.last & (rows.due | rows.past_ttl | rows.open_expired) & ~rows.goes)
+    at_once, after = rows.sum_of(rows.freed), rows.sum_of(rows.last & ~rows.goes & (rows.due | rows.past_ttl))
+    place = pa.array(needed)
+    listed, inputs = tables.listed.take(place), inputs.take(place)
+    columns: dict[str, list[Any]] = {
+        name: table.column(name).to_pylist()
+        for table, names in (
+            (listed, ("topic", "namespace", "managed_ledger")),
+            (inputs, ("durable_cursors", "slowest_ledger_id", "slowest_entry_id", "kept")),
+        )
+        for name in names
+    }
+    columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
+    columns |= {"level": level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
+    subscriptions = _subscriptions(tables.cursors, columns["managed_ledger"])
+    found: list[dict[str, Any]] = []
+    for n, row in enumerate(needed.tolist()):
+        one = {name: values[n] for name, values in columns.items()}
+        would = _monitored(one, subscriptions.get(one["managed_ledger"], {}), monitors, now)
+        lengths = int(at_once[row]), int(after[row])
+        unsized = bool(needs[LoadNeed.OPEN_EXPIRED][row])
+        found.append(
+            {
+                **one,
+                "ledger_id": int(rows.last_id[row]),
+                "needs": [str(need) for need, holds in needs.items() if holds[row]],
+                "monitors": [str(code) for code in would],
+                "bytes": sum(lengths),
+                "bytes_at_once": lengths[0],
+                "second_visit_at": _second_visit(one["minutes"], bool(later[row]), now),
+                "retention_minutes": one["minutes"],
+                "retention_mb": one["mb"],
+                "ttl_seconds": one["ttl"],
+                "kept": _kept(one, would, choice, sum(lengths), unsized),
+            }
+        )
+    return pa.Table.from_pylist(found, TOPICS_TO_LOAD)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ledgers:
+    """The ledgers of all topics as numpy arrays; ``ttl`` and ``last_id`` by topic.
+
+    ``due``: past their retention now; ``past_ttl``: what a subscription needs of them is past the TTL, and so is all
+    before it; ``goes``: a broker that has loaded the topic and expired its messages trims them; ``freed``: and we would
+    not by metadata. ``kept_before``: a ledger before it in its topic is neither due nor empty.
+    """
+
+    topic: Any
+    topics: int
+    size: Any
+    last: Any
+    due: Any
+    past_ttl: Any
+    open_expired: Any
+    goes: Any
+    freed: Any
+    kept_before: Any
+    ttl: Any
+    last_id: Any
+
+    @classmethod
+    def of(cls, tables: TopicTables, inputs: pa.Table, ttl: InForce[int | None], now: int) -> _Ledgers:
+        verdicts = judge(inputs, now)
+        topic = np.asarray(whole(verdicts.column("managed_ledger")).indices, np.int64)
+        last = np.append(topic[1:] != topic[:-1], True)[: len(topic)]
+        ids = np.asarray(whole(verdicts.column("ledger_id")), np.int64)
+        size = np.asarray(verdicts.column("size").fill_null(0), np.int64)
+        alone = verdicts.column("alone").cast(pa.string())
+        held = np.asarray(pc.equal(alone, str(RetentionVerdict.CURSOR)))
+        empty = np.asarray(pc.equal(alone, str(RetentionVerdict.EMPTY)))
+        due = np.asarray(whole(verdicts.column("expired_by")).is_valid()) & ~empty
+
+        seconds = _by_topic(tables.listed, ttl)
+        limit = np.asarray(pc.fill_null(seconds, 0), np.int64)[topic] * 1000
+        inner = whole(inputs.column("ledgers")).flatten()
+        closed = inner.field("closed_at")
+        dated = np.asarray(closed.is_valid())
+        old = dated & (limit > 0) & (now - np.asarray(closed.fill_null(0), np.int64) > limit)
+        past_ttl = held & old & ~_before_or_at(held & ~old, topic)
+        moved = _expired(inputs, topic, ids, np.asarray(inner.field("entries").fill_null(0), np.int64), past_ttl)
+        goes = np.asarray(judge(moved, now).column("goes_when_loaded"))
+
+        reasons = of_topics(verdicts, tables.listed, inputs, tables.ledgers, tables.idle, now).column("reason")
+        last_id = np.full(inputs.num_rows, -1, np.int64)
+        last_id[topic[last]] = ids[last]
+        kept = np.zeros(inputs.num_rows, bool)
+        kept[topic[~last & ~due & ~empty]] = True
+        return cls(
+            topic=topic,
+            topics=inputs.num_rows,
+            size=size,
+            last=last,
+            due=due,
+            past_ttl=past_ttl,
+            open_expired=np.asarray(pc.equal(reasons, str(Reason.EXPIRED_OPEN))),
+            goes=goes,
+            freed=goes & ~np.asarray(pc.is_in(verdicts.column("verdict").cast(pa.string()), _GONE)),
+            kept_before=kept[topic],
+            ttl=seconds,
+            last_id=last_id,
+        )
+
+    def any_of(self, these: Any) -> Any:
+        """By topic, whether one of its ledgers is one of ``these``."""
+        return np.bincount(self.topic[these], minlength=self.topics) > 0
+
+    def sum_of(self, these: Any) -> Any:
+        """By topic, the bytes of ``these`` of its ledgers."""
+        return np.bincount(self.topic[these], weights=self.size[these], minlength=self.topics).astype(np.int64)
+
+
+_GONE = pa.array(sorted(GONE), pa.string())
+
+
+def _with_idle(inputs: pa.Table, idle: Any) -> pa.Table:
+    """A topic whose last ledger was never closed counts as loaded for writing; if nobody lists it, it may be loaded."""
+    kept = inputs.column("kept")
+    free = pc.and_(pc.is_in(inputs.column("managed_ledger"), idle), pc.equal(kept, str(Protection.LOADED)))
+    lifted = pc.if_else(pc.fill_null(free, False), pa.scalar(None, pa.string()), kept)
+    return inputs.set_column(inputs.schema.get_field_index("kept"), "kept", lifted)
+
+
+def _by_topic(listed: pa.Table, in_force: InForce[int | None]) -> Any:
+    """What is in force of each topic, null where it is unknown."""
+    own, others = in_force.by_topic, in_force.by_namespace
+    if not own:
+        names = whole(listed.column("namespace")).dictionary_encode()
+        values = [others.get(name) for name in names.dictionary.to_pylist()]
+        return pa.array(values, pa.int64()).take(names.indices)
+    pairs = zip(listed.column("topic").to_pylist(), listed.column("namespace").to_pylist(), strict=True)
+    found = ((str(Topic.parse(topic).partitioned_parent), namespace) for topic, namespace in pairs)
+    return pa.array([own[name] if name in own else others.get(namespace) for name, namespace in found], pa.int64())
+
+
+def _before_or_at(these: Any, topic: Any) -> Any:
+    """Whether a ledger, or one before it in its topic, is one of ``these``."""
+    upto = np.concatenate(([0], np.cumsum(these, dtype=np.int64)))
+    begin = np.searchsorted(topic, topic)
+    return upto[1:] > upto[begin]
+
+
+def _expired(inputs: pa.Table, topic: Any, ids: Any, entries: Any, past_ttl: Any) -> pa.Table:
+    """The topics as they are once their messages are expired: the slowest cursor at the end of what is past the TTL."""
+    rows = np.flatnonzero(past_ttl)
+    ledger, entry = (np.asarray(inputs.column(name).fill_null(-1), np.int64).copy() for name in _SLOWEST)
+    known = np.asarray(inputs.column(_SLOWEST[0]).is_valid() if inputs.num_rows else [], bool)
+    ledger[topic[rows]], entry[topic[rows]] = ids[rows], entries[rows] - 1
+    for name, values in zip(_SLOWEST, (ledger, entry), strict=True):
+        column = pa.array(values, pa.int64(), mask=~known)
+        inputs = inputs.set_column(inputs.schema.get_field_index(name), name, column)
+    return inputs
+
+
+_SLOWEST = ("slowest_ledger_id", "slowest_entry_id")
+
+
+def _subscriptions(cursors: pa.Table, wanted: Collection[str]) -> dict[str, dict[str, int | None]]:
+    """By managed ledger, its subscriptions and when each was last active (ms)."""
+    some = cursors.filter(pc.is_in(cursors.column("managed_ledger"), pa.array(list(wanted), pa.string())))
+    found: dict[str, dict[str, int | None]] = {}
+    names = ("managed_ledger", "cursor", "last_active")
+    for owner, cursor, active in zip(*(some.column(name).to_pylist() for name in names), strict=True):
+        if cursor is None or is_subscription(cursor):
+            found.setdefault(owner, {})[cursor or ""] = active
+    return found
+
+
+def _monitored(
+    row: Mapping[str, Any], subscriptions: Mapping[str, int | None], monitors: Monitors, now: int
+) -> list[LoadKept]:
+    """What its broker would do to a topic that stays loaded, however short we mean to have it loaded."""
+    topic = Topic.parse(row["topic"])
+    expiry = monitors.expiry.get(row["namespace"])
+    known = row["namespace"] in monitors.deletion.by_namespace
+    deletion: TopicDeletion | None = monitors.deletion.of(topic) if known else None
+    if expiry is None or deletion is None or row["ttl"] is None:
+        return [LoadKept.MONITORS_UNKNOWN]
+    limit = expiry * MS_PER_MINUTE
+    stays = [name for name, active in subscriptions.items() if not limit or (active and now - active <= limit)]
+    found = [LoadKept.SUBSCRIPTION_WOULD_EXPIRE] if len(stays) < len(subscriptions) else []
+    if deletion.on and not (deletion.unsubscribed_only and stays):
+        found.append(LoadKept.TOPIC_WOULD_BE_DELETED)
+    return found
+
+
+def _kept(
+    row: Mapping[str, Any], would: Collection[LoadKept], choice: Choice, nbytes: int, unsized: bool
+) -> str | None:
+    if row["kept"] is not None:
+        return row["kept"]
+    if row["minutes"] is None or row["mb"] is None:
+        return str(RetentionVerdict.UNKNOWN_POLICY)
+    if row["durable_cursors"] is None or (row["durable_cursors"] and row["slowest_ledger_id"] is None):
+        return str(RetentionVerdict.UNKNOWN_CURSOR)
+    names = holders(row["namespace"], row["topic"])
+    ordered = {
+        LoadKept.SUBSCRIPTION_WOULD_EXPIRE: choice.subscription_expiry,
+        LoadKept.TOPIC_WOULD_BE_DELETED: choice.topic_deletion,
+        LoadKept.MONITORS_UNKNOWN: frozenset[str](),
+    }
+    if choice.load.isdisjoint(names):
+        return str(LoadKept.WAY_IS_METADATA)
+    refused = next((code for code in would if ordered[code].isdisjoint(names)), None)
+    if refused:
+        return str(refused)
+    return None if unsized or nbytes >= choice.min_bytes else str(LoadKept.LITTLE_TO_FREE)
+
+
+def _second_visit(minutes: int | None, later: bool, now: int) -> int | None:
+    return now + minutes * MS_PER_MINUTE if later and minutes is not None and minutes > 0 else None

@@ -1,0 +1,123 @@
+"""What a broker does by itself to a topic that it has loaded: message TTL, subscription expiry, inactive topics.
+
+Belongs here: the policies in force by topic, namespace and brokers. Pure. Not here: reading them
+(``topics/retention_now.py``), which topics that concerns (``lifecycle/load/load_rules.py``). Upstream:
+``PersistentTopic.checkMessageExpiry``, ``checkInactiveSubscriptions`` and ``checkGC``, ``BrokerService``, Pulsar 4.0.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pulsar_lifecycle.formats.topic_policies import TopicPolicies
+from pulsar_lifecycle.topics.policies import TOPIC_POLICIES_ENABLED, InForce, Layers
+
+T = TypeVar("T")
+
+_TTL, _INACTIVE = "messageTTLInSeconds", "inactiveTopicPolicies"
+_BROKER_TTL = "ttlDurationDefaultInSeconds"
+_BROKER_EXPIRY = "subscriptionExpirationTimeMinutes"
+_BROKER_DELETES, _BROKER_MODE = "brokerDeleteInactiveTopicsEnabled", "brokerDeleteInactiveTopicsMode"
+_SYSTEM_CURSORS = "additionalSystemCursorNames"
+_UNSUBSCRIBED = "delete_when_no_subscriptions"
+BROKER_NAMES = frozenset({_BROKER_TTL, _BROKER_EXPIRY, _BROKER_DELETES, _BROKER_MODE, _SYSTEM_CURSORS})
+"""What broker.conf calls all that brokers have a say in."""
+
+COMPACTION, DEDUPLICATION, REPLICATOR = "__compaction", "pulsar.dedup", "pulsar.repl."
+"""Cursors that are no subscriptions of clients; a replicator's name begins so (``replicatorPrefix``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDeletion:
+    """Whether brokers delete an inactive topic; ``unsubscribed_only``: not while it has a subscription."""
+
+    on: bool
+    unsubscribed_only: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Monitors:
+    """What counts by namespace and topic; None: unknown. ``ttl`` in seconds, ``expiry`` in minutes, both 0 for none.
+
+    ``system_cursors``: names of cursors that brokers never expire messages of, beside ``__compaction``.
+    """
+
+    ttl: InForce[int | None]
+    deletion: InForce[TopicDeletion | None]
+    expiry: Mapping[str, int | None]
+    system_cursors: frozenset[str] = frozenset()
+
+    def expires_messages(self, cursor: str) -> bool:
+        """Whether we may have the messages of a cursor expired: it is a subscription, and no system's."""
+        return is_subscription(cursor) and cursor not in self.system_cursors
+
+
+def is_subscription(cursor: str) -> bool:
+    """Whether a cursor, by its name as ``model.cursor_name`` shows it, is a subscription of clients."""
+    return cursor not in (COMPACTION, DEDUPLICATION) and not cursor.startswith(REPLICATOR)
+
+
+def monitors_in_force(layers: Layers) -> Monitors:
+    """By what topics, namespaces and brokers say; what one of them says wrongly, or nobody, is unknown."""
+    names = layers.brokers.get(_SYSTEM_CURSORS, "").strip("[]")
+    return Monitors(
+        _known(layers, layers.in_force(_TTL, _ttl)),
+        _known(layers, layers.in_force(_INACTIVE, _deletion)),
+        {name: _expiry(said, layers.brokers) for name, said in layers.namespaces.items()},
+        frozenset(one.strip() for one in names.split(",") if one.strip()),
+    )
+
+
+def _known(layers: Layers, found: InForce[T | None]) -> InForce[T | None]:
+    """Where the policies of a namespace's topics could not be read, a topic of it may have any."""
+    if layers.brokers.get(TOPIC_POLICIES_ENABLED) == "false":
+        return found
+    read = {name for name, own in layers.topics.items() if own.unknown is None}
+    return InForce({name: one if name in read else None for name, one in found.by_namespace.items()}, found.by_topic)
+
+
+def _ttl(topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]) -> int | None:
+    """A policy below 0 counts as none (``AbstractTopic.normalizeValue``)."""
+    for said in (topic.first(_TTL), (namespace or {}).get("message_ttl_in_seconds")):
+        if said is not None and type(said) is not int:
+            return None
+        if said is not None and said >= 0:
+            return said
+    return _number(broker, _BROKER_TTL)
+
+
+def _expiry(namespace: Mapping[str, Any], broker: Mapping[str, str]) -> int | None:
+    said = namespace.get("subscription_expiration_time_minutes")
+    if said is None:
+        return _number(broker, _BROKER_EXPIRY)
+    return max(0, said) if type(said) is int else None
+
+
+def _number(broker: Mapping[str, str], name: str) -> int | None:
+    try:
+        return max(0, int(broker[name]))
+    except (KeyError, ValueError):
+        return None
+
+
+def _deletion(
+    topic: TopicPolicies, namespace: Mapping[str, Any] | None, broker: Mapping[str, str]
+) -> TopicDeletion | None:
+    """Brokers look for inactive topics only where ``brokerDeleteInactiveTopicsEnabled`` is true, whatever else says."""
+    if broker.get(_BROKER_DELETES) == "false":
+        return TopicDeletion(False)
+    if broker.get(_BROKER_DELETES) != "true" or _BROKER_MODE not in broker:
+        return None
+    said = topic.first(_INACTIVE)
+    said = (namespace or {}).get("inactive_topic_policies") if said is None else said
+    if said is None:
+        return TopicDeletion(True, broker[_BROKER_MODE] == _UNSUBSCRIBED)
+    if not isinstance(said, Mapping):
+        return None
+    policy: Mapping[Any, Any] = said
+    return TopicDeletion(policy.get("deleteWhileInactive") is not False, policy.get(_MODE) == _UNSUBSCRIBED)
+
+
+_MODE = "inactiveTopicDeleteMode"

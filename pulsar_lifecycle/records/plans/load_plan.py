@@ -1,0 +1,52 @@
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownParameterType=false, reportAttributeAccessIssue=false, reportMissingTypeStubs=false
+# pyarrow has no types.
+"""A load plan: topics whose data only a broker that loads them can free, and what keeps some of them from that.
+
+Belongs here: rows and digest; the summary is a ``PlanSummary``, whose ``ledgers`` count topics. Not here: the rule
+(``lifecycle/load/load_rules.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from pulsar_lifecycle.records import plans
+
+TOPICS_TO_LOAD = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("topic", pa.string()),
+        pa.field("namespace", pa.string()),
+        pa.field("needs", pa.list_(pa.string())),
+        pa.field("monitors", pa.list_(pa.string())),
+        pa.field("bytes", pa.int64()),
+        pa.field("bytes_at_once", pa.int64()),
+        pa.field("second_visit_at", pa.int64()),
+        pa.field("retention_minutes", pa.int64()),
+        pa.field("retention_mb", pa.int64()),
+        pa.field("level", pa.string()),
+        pa.field("ttl_seconds", pa.int64()),
+        pa.field("durable_cursors", pa.int32()),
+        pa.field("slowest_ledger_id", pa.int64()),
+        pa.field("slowest_entry_id", pa.int64()),
+        pa.field("kept", pa.string()),
+    ]
+)
+"""One row per topic that needs a broker. ``ledger_id``: its last ledger, which tells the topic's rows apart. ``needs``:
+``LoadNeed`` codes; ``monitors``: ``LoadKept`` codes of what the broker would do besides. ``bytes``: what goes sooner or
+later and cannot go by metadata now, as far as sizes are known; ``bytes_at_once``: of these, what the broker trims
+during the load. ``second_visit_at`` (ms): when the rest is past its retention again, had it been loaded when the plan
+was made; null without a rest. ``retention_*``, ``ttl_seconds``, ``durable_cursors`` and ``slowest_*``: what must be so
+still when the plan is applied. ``kept``: the ``LoadKept``, ``RetentionVerdict`` or ``Protection`` by which it is left
+alone; null for what is loaded. A plan's rows are those with null."""
+
+_FACTS = ("plan_id", "cluster", "fingerprint", "epoch_id", "created_at", "actionable", "cluster_ledgers")
+
+
+def digest(rows: pa.Table, summary: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) over the id-sorted canonical rows and the facts that make the plan actionable."""
+    return plans.digest(rows.select(TOPICS_TO_LOAD.names), {name: summary[name] for name in _FACTS})

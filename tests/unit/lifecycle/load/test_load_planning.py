@@ -1,0 +1,244 @@
+"""A load plan of a stored scan: which topics need a broker, what it would free and when, what keeps the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pulsar_lifecycle.formats import cursor as cursor_format
+from pulsar_lifecycle.lifecycle.load.load_planning import TABLE, make_load_plan
+from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.gaps import Gap
+from pulsar_lifecycle.records.plans import load_plan
+from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
+from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
+from tests.kit.builders import A_GAP
+from tests.kit.load_scene import LoadScene
+from tests.kit.retention_scene import MB, MINUTE, NAMESPACE
+
+OWN = f"persistent://{NAMESPACE}/"
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadScene:
+    return LoadScene(tmp_path, monkeypatch)
+
+
+def plan(scene: LoadScene, *gaps: Gap, **context: Any) -> tuple[PlanSummary, list[dict[str, Any]]]:
+    summary, rows = make_load_plan(scene.cluster, scene.scan(*gaps, **context))
+    assert load_plan.digest(rows, summary.to_json()) == summary.digest
+    assert scene.lake.load_plan(summary.plan_id) == (summary, rows)
+    assert scene.lake.load_plans()[-1] == summary
+    return summary, rows.to_pylist()
+
+
+def stored(scene: LoadScene) -> dict[str, dict[str, Any]]:
+    """Rows of table ``topics_to_load`` by topic."""
+    epoch = scene.lake.epochs()[-1].epoch_id
+    batches = scene.lake.batches(scene.lake.parts(epoch, TABLE), TOPICS_TO_LOAD.names)
+    return {row["topic"].rpartition("/")[2]: row for batch in batches for row in batch.to_pylist()}
+
+
+def test_an_expired_last_ledger_goes_in_a_second_visit(scene: LoadScene) -> None:
+    ids = scene.topic("a", 100, 90, 80, cursor=2)
+    scene.servers.wait(1)  # the last ledger's age is that of its own z-node
+    summary, (row,) = plan(scene)
+    assert row == {
+        "ledger_id": ids[-1],
+        "topic": f"{OWN}a",
+        "namespace": NAMESPACE,
+        "needs": ["last_ledger_expired"],
+        "monitors": [],
+        "bytes": 10,
+        "bytes_at_once": 0,
+        "second_visit_at": summary.created_at + 60 * MINUTE,
+        "retention_minutes": 60,
+        "retention_mb": -1,
+        "level": "namespace",
+        "ttl_seconds": 0,
+        "durable_cursors": 1,
+        "slowest_ledger_id": ids[-1],
+        "slowest_entry_id": 0,
+        "kept": None,
+    }
+    assert (summary.actionable, summary.ledgers, summary.logical_bytes) == (True, 1, 10)
+
+
+def test_without_retention_the_last_ledger_goes_at_once(scene: LoadScene) -> None:
+    scene.retention(0, -1)
+    scene.topic("a", 100, cursor=0)
+    _, (row,) = plan(scene)
+    assert (row["bytes"], row["bytes_at_once"], row["second_visit_at"]) == (10, 10, None)
+
+
+def test_a_young_last_ledger_needs_nothing(scene: LoadScene) -> None:
+    scene.retention(600, -1)
+    scene.topic("a", 1000, 900, cursor=1)
+    assert plan(scene)[1] == []
+    assert stored(scene) == {}
+
+
+def test_an_expired_ledger_that_was_never_closed_is_closed_by_a_load(scene: LoadScene) -> None:
+    topic = scene.open_topic("a")
+    scene.servers.wait(2)
+    summary, (row,) = plan(scene)
+    assert (row["ledger_id"], row["needs"]) == (topic, ["open_expired"])
+    assert (row["bytes"], row["second_visit_at"]) == (0, summary.created_at + 60 * MINUTE)
+
+
+def test_an_open_ledger_of_a_topic_that_a_broker_lists_is_left_to_it(scene: LoadScene) -> None:
+    scene.open_topic("a")
+    scene.servers.load(Topic.parse(f"{OWN}a"))
+    scene.servers.wait(2)
+    assert plan(scene)[1] == []
+
+
+@pytest.mark.parametrize("ttl", [0, 3600, 7 * 3600, None])
+def test_messages_past_their_ttl_need_a_broker(scene: LoadScene, ttl: int | None) -> None:
+    """Ledgers of 6.5 and 5 hours ago are not acknowledged, retention is an hour."""
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=ttl)
+    found = {row["topic"]: row for row in plan(scene)[1]}
+    if ttl != 3600:
+        assert found == {}
+        return
+    row = found[f"{OWN}a"]
+    assert (row["needs"], row["ttl_seconds"]) == (["past_ttl"], 3600)
+    assert row["bytes_at_once"] == 2 * MB
+    assert (row["slowest_ledger_id"], row["slowest_entry_id"]) == (ids[0], -1)
+
+
+def test_a_ttl_frees_nothing_where_retention_keeps_all(scene: LoadScene) -> None:
+    ids = scene.topic("a", 330, 240, 0)
+    scene.servers.cursor(Topic.parse(f"{OWN}a"), "s", at=ids[0])
+    scene.namespace(message_ttl_in_seconds=60)
+    scene.retention(-1, -1)
+    assert plan(scene)[1] == []
+
+
+def kept(scene: LoadScene, **context: Any) -> str | None:
+    scene.topic("a", 100, cursor=0)
+    scene.servers.wait(1)
+    rows = plan(scene, **context)[1]
+    code = stored(scene)["a"]["kept"]
+    assert (code is None) == bool(rows)
+    return code
+
+
+def test_a_namespace_goes_by_metadata_unless_the_settings_name_it(scene: LoadScene) -> None:
+    scene.change(namespaces=())
+    assert kept(scene) == "way_is_metadata"
+
+
+def test_what_is_protected_is_not_loaded(scene: LoadScene) -> None:
+    assert kept(scene, shadow_sources=frozenset({f"{OWN}a"})) == "shadow_source"
+
+
+def test_little_is_not_worth_a_load(scene: LoadScene) -> None:
+    scene.change(min_bytes=11)
+    assert kept(scene) == "little_to_free"
+
+
+@pytest.mark.parametrize("name", sorted(LoadScene.CONFIGURATION))
+def test_what_brokers_would_do_must_be_known(scene: LoadScene, name: str) -> None:
+    if name == "additionalSystemCursorNames":
+        return
+    scene.configure(**{name: None})
+    scene.namespace(message_ttl_in_seconds=None)
+    deletes = "brokerDeleteInactiveTopicsEnabled"
+    if name == "brokerDeleteInactiveTopicsMode":
+        scene.configure(**{name: None, deletes: "true"})
+    assert kept(scene) == "monitors_unknown"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_subscription_that_would_expire_keeps_its_topic_unless_ordered(scene: LoadScene, ordered: bool) -> None:
+    scene.namespace(subscription_expiration_time_minutes=30)
+    if ordered:
+        scene.change(subscription_expiry=("acme",))
+    assert kept(scene) == (None if ordered else "subscription_would_expire")
+
+
+def test_a_subscription_that_was_active_lately_does_not_expire(scene: LoadScene) -> None:
+    scene.namespace(subscription_expiration_time_minutes=300)
+    ids = scene.topic("a", 100, cursor=0)
+    scene.servers.wait(1)
+    path = f"{scene.servers.topic_path(Topic.parse(f'{OWN}a'))}/s"
+    info = cursor_format.decode(scene.servers.zookeeper.data(path))
+    scene.servers.put(path, cursor_format.encode(replace(info, last_active=scene.now - 60 * MINUTE)))
+    _, (row,) = plan(scene)
+    assert (row["ledger_id"], row["monitors"]) == (ids[0], [])
+
+
+@pytest.mark.parametrize(
+    ("cursor", "mode", "ordered", "code"),
+    [
+        (0, "delete_when_no_subscriptions", False, None),
+        (None, "delete_when_no_subscriptions", False, "topic_would_be_deleted"),
+        (0, "delete_when_subscriptions_caught_up", False, "topic_would_be_deleted"),
+        (None, "delete_when_no_subscriptions", True, None),
+    ],
+)
+def test_a_topic_that_would_be_deleted_is_left_alone_unless_ordered(
+    scene: LoadScene, cursor: int | None, mode: str, ordered: bool, code: str | None
+) -> None:
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true", brokerDeleteInactiveTopicsMode=mode)
+    if ordered:
+        scene.change(topic_deletion=(NAMESPACE,))
+    scene.topic("a", 100, cursor=cursor)
+    scene.servers.wait(1)
+    plan(scene)
+    assert stored(scene)["a"]["kept"] == code
+
+
+def test_a_namespace_that_forbids_deletion_is_heard(scene: LoadScene) -> None:
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    scene.namespace(
+        inactive_topic_policies={
+            "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+            "maxInactiveDurationSeconds": 60,
+            "deleteWhileInactive": False,
+        }
+    )
+    scene.topic("a", 100)
+    scene.servers.wait(1)
+    assert [row["topic"] for row in plan(scene)[1]] == [f"{OWN}a"]
+
+
+def test_a_topic_whose_subscriptions_would_expire_would_be_deleted_then(scene: LoadScene) -> None:
+    scene.configure(brokerDeleteInactiveTopicsEnabled="true")
+    scene.namespace(subscription_expiration_time_minutes=30)
+    scene.change(subscription_expiry=("acme",))
+    assert kept(scene) == "topic_would_be_deleted"
+
+
+def test_brokers_that_differ_make_the_plan_a_report(scene: LoadScene) -> None:
+    scene.topic("a", 100, cursor=0)
+    admin = scene.servers.admin
+    admin.broker_ids = [*admin.broker_ids, "other:1"]
+    other = {**LoadScene.CONFIGURATION, "subscriptionExpirationTimeMinutes": "7"}
+    admin.configuration = {**admin.configuration, "other:1": other}
+    scene.servers.wait(1)
+    summary, _ = plan(scene)
+    assert not summary.actionable
+    assert "subscriptionExpirationTimeMinutes" in summary.gaps[-1].text
+
+
+def test_a_plan_on_a_scan_that_is_not_covered_is_report_only(scene: LoadScene) -> None:
+    scene.topic("a", 100, cursor=0)
+    scene.servers.wait(1)
+    summary, rows = plan(scene, A_GAP)
+    assert (summary.actionable, len(rows)) == (False, 1)
+
+
+def test_making_a_plan_writes_nothing_and_loads_nothing(scene: LoadScene) -> None:
+    scene.topic("a", 100, cursor=0)
+    scene.servers.wait(1)
+    epoch, before = scene.scan(), scene.servers.zookeeper.zxid
+    make_load_plan(scene.cluster, epoch)
+    assert scene.servers.zookeeper.zxid == before
+    assert scene.servers.admin.touched == []
