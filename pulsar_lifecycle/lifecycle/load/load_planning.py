@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.load_rules import Choice, TopicTables, topics_to_load
 from pulsar_lifecycle.lifecycle.load.monitors import BROKER_NAMES, Monitors, monitors_in_force
 from pulsar_lifecycle.lifecycle.retention import whole
-from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS
+from pulsar_lifecycle.lifecycle.retention_inputs import POSITIONS, policy_columns
 from pulsar_lifecycle.lifecycle.retention_tables import (
     IDLE,
     CursorPositions,
@@ -129,5 +129,6 @@ class _Judging:
         schema = pa.schema([MANAGED_CURSORS.field(name) for name in OF_CURSOR])
         cursors = pa.Table.from_batches(self.tables.lake.batches(self.cursors, OF_CURSOR, own), schema)
         idle = managed_ledgers_where(self.tables.lake, self.tables.topics, IDLE)
-        seen = TopicTables(listed, inputs, ledgers, cursors, idle)
-        yield from topics_to_load(seen, self.tables.policies, self.monitors, self.choice, self.now).to_batches()
+        *_, level = policy_columns(listed, self.tables.policies)
+        seen = TopicTables(listed, inputs, ledgers, cursors, idle, level)
+        yield from topics_to_load(seen, self.monitors, self.choice, self.now).to_batches()

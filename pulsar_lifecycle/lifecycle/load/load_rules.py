@@ -22,14 +22,13 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.lifecycle.load.monitors import Monitors, TopicDeletion, is_subscription
 from pulsar_lifecycle.lifecycle.reasons import Reason, of_topics
 from pulsar_lifecycle.lifecycle.retention import judge, whole
-from pulsar_lifecycle.lifecycle.retention_inputs import policy_columns
 from pulsar_lifecycle.lifecycle.verdicts import GONE, RetentionVerdict
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.owner_names import holders
 from pulsar_lifecycle.records.plans.load_plan import TOPICS_TO_LOAD
 from pulsar_lifecycle.topics.policies import InForce
 from pulsar_lifecycle.topics.protection import Protection
-from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE, RetentionPolicy
+from pulsar_lifecycle.topics.retention_policy import MS_PER_MINUTE
 
 
 class LoadNeed(StrEnum):
@@ -78,7 +77,7 @@ class TopicTables:
     ``listed`` (``tables.MANAGED_LEDGERS``) and ``inputs`` (``RETENTION_TOPICS``) are the same topics in the same order;
     ``ledgers`` (``tables.BOOKKEEPER_LEDGERS``) has the last ledger of each. ``cursors`` are columns ``managed_ledger``,
     ``cursor`` and ``last_active`` of ``tables.MANAGED_CURSORS``. ``idle``: managed ledgers that no broker lists and
-    whose last ledger is not closed.
+    whose last ledger is not closed. ``level``: where the retention of each topic is set, null where it is unknown.
     """
 
     listed: pa.Table
@@ -86,15 +85,14 @@ class TopicTables:
     ledgers: pa.Table
     cursors: pa.Table
     idle: Any
+    level: Any
 
 
-def topics_to_load(
-    tables: TopicTables, policies: InForce[RetentionPolicy | None], monitors: Monitors, choice: Choice, now: int
-) -> pa.Table:
+def topics_to_load(tables: TopicTables, monitors: Monitors, choice: Choice, now: int) -> pa.Table:
     """Rows of ``TOPICS_TO_LOAD`` for every topic that needs a broker at ``now`` (ms), loaded or kept by a code."""
     inputs = _with_idle(tables.inputs, tables.idle)
     rows = _Ledgers.of(tables, inputs, monitors.ttl, now)
-    minutes, mb, level = policy_columns(tables.listed, policies)
+    minutes, mb = (whole(inputs.column(name)) for name in ("retention_minutes", "retention_mb"))
     limited = pc.or_(pc.greater_equal(minutes, 0), pc.greater_equal(mb, 0))
     needs = {
         LoadNeed.LAST_LEDGER_EXPIRED: rows.any_of(rows.last & rows.due & ~rows.kept_before),
@@ -115,7 +113,7 @@ def topics_to_load(
         for name in names
     }
     columns |= {"minutes": minutes.take(place).to_pylist(), "mb": mb.take(place).to_pylist()}
-    columns |= {"level": level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
+    columns |= {"level": tables.level.take(place).to_pylist(), "ttl": rows.ttl.take(place).to_pylist()}
     subscriptions = _subscriptions(tables.cursors, columns["managed_ledger"])
     found: list[dict[str, Any]] = []
     for n, row in enumerate(needed.tolist()):
