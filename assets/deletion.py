@@ -15,7 +15,7 @@ from assets.findings import COLUMNS
 from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.deletion_planning import run_config
-from pulsar_lifecycle.deletion.workers import FAILURES, WITHHELD, OutcomeCount
+from pulsar_lifecycle.deletion.workers import FAILURES, OutcomeCount, RunEnd
 from pulsar_lifecycle.io.pulsar.queue_state import QueueState, look
 from pulsar_lifecycle.io.pulsar.queue_topics import pending
 from pulsar_lifecycle.journal import metrics
@@ -23,7 +23,7 @@ from pulsar_lifecycle.journal.queries import deleted_by_topic
 from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.outcomes import DELETED, WAITS_FOR
+from pulsar_lifecycle.records.outcomes import WAITS_FOR, Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.progress import of_stages, reporting
 from resources.lifecycle import LifecycleResource
@@ -148,7 +148,8 @@ def check_not_stopped(outcomes: Iterable[OutcomeCount], metadata: Mapping[str, A
     if not failed:
         return
     said = [
-        f"{what}: " + "; ".join(f"{o.ledgers} at {o.reason}" if o.outcome == WITHHELD else o.reason for o in some)
+        f"{what}: "
+        + "; ".join(f"{o.ledgers} at {o.reason}" if o.outcome == RunEnd.WITHHELD else o.reason for o in some)
         for outcome, what in FAILURES.items()
         if (some := [o for o in failed if o.outcome == outcome])
     ]
@@ -157,7 +158,7 @@ def check_not_stopped(outcomes: Iterable[OutcomeCount], metadata: Mapping[str, A
 
 def outcomes_shown(outcomes: list[OutcomeCount]) -> dict[str, Any]:
     """A deletion run's outcomes as metadata."""
-    deleted = [o for o in outcomes if o.outcome == DELETED]
+    deleted = [o for o in outcomes if o.outcome == Outcome.DELETED]
     return {
         "dagster/row_count": sum(o.ledgers for o in deleted),
         "deleted bytes": sum(o.bytes for o in deleted),

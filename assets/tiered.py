@@ -24,7 +24,7 @@ from assets.names import EPOCH, key, namespace_partitions
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_stages, reporting
@@ -33,7 +33,6 @@ from pulsar_lifecycle.tiered.offload_planning import TABLE, make_offload_plan
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.run_selection import chosen
-from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 
 CHECK = "no_failed_proofs"
@@ -263,16 +262,18 @@ def outcomes_shown(outcomes: Outcomes) -> dict[str, Any]:
     for one in outcomes:
         sizes[one.outcome] += one.bytes
     rows = [(outcome, counts[outcome], show.size(sizes[outcome])) for outcome in sorted(counts)]
-    first = sorted(outcomes, key=lambda one: (one.outcome in (OFFLOADED, RELEASED), one.outcome, one.ledger_id))
+    first = sorted(
+        outcomes, key=lambda one: (one.outcome in (Outcome.OFFLOADED, Outcome.RELEASED), one.outcome, one.ledger_id)
+    )
     sample = [
         {"ledger": one.ledger_id, "outcome": one.outcome, "topic": one.topic, "bytes": one.bytes, "reason": one.reason}
         for one in first
     ]
     columns = {"ledger": "int", "outcome": "string", "topic": "string", "bytes": "int", "reason": "string"}
     return {
-        "offloaded": counts[OFFLOADED],
-        "released in BookKeeper": counts[RELEASED],
-        "left to brokers": counts[LEFT_TO_BROKER],
+        "offloaded": counts[Outcome.OFFLOADED],
+        "released in BookKeeper": counts[Outcome.RELEASED],
+        "left to brokers": counts[Outcome.LEFT_TO_BROKER],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
         "ledgers": show.table(sample, columns),
     }
@@ -289,17 +290,18 @@ def counted(outcomes: Outcomes) -> Counter[str]:
 def said(outcomes: Outcomes) -> str:
     """A run's result in one line: what was done, and what was not."""
     counts = counted(outcomes)
-    done = f"{counts.pop(OFFLOADED, 0)} ledgers offloaded, {counts.pop(RELEASED, 0)} released in BookKeeper"
+    offloaded, released = counts.pop(Outcome.OFFLOADED, 0), counts.pop(Outcome.RELEASED, 0)
+    done = f"{offloaded} ledgers offloaded, {released} released in BookKeeper"
     rest = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
     return f"{done}; not done: {rest}" if rest else done
 
 
 def check_done(outcomes: Outcomes) -> None:
     """Fail where something did not do its part: what was done stays done, and each reason says what to do."""
-    wrong = [one for one in outcomes if one.outcome in (FAILED, REVERTED, PROOF_FAILED)]
-    wrong.sort(key=lambda one: one.outcome != PROOF_FAILED)
+    wrong = [one for one in outcomes if one.outcome in (Outcome.FAILED, Outcome.REVERTED, Outcome.PROOF_FAILED)]
+    wrong.sort(key=lambda one: one.outcome != Outcome.PROOF_FAILED)
     if wrong:
-        alarm = sum(one.outcome == PROOF_FAILED for one in wrong)
+        alarm = sum(one.outcome == Outcome.PROOF_FAILED for one in wrong)
         unproven = f" ({alarm} offloaded copies are not what they should be)" if alarm else ""
         raise dg.Failure(
             f"{len(wrong)} ledgers or topics failed{unproven}, the first: {named(wrong[0])}; what was done stays done",

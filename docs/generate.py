@@ -57,18 +57,13 @@ SOURCES = (
 
 CENSUS = ("pulsar_lifecycle.records.tables.STAT", "pulsar_lifecycle.records.tables.CENSUS")
 
-CODES = (
-    ("What became of a message, a ledger or a copy", "pulsar_lifecycle.records.outcomes"),
-    ("What became of a ledger that a trim or a topic's deletion was to take", "pulsar_lifecycle.topics.first_phase"),
-    ("What became of a topic", "pulsar_lifecycle.topics.write"),
-    ("Undo", "pulsar_lifecycle.deletion.undo.undone"),
-    ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers"),
-    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan"),
-)
-"""Modules whose documented constants are words of the journal, a plan or a page."""
-
 ENUMS = (
+    ("What a journal row is about", "pulsar_lifecycle.records.outcomes.Action"),
+    ("Which part of it", "pulsar_lifecycle.records.outcomes.Phase"),
+    ("What became of it", "pulsar_lifecycle.records.outcomes.Outcome"),
     ("Why: the code of a journal row", "pulsar_lifecycle.records.codes.Code"),
+    ("What a deletion run says of itself", "pulsar_lifecycle.deletion.workers.RunEnd"),
+    ("What an offload plan does with a ledger", "pulsar_lifecycle.records.plans.offload_plan.OffloadChoice"),
     ("What a message waits for", "pulsar_lifecycle.records.outcomes.Waiting"),
     ("Problems of a scanned row", "pulsar_lifecycle.records.tables.Problem"),
     ("How a scan knows whether a topic is loaded", "pulsar_lifecycle.records.topic_load.LoadReason"),
@@ -87,8 +82,6 @@ ENUMS = (
     ("What a broker's memory may hold of a snapshot", "pulsar_lifecycle.scan.snapshot_memory.Memory"),
     ("What a bookie's disk waits for", "pulsar_lifecycle.lifecycle.bookie_disk.DiskVerdict"),
     ("What a collection plan does with a bookie", "pulsar_lifecycle.lifecycle.collection.CollectionChoice"),
-    ("What became of a bookie's collection", "pulsar_lifecycle.lifecycle.collection_run.CollectionOutcome"),
-    ("What became of a word about a bookie's compaction", "pulsar_lifecycle.lifecycle.suspension.SuspensionOutcome"),
     ("What stops a collection run", "pulsar_lifecycle.lifecycle.collection.StopReason"),
     ("The operator's words", "pulsar_lifecycle.words.WordKind"),
 )
@@ -333,23 +326,7 @@ def assets_parts(graph: Any) -> Iterator[str]:
 
 def codes_part() -> str:
     """Every code that the journal, a plan, a page or a command shows."""
-    return "\n\n".join(
-        [
-            *(
-                f"## {title}\n\n" + table(("code", "means"), constants(importlib.import_module(name)))
-                for title, name in CODES
-            ),
-            *(f"## {title}\n\n" + table(("code", "means"), members(load(name))) for title, name in ENUMS),
-        ],
-    )
-
-
-def constants(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """The documented texts of a module that are codes."""
-    for name, said in documented(module).items():
-        value = getattr(module, name, None)
-        if said and type(value) is str and re.fullmatch(r"[a-z][a-z -]*", value):
-            yield f"`{value}`", text(said)
+    return "\n\n".join(f"## {title}\n\n" + table(("code", "means"), members(load(name))) for title, name in ENUMS)
 
 
 def members(enum: type[Enum]) -> Iterator[tuple[str, str]]:

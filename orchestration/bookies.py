@@ -11,7 +11,8 @@ from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, remedies
-from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionOutcome, collect_bookies, plan_now
+from pulsar_lifecycle.lifecycle.collection_run import Collected, collect_bookies, plan_now
+from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 
@@ -53,7 +54,7 @@ def collect_op(context: dg.OpExecutionContext, config: CollectConfig, lifecycle:
         raise dg.Failure(
             f"nothing was collected: {len(unknown)} bookies do not say what their disks hold: {unknown[0]}"
         )
-    wrong = [one for one in done if one.outcome is not CollectionOutcome.COLLECTED]
+    wrong = [one for one in done if one.outcome is not Outcome.COLLECTED]
     if wrong:
         first = wrong[0]
         raise dg.Failure(

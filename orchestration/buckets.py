@@ -12,7 +12,7 @@ from assets.buckets import rows_shown
 from assets.names import key
 from orchestration.failures import wrong_configuration_fails
 from orchestration.jobs import PlanConfig
-from pulsar_lifecycle.records.outcomes import RETRYING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.buckets.bucket_runs import Swept, rows_to_sweep, sweep
 from resources.lifecycle import LifecycleResource
 
@@ -48,7 +48,7 @@ def sweep_op(context: dg.OpExecutionContext, config: SweepConfig, lifecycle: Lif
         context.log.info(f"dry run: {rows.num_rows} copies and uploads would go; set dry_run to false")
         return
     done = sweep(where, context.run_id, config.order(), context.log.info)
-    failed = [one for one in done.dropped if one.outcome == RETRYING]
+    failed = [one for one in done.dropped if one.outcome == Outcome.RETRYING]
     if done.applied.failed or failed:
         first = done.applied.first_error or f"{failed[0].key}: {failed[0].reason}"
         raise dg.Failure(

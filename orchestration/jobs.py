@@ -20,7 +20,7 @@ from orchestration.named import ledgers_of, namespace_of, topic_of
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.deletion.redrive import LetterFilter, at_most, chosen, redrive_now
 from pulsar_lifecycle.deletion.workers import OutcomeCount
-from pulsar_lifecycle.records.outcomes import DELETED, GONE
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Lowered, Order
 from resources.lifecycle import LifecycleResource
 
@@ -103,8 +103,8 @@ def deleted(outcomes: list[OutcomeCount]) -> dict[str, Any]:
     """Metadata of what a plan applied directly did. A stop, or nothing deleted though something stays, is a Failure."""
     metadata = outcomes_shown(outcomes)
     check_not_stopped(outcomes, metadata)
-    stayed = [o for o in outcomes if o.outcome not in (DELETED, GONE)]
-    if stayed and not any(o.outcome == DELETED for o in outcomes):
+    stayed = [o for o in outcomes if o.outcome not in (Outcome.DELETED, Outcome.GONE)]
+    if stayed and not any(o.outcome == Outcome.DELETED for o in outcomes):
         count, first = sum(o.ledgers for o in stayed), f"{stayed[0].outcome}: {stayed[0].reason}"
         raise dg.Failure(f"nothing was deleted, {count} ledgers stay, the first reason: {first}", metadata=metadata)
     return metadata

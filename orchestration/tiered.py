@@ -8,9 +8,8 @@ from assets.names import key
 from assets.tiered import check_done, counted, outcomes_shown, proofs_evaluated, said
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
-from pulsar_lifecycle.records.outcomes import REVERTED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now, revert_offloads
-from pulsar_lifecycle.topics.first_phase import GOES
 from resources.lifecycle import LifecycleResource
 
 
@@ -75,7 +74,7 @@ def revert_op(context: dg.OpExecutionContext, config: RevertConfig, lifecycle: L
     topic, ledgers = topic_of("topic", config.topic), sorted(ledgers_of("ledger_ids", config.ledger_ids))
     outcomes = revert_offloads(lifecycle.cluster(), context.run_id, topic, ledgers, dry_run=config.dry_run)
     metadata = outcomes_shown(outcomes)
-    wrong = [one for one in outcomes if one.outcome not in (GOES, REVERTED)]
+    wrong = [one for one in outcomes if one.outcome not in (Outcome.GOES, Outcome.REVERTED)]
     if wrong:
         raise dg.Failure(
             f"{len(wrong)} ledgers were not reverted, the first: {wrong[0].ledger_id}: {wrong[0].reason}",

@@ -11,9 +11,8 @@ from assets import show
 from orchestration.failures import wrong_configuration_fails
 from orchestration.named import ledgers_of, topic_of
 from pulsar_lifecycle.errors import LifecycleError, UsageError
-from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.topics.first_phase import NOTHING, LedgerOutcome, Report
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from resources.lifecycle import LifecycleResource
@@ -62,9 +61,9 @@ class DeleteTopicsConfig(dg.Config):
 def shown(marked: Sequence[LedgerOutcome], dry_run: bool) -> dict[str, Any]:
     """What became of each topic's ledgers, as metadata: totals, by topic, and a sample that shows refusals first."""
     ledgers = [one for one in marked if one.ledger_id >= 0]
-    first = {FAILED: 0, LEFT: 1, REFUSED: 2}
+    first = {Outcome.FAILED: 0, Outcome.LEFT: 1, Outcome.REFUSED: 2}
     rows = sorted(marked, key=lambda one: (first.get(one.outcome, 3), one.topic, one.ledger_id))
-    told = {*first, LEFT_TO_BROKER, NOTHING}
+    told = {*first, Outcome.LEFT_TO_BROKER, Outcome.NOTHING}
     totals = Counter((one.topic, one.outcome, one.why.code.value if one.outcome in told else "") for one in marked)
     reasons = {(one.topic, one.outcome, one.why.code.value): one.reason for one in reversed(marked)}
     stays: dict[tuple[str, str], list[int]] = {}
@@ -115,12 +114,12 @@ def finish(dry_run: bool, work: Callable[[Report], list[LedgerOutcome]]) -> dict
             raise
         raise dg.Failure(f"stopped: {error}; the metadata has what was done before", shown(done, dry_run)) from error
     metadata = shown(marked, dry_run)
-    failed = [one for one in marked if one.outcome == FAILED]
+    failed = [one for one in marked if one.outcome == Outcome.FAILED]
     if failed:
         first = f"{failed[0].topic}: {failed[0].reason}"
         raise dg.Failure(f"{_topics(failed)} failed, the first: {first}", metadata=metadata)
-    refused = [one for one in marked if one.outcome == REFUSED]
-    if refused and not dry_run and all(one.outcome in (REFUSED, NOTHING) for one in marked):
+    refused = [one for one in marked if one.outcome == Outcome.REFUSED]
+    if refused and not dry_run and all(one.outcome in (Outcome.REFUSED, Outcome.NOTHING) for one in marked):
         first = f"{refused[0].topic}: {refused[0].reason}"
         raise dg.Failure(f"nothing was done, {_topics(refused)} refused, the first: {first}", metadata=metadata)
     return metadata

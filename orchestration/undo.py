@@ -9,16 +9,8 @@ from pydantic import Field
 from assets import show
 from orchestration.failures import wrong_configuration_fails
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, undo_deletions
-from pulsar_lifecycle.deletion.undo.undone import (
-    LOST,
-    RECREATED,
-    REFUSED,
-    RESTORABLE,
-    RESTORED,
-    UNCONFIRMED,
-    UNKNOWN,
-    Undone,
-)
+from pulsar_lifecycle.deletion.undo.undone import Undone
+from pulsar_lifecycle.records.outcomes import Outcome
 from resources.lifecycle import LifecycleResource
 
 COLUMNS = {
@@ -83,10 +75,10 @@ def undo_deletions_job() -> None:
 
 
 FALLS_SHORT = {
-    UNCONFIRMED: "have their z-node back, and whether their entries are there is not proven: run it again",
-    UNKNOWN: "not known, bookies did not answer: start them and run it again, or set accept_unknown",
-    LOST: "lost, no bookie holds their entries any more",
-    REFUSED: "refused",
+    Outcome.UNCONFIRMED: "have their z-node back, and whether their entries are there is not proven: run it again",
+    Outcome.UNKNOWN: "not known, bookies did not answer: start them and run it again, or set accept_unknown",
+    Outcome.LOST: "lost, no bookie holds their entries any more",
+    Outcome.REFUSED: "refused",
 }
 """Outcomes after which a ledger that was asked for is not back."""
 
@@ -100,7 +92,7 @@ def shortfall(request: Request, result: Result) -> str:
         )
     counts = Counter(one.outcome for one in result.ledgers)
     found = [f"{counts[outcome]} {what}" for outcome, what in FALLS_SHORT.items() if counts[outcome]]
-    for outcome in (UNCONFIRMED, LOST, REFUSED):
+    for outcome in (Outcome.UNCONFIRMED, Outcome.LOST, Outcome.REFUSED):
         first = next((one for one in result.ledgers if one.outcome == outcome), None)
         found += [f"the first {outcome}: ledger {first.ledger_id}, {first.reason}"] if first else []
     if result.not_archived:
@@ -115,21 +107,25 @@ def shortfall(request: Request, result: Result) -> str:
 def undone_shown(result: Result) -> dict[str, Any]:
     """How many ledgers ended how, a sample, and what those that came back need."""
     ledgers = result.ledgers
-    counts = Counter(one.outcome for one in ledgers)
+    counts = Counter(one.outcome or "" for one in ledgers)
     sizes: Counter[str] = Counter()
     for one in ledgers:
-        sizes[one.outcome] += one.length
+        sizes[one.outcome or ""] += one.length
     rows = [(outcome, counts[outcome], show.size(sizes[outcome])) for outcome in sorted(counts)]
     if result.not_archived:
         rows.append(("not in the archive", len(result.not_archived), ""))
     if result.lost_objects:
-        rows.append((f"{LOST}: objects of offloaded copies", len(result.lost_objects), ""))
+        rows.append((f"{Outcome.LOST}: objects of offloaded copies", len(result.lost_objects), ""))
     shown: dict[str, Any] = {
-        "dagster/row_count": counts[RESTORED],
+        "dagster/row_count": counts[Outcome.RESTORED],
         "outcomes": dg.MetadataValue.md(show.markdown(["outcome", "ledgers", "bytes"], rows)),
-        "ledgers": show.table([_row(one) for one in sorted(ledgers, key=lambda one: one.outcome)], COLUMNS),
+        "ledgers": show.table([_row(one) for one in sorted(ledgers, key=lambda one: one.outcome or "")], COLUMNS),
     }
-    back = [one for one in ledgers if one.outcome in (RESTORABLE, RECREATED, RESTORED, UNCONFIRMED)]
+    back = [
+        one
+        for one in ledgers
+        if one.outcome in (Outcome.RESTORABLE, Outcome.RECREATED, Outcome.RESTORED, Outcome.UNCONFIRMED)
+    ]
     if unlisted := [one for one in back if not one.released]:
         topics = Counter(one.topic or "(no topic)" for one in unlisted)
         table = show.markdown(["topic", "ledgers"], topics.most_common(show.SAMPLE))

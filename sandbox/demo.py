@@ -32,7 +32,7 @@ from pulsar_lifecycle.io.connect import Connections
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import JournalReader, Lake
 from pulsar_lifecycle.records.gaps import in_words
-from pulsar_lifecycle.records.outcomes import DELETED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.scan.references import KINDS
@@ -108,7 +108,7 @@ def _demo(cluster: Cluster, begun: float) -> int:
         row["ledger_id"]
         for run_id in jobs.run_ids
         for row in journal_rows(journal, run_id=run_id).to_pylist()
-        if row["outcome"] == DELETED and row["ledger_id"] not in released
+        if row["outcome"] == Outcome.DELETED and row["ledger_id"] not in released
     }
     left = expected & _there(cluster)
     verdicts = [

@@ -55,8 +55,8 @@ def _named(bookies: list[str] | None, every: bool) -> list[str]:
 
 
 def _show(done: list[Told]) -> None:
-    from pulsar_lifecycle.lifecycle.suspension import SuspensionOutcome
+    from pulsar_lifecycle.records.outcomes import Outcome
 
     show.table(["bookie", "compaction", "why"], ((one.bookie, one.outcome.value, one.text) for one in done))
-    if any(one.outcome is SuspensionOutcome.NOT_TOLD for one in done):
+    if any(one.outcome is Outcome.NOT_TOLD for one in done):
         raise typer.Exit(1)

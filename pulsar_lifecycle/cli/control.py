@@ -235,18 +235,19 @@ def words_in_force(where: Cluster, scans: Sequence[Epoch]) -> list[dict[str, Any
     scans since then are ``orphans.confirm_after`` apart. ``scans``: the finished ones that count.
     """
     from pulsar_lifecycle.records.known_words import meet
-    from pulsar_lifecycle.records.outcomes import IN_FORCE
+    from pulsar_lifecycle.records.outcomes import Outcome
 
     settings, lake, now = where.settings, where.lake, where.clock.now_ms()
     known = lake.words(settings.cluster)
     stand, _ = meet(known, settings.words(), now)
-    met = {word.key for word in known if word.how == IN_FORCE}
+    met = {word.key for word in known if word.how == Outcome.IN_FORCE}
     accepted = lake.accepted_restore(settings.cluster)
     covered = [e.started_at for e in scans if e.covered]
     if accepted and max(covered, default=0) - min(covered, default=0) < settings.orphans.confirm_after * 1000:
         stand, met = [accepted, *stand], met | {accepted.key}
     return [
-        {**asdict(word), "since": word.since if word.key in met or word.how != IN_FORCE else None} for word in stand
+        {**asdict(word), "since": word.since if word.key in met or word.how != Outcome.IN_FORCE else None}
+        for word in stand
     ]
 
 

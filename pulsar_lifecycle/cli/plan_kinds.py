@@ -19,10 +19,9 @@ from pulsar_lifecycle.cli import show
 from pulsar_lifecycle.deletion import deletion_planning
 from pulsar_lifecycle.lifecycle import retention_planning
 from pulsar_lifecycle.ports import Lake
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, FINAL
+from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
-from pulsar_lifecycle.topics.first_phase import REMOVED
 
 Groups = list[tuple[str, int, str]]
 """A group's name, its ledgers, what they free."""
@@ -94,8 +93,8 @@ class OrphanPlans:
 
     def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
         """Deleted, gone, kept or refused by deletion runs."""
-        ended = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FINAL))
-        return _both(rows, journalled.filter(ended & (pc.field("action") == DELETE_LEDGER)))
+        ended = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FINAL))
+        return _both(rows, journalled.filter(ended & (pc.field("action") == Action.DELETE_LEDGER)))
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By component, and by reason."""
@@ -135,7 +134,7 @@ class RetentionPlans:
 
     def settled(self, rows: pa.Table, journalled: pa.Table) -> int:
         """Taken off their topics' lists."""
-        return _both(rows, journalled.filter(pc.field("outcome") == REMOVED))
+        return _both(rows, journalled.filter(pc.field("outcome") == Outcome.REMOVED))
 
     def groups(self, rows: pa.Table) -> dict[str, Groups]:
         """By namespace, and by limit."""

@@ -24,6 +24,7 @@ from pulsar_lifecycle.cli.control import (
     unread_locations,
 )
 from pulsar_lifecycle.cli.session import AsJson, cluster_of
+from pulsar_lifecycle.records.outcomes import Phase
 
 if TYPE_CHECKING:
     from pulsar_lifecycle.io.pulsar.queue_state import QueueState
@@ -146,7 +147,7 @@ def _failing(journal: JournalReader, runs: Sequence[DeletionRun]) -> list[str]:
     from pulsar_lifecycle.records.codes import Code
 
     held = (Code.STILL_IN_USE, Code.NOT_KNOWN_YET)
-    failed = (pc.field("phase") == "delete") & pc.field("outcome").isin(sorted(FAILED))
+    failed = (pc.field("phase") == Phase.DELETE) & pc.field("outcome").isin(sorted(FAILED))
     failures = (journal_rows(journal, run_id=run.run_id).filter(failed) for run in runs)
     rows = [rows.select(["code", "reason"]).to_pylist() for rows in failures]
     counts = [Counter(row["code"] for row in some if row["code"] not in held) for some in rows]

@@ -31,28 +31,16 @@ from pulsar_lifecycle.errors import LifecycleError
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.formats.deletion_message import LedgerComponent, LedgerType, PendingDeleteLedgerInfo
 from pulsar_lifecycle.formats.retry_letter import WAITING_RUN, reconsume_times
-from pulsar_lifecycle.journal.in_doubt import DELETING, NOT_KNOWN, TWIN
+from pulsar_lifecycle.journal.in_doubt import NOT_KNOWN, TWIN
 from pulsar_lifecycle.metastore.bookkeeper_ledgers import ledger_rows
 from pulsar_lifecycle.model import Topic, cursor_name
-from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, Received
+from pulsar_lifecycle.ports import Archived, Deletion, JournalRow, Node, NodeDeletion, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import copy_of
 from pulsar_lifecycle.records.findings import Finding, component_of
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_LEDGER,
-    DELETED,
-    GONE,
-    KEPT,
-    NOT_DELETED,
-    REFUSED,
-    RETRYING,
-    WAITING,
-    Waiting,
-    action_of,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
@@ -133,18 +121,19 @@ def delete_batch(run: Run, ports: Ports, messages: Sequence[Received], budgets: 
     stopped = _delete_copies(run, ports, copies, stopped) if copies else stopped
     for twin in twins:
         first = doomed[twin.path]
-        outcome = GONE if first.outcome in (DELETED, GONE) else first.outcome
+        assert first.outcome is not None
+        outcome = Outcome.GONE if first.outcome in (Outcome.DELETED, Outcome.GONE) else first.outcome
         twin.decide(outcome, Code.TWIN, TWIN)
         twin.waiting = first.waiting
-    _reconsume(run, ports, [d for d in decisions if d.outcome == RETRYING])
+    _reconsume(run, ports, [d for d in decisions if d.outcome == Outcome.RETRYING])
     for d in decisions:
-        if d.outcome == WAITING and not d.message.topic:
-            d.outcome = NOT_DELETED
+        if d.outcome == Outcome.WAITING and not d.message.topic:
+            d.outcome = Outcome.NOT_DELETED
     if not stopped:
-        send_back(run, ports, [d for d in decisions if d.outcome == WAITING and d.waiting not in STAYS])
+        send_back(run, ports, [d for d in decisions if d.outcome == Outcome.WAITING and d.waiting not in STAYS])
     ports.journal.record([_row(run, d, ports.clock.now_ms()) for d in decisions])
-    ports.queue.acknowledge([d.message for d in decisions if d.outcome != WAITING or d.sent_back])
-    ports.queue.release([d.message for d in decisions if d.outcome == WAITING and not d.sent_back])
+    ports.queue.acknowledge([d.message for d in decisions if d.outcome != Outcome.WAITING or d.sent_back])
+    ports.queue.release([d.message for d in decisions if d.outcome == Outcome.WAITING and not d.sent_back])
     if stopped:
         raise stopped
     return decisions
@@ -157,7 +146,7 @@ def _delete(run: Run, ports: Ports, doomed: Mapping[str, Decision]) -> Lifecycle
     """
     control.check_not_paused(ports.store)
     _archive(run, ports, doomed.values())
-    outcomes: dict[str, str] = {}
+    outcomes: dict[str, NodeDeletion] = {}
     stopped: LifecycleError | None = None
     try:
         results = ports.store.delete_many(
@@ -167,7 +156,7 @@ def _delete(run: Run, ports: Ports, doomed: Mapping[str, Decision]) -> Lifecycle
     except LifecycleError as error:  # part of it may be done: what is there now says which
         stopped = error
     try:
-        _confirm(ports, doomed, outcomes, WAITING if stopped else RETRYING)
+        _confirm(ports, doomed, outcomes, Outcome.WAITING if stopped else Outcome.RETRYING)
     except LifecycleError as error:
         stopped = stopped or error
         for d in doomed.values():
@@ -187,16 +176,12 @@ def _delete_copies(
             raise stopped
         control.check_not_paused(ports.store)
         now = ports.clock.now_ms()
-        ports.journal.record([_row(run, d, now, ARCHIVE, DELETING) for d in copies])
+        ports.journal.record([_row(run, d, now, Phase.ARCHIVE, Outcome.DELETING) for d in copies])
     except LifecycleError as error:
         for d in copies:
             d.wait(Waiting.STOPPED, f"the run was stopped: {error}")
         return error
     return offloaded_copies.delete(run, ports, copies)
-
-
-ARCHIVE = "archive"
-"""Phase of the journal row that names objects about to be deleted; the message's own row follows it."""
 
 
 def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
@@ -213,7 +198,7 @@ def _reconsume(run: Run, ports: Ports, failed: Sequence[Decision]) -> None:
         if one.error:
             stay([d], f"it could not be sent to the retry topic: {one.error}" if d.message.topic else one.error)
         elif one.dead:
-            d.outcome, d.reason = DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
+            d.outcome, d.reason = Outcome.DEAD_LETTERED, f"{d.reason}; {run.max_retries} retries did not help"
 
 
 def decide(run: Run, ports: Ports, decisions: Sequence[Decision]) -> None:
@@ -225,10 +210,10 @@ def decide(run: Run, ports: Ports, decisions: Sequence[Decision]) -> None:
     latest = max(ports.clock.now_ms(), run.now) + SENDERS_AHEAD_MS
     for d in decisions:
         if d.message.info is None:
-            d.decide(REFUSED, Code.UNPARSEABLE, d.message.problem)
+            d.decide(Outcome.REFUSED, Code.UNPARSEABLE, d.message.problem)
         elif d.message.publish_time > latest:
             why = "its sender's clock is ahead: its copy on the retry topic is dated by ours"
-            d.decide(RETRYING, Code.SENDERS_CLOCK, why)
+            d.decide(Outcome.RETRYING, Code.SENDERS_CLOCK, why)
         elif d.message.publish_time >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it was sent")
     offloaded_copies.decide(
@@ -242,9 +227,9 @@ def decide(run: Run, ports: Ports, decisions: Sequence[Decision]) -> None:
         d.path = ledger_path.ledger_path(d.info.ledger_id, run.ledgers_root)
     for d, node in zip(live, ports.store.read([d.path for d in live]), strict=True):
         if node is None:
-            d.decide(GONE, Code.NOT_THERE, "the ledger does not exist any more")
+            d.decide(Outcome.GONE, Code.NOT_THERE, "the ledger does not exist any more")
         elif not isinstance(node, Node):
-            d.decide(RETRYING, Code.UNREAD, f"its z-node could not be read: {node.reason}")
+            d.decide(Outcome.RETRYING, Code.UNREAD, f"its z-node could not be read: {node.reason}")
         else:
             d.node = node
             d.checksum = hashlib.sha256(node.data).hexdigest()
@@ -282,7 +267,7 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         mismatch = _mismatch(d.info, row)
         marked_at = marked.get(d.info.ledger_id)
         if mismatch:
-            d.decide(REFUSED, Code.MISMATCH, mismatch)
+            d.decide(Outcome.REFUSED, Code.MISMATCH, mismatch)
         elif marked_at is not None and marked_at >= evidence.started_at:
             d.wait(Waiting.NO_SCAN, "no covered scan has started since it left its topic")
         elif finding is None:  # a scan may have read its topic's list just before a first phase shortened it
@@ -293,11 +278,11 @@ def _judge(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         elif finding["finding"] not in MAY_GO:
             passes = marked_at is not None and passing[d.info.ledger_id]["finding"] in MAY_GO
             code, why = Finding(finding["finding"]), f"{finding['finding']}: {finding['reason']}"
-            d.decide(RETRYING if passes else KEPT, code, why)
+            d.decide(Outcome.RETRYING if passes else Outcome.KEPT, code, why)
         elif marked_at is not None:
             continue
         elif why := evidence.unconfirmed(d.info.ledger_id, d.node.stat.czxid, d.node.stat.ctime):
-            d.decide(KEPT, Code.NOT_CONFIRMED, why)
+            d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why)
 
 
 def _released(run: Run, d: Decision, row: Mapping[str, Any]) -> bool:
@@ -367,7 +352,9 @@ def _archive(run: Run, ports: Ports, doomed: Iterable[Decision]) -> None:
     )
 
 
-def _confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+def _confirm(
+    ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, NodeDeletion], failed: Outcome
+) -> None:
     """Give every doomed ledger its outcome by what is there now, whatever the deletion said.
 
     ``outcomes`` is empty where the deletion was cut short: what is absent then counts as deleted by this run. What is
@@ -375,21 +362,21 @@ def _confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str
     """
     ports.store.sync("/")
     for path, node in zip(doomed, ports.store.read(list(doomed)), strict=True):
-        d, said = doomed[path], outcomes.get(path, "deleted")
-        if node is None and said == "deleted":
+        d, said = doomed[path], outcomes.get(path, NodeDeletion.DELETED)
+        if node is None and said is NodeDeletion.DELETED:
             if d.released:
                 why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
-                d.decide(DELETED, Code.COPY_RELEASED, why)
+                d.decide(Outcome.DELETED, Code.COPY_RELEASED, why)
             else:
-                d.decide(DELETED, Code.UNREFERENCED, "nothing refers to it")
+                d.decide(Outcome.DELETED, Code.UNREFERENCED, "nothing refers to it")
         elif node is None:
-            d.decide(GONE, Code.NOT_THERE, "someone else deleted it at the same moment")
+            d.decide(Outcome.GONE, Code.NOT_THERE, "someone else deleted it at the same moment")
         else:
-            if said == "changed":
+            if said is NodeDeletion.CHANGED:
                 d.decide(failed, Code.CHANGED_MEANWHILE, "its z-node was changed meanwhile")
             else:
                 d.decide(failed, Code.STILL_THERE, "it was not deleted")
-            d.waiting = Waiting.STOPPED if failed == WAITING else None
+            d.waiting = Waiting.STOPPED if failed == Outcome.WAITING else None
 
 
 def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
@@ -404,13 +391,13 @@ def _bounded(properties: Mapping[str, str]) -> dict[str, str]:
     return kept
 
 
-def _row(run: Run, d: Decision, now: int, phase: str = "delete", outcome: str = "") -> JournalRow:
+def _row(run: Run, d: Decision, now: int, phase: Phase = Phase.DELETE, outcome: Outcome | None = None) -> JournalRow:
     info = d.message.info
     detail: dict[str, Any] = {"message": d.message.message_id.hex(), "publish_time": d.message.publish_time}
     times = reconsume_times(d.message.properties) if d.reconsume_times is None else d.reconsume_times
     if times:
         detail["reconsume_times"] = times
-    if d.waiting and d.outcome == WAITING:
+    if d.waiting and d.outcome == Outcome.WAITING:
         detail["waiting"] = str(d.waiting)
         if d.sent_back:
             detail["waiting_since"] = d.waiting_since
@@ -422,11 +409,13 @@ def _row(run: Run, d: Decision, now: int, phase: str = "delete", outcome: str = 
         detail["objects"] = [asdict(one) for one in d.objects]
     if d.released:
         detail["offloaded"] = {"uuid": str(d.released.uuid), "bucket": d.released.bucket}
-    if d.outcome == REFUSED:
+    if d.outcome == Outcome.REFUSED:
         detail |= {"raw": d.message.raw[:RAW_LIMIT].hex(), "properties": _bounded(d.message.properties)}
+    outcome = outcome or d.outcome
+    assert outcome is not None
     about = Subject(-1, "", "", d.length, d.checksum, detail)
     if info:
         about = Subject(info.ledger_id, info.component.value, info.topic_name, d.length, d.checksum, detail)
-    action = action_of(info.ledger_type) if info else DELETE_LEDGER
+    action = action_of(info.ledger_type) if info else Action.DELETE_LEDGER
     writer = Writer(run.run_id, run.cluster, info.plan_id if info else "")
-    return writer.row(Step(action, phase), about, outcome or d.outcome, Why(d.code or Code.ABOUT_TO, d.reason), now)
+    return writer.row(Step(action, phase), about, outcome, Why(d.code or Code.ABOUT_TO, d.reason), now)

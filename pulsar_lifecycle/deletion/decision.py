@@ -18,7 +18,7 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import OffloadLocation, Released
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import WAITING, Waiting
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Decision:
     """
 
     message: Received
-    outcome: str = ""
+    outcome: Outcome | None = None
     code: Code | Waiting | Finding | None = None
     reason: str = ""
     node: Node | None = None
@@ -100,13 +100,13 @@ class Decision:
         if self.message.info is not None:
             self.info = self.message.info
 
-    def decide(self, outcome: str, code: Code | Waiting | Finding, reason: str) -> None:
+    def decide(self, outcome: Outcome, code: Code | Waiting | Finding, reason: str) -> None:
         """Decide, once: later calls change nothing."""
         if not self.outcome:
             self.outcome, self.code, self.reason = outcome, code, reason
-            self.waiting = Waiting.OTHER if outcome == WAITING else None
+            self.waiting = Waiting.OTHER if outcome == Outcome.WAITING else None
 
     def wait(self, waiting: Waiting, reason: str, code: Code | None = None) -> None:
         """Decide that it waits, for what, once; ``code`` where that does not say it all."""
         if not self.outcome:
-            self.outcome, self.code, self.reason, self.waiting = WAITING, code or waiting, reason, waiting
+            self.outcome, self.code, self.reason, self.waiting = Outcome.WAITING, code or waiting, reason, waiting

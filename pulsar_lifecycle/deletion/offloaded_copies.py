@@ -34,7 +34,7 @@ from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import bucket_of
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, Waiting
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import protection
 
@@ -92,13 +92,13 @@ def _confirm(
     error = next((one for one in pair if isinstance(one, LifecycleError)), None)
     left = [one.key for one in pair if isinstance(one, ObjectHead)]
     if error:
-        d.decide(RETRYING, Code.OUTCOME_UNKNOWN, f"{NOT_KNOWN}: {error}")
+        d.decide(Outcome.RETRYING, Code.OUTCOME_UNKNOWN, f"{NOT_KNOWN}: {error}")
     elif left:
         why = next((problems[key] for key in left if problems.get(key)), "")
-        d.decide(RETRYING, Code.STILL_THERE, f"it was not deleted: {why}" if why else "it was not deleted")
+        d.decide(Outcome.RETRYING, Code.STILL_THERE, f"it was not deleted: {why}" if why else "it was not deleted")
     else:
         kept = "; the bucket is versioned: its bytes stay behind a delete marker" if marker else ""
-        d.decide(DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")
+        d.decide(Outcome.DELETED, Code.UNREFERENCED, f"nothing refers to it{kept}")
 
 
 def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
@@ -109,17 +109,17 @@ def _look_at_message(run: Run, ports: Ports, d: Decision) -> None:
     d.path = f"s3://{bucket}/{_keys(d)[0]}"
     if context.driver_name.lower() not in offload_object.S3_DRIVERS:
         why = f"its driver is {context.driver_name}: only objects of aws-s3 and S3 can be deleted"
-        d.decide(KEPT, Code.OTHER_DRIVER, why)
+        d.decide(Outcome.KEPT, Code.OTHER_DRIVER, why)
     elif ports.objects is None or run.offload is None:
         d.wait(Waiting.NO_OBJECT_STORE, "object_store is not set: nothing can be said of offloaded copies")
     elif not bucket:
-        d.decide(REFUSED, Code.MISMATCH, "the message names no bucket")
+        d.decide(Outcome.REFUSED, Code.MISMATCH, "the message names no bucket")
     elif bucket not in run.offload.buckets:
-        d.decide(REFUSED, Code.MISMATCH, "the message names a bucket that is not one of object_store.buckets")
+        d.decide(Outcome.REFUSED, Code.MISMATCH, "the message names a bucket that is not one of object_store.buckets")
     elif not owner:
-        d.decide(REFUSED, Code.MISMATCH, f"the message says {d.info.topic_name}, which no topic can be called")
+        d.decide(Outcome.REFUSED, Code.MISMATCH, f"the message says {d.info.topic_name}, which no topic can be called")
     elif rule := protection.owner_rule(namespace, owner, run.evidence.context.at(run.now)):
-        d.decide(KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}")
+        d.decide(Outcome.KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}")
     elif run.evidence.offloads.undecoded:
         d.wait(
             Waiting.UNDECODED_TOPICS,
@@ -151,10 +151,10 @@ def _look_at_scans(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
                 d.wait(Waiting.NO_SCAN, "no covered scan has started since its ledger left its topic")
         elif not run.offload.exclusive:
             why = "our own first phase did not ask for it, and object_store.exclusive is not set"
-            d.decide(KEPT, Code.NOT_OURS, why)
+            d.decide(Outcome.KEPT, Code.NOT_OURS, why)
         elif _uuid(d) in earlier:
             why = "not confirmed: the earlier scan still found its UUID in a topic's metadata"
-            d.decide(KEPT, Code.NOT_CONFIRMED, why)
+            d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, why)
 
 
 def _look_at_attempts(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
@@ -186,9 +186,9 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
         elif item is not None and _marked_at(run, d) is not None:
             in_use(run, ports, d, "its topic's z-node lists the ledger")
         elif item is None and unsure:
-            d.decide(RETRYING, Code.NOT_KNOWN_YET, unsure)
+            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, unsure)
         elif item is None and d.info.ledger_id in memory:
-            d.decide(RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(Outcome.RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         else:
             d.listed = item
 
@@ -202,7 +202,7 @@ def _look_at_objects(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
             if error:
                 _not_shown(d, error, "its objects")
             elif not found:
-                d.decide(GONE, Code.NOT_THERE, "neither of its objects exists any more")
+                d.decide(Outcome.GONE, Code.NOT_THERE, "neither of its objects exists any more")
             else:
                 _judge(run, d, found)
 
@@ -211,7 +211,7 @@ def _not_shown(d: Decision, error: LifecycleError, what: str) -> None:
     if isinstance(error, (AccessDenied, NotFound, Refused)):
         d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at {what}: {error}")
     else:
-        d.decide(RETRYING, Code.OBJECTS_UNREAD, f"{what} could not be looked at: {error}")
+        d.decide(Outcome.RETRYING, Code.OBJECTS_UNREAD, f"{what} could not be looked at: {error}")
 
 
 def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
@@ -222,15 +222,15 @@ def _judge(run: Run, d: Decision, found: Sequence[ObjectHead]) -> None:
     d.objects = tuple(ObjectSeen(bucket_of(d.info), h.key, h.size, h.etag, h.last_modified) for h in found)
     why = next((why for one in found if (why := _not_ours(run, d, one))), "")
     if why:
-        d.decide(KEPT, Code.NOT_OURS, why)
+        d.decide(Outcome.KEPT, Code.NOT_OURS, why)
     elif newest > first_sent(run, d) + CLOCK_SKEW_MS:
-        d.decide(KEPT, Code.NOT_OURS, "younger than the message: another attempt's")
+        d.decide(Outcome.KEPT, Code.NOT_OURS, "younger than the message: another attempt's")
     elif _marked_at(run, d) is not None:
         return
     elif newest + CLOCK_SKEW_MS >= evidence.earlier_started_at:
-        d.decide(KEPT, Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
+        d.decide(Outcome.KEPT, Code.NOT_CONFIRMED, "not confirmed: younger than the earlier of two scans")
     elif run.now - newest < evidence.context.grace:
-        d.decide(KEPT, Finding.TOO_YOUNG, f"{Finding.TOO_YOUNG}: younger than the grace period")
+        d.decide(Outcome.KEPT, Finding.TOO_YOUNG, f"{Finding.TOO_YOUNG}: younger than the grace period")
 
 
 def _not_ours(run: Run, d: Decision, head: ObjectHead) -> str:
@@ -255,7 +255,7 @@ def _look_for_another_copy(run: Run, ports: Ports, live: Sequence[Decision]) -> 
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the objects that its topic reads")
         elif why:
-            d.decide(KEPT, Code.LAST_COPY, why)
+            d.decide(Outcome.KEPT, Code.LAST_COPY, why)
 
 
 def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
@@ -291,7 +291,7 @@ def _compare_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> bool:
         if isinstance(why, LifecycleError):
             _not_shown(d, why, "the copies of its ledger")
         elif why:
-            d.decide(KEPT, Code.LAST_COPY, why)
+            d.decide(Outcome.KEPT, Code.LAST_COPY, why)
     return read > 0
 
 
@@ -329,7 +329,7 @@ def _look_again(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
     for d, listed, objects in before:
         if (d.listed, d.objects) != (listed, objects):
             why = "it, or what its topic says of its ledger, changed while its copies were read"
-            d.decide(RETRYING, Code.CHANGED_MEANWHILE, why)
+            d.decide(Outcome.RETRYING, Code.CHANGED_MEANWHILE, why)
 
 
 def _other_copy(run: Run, d: Decision) -> OtherCopy:

@@ -23,7 +23,7 @@ from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import cursor_name
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import COMPONENTS, Context, Finding
-from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.owner_names import OWNER_TAGS, owner_in, owner_of
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import FINDINGS, Problem
@@ -121,19 +121,19 @@ def decide_pending(pending: pa.Table) -> pa.Table:
     return _found({name: pending.column(name) for name in FINDINGS.names}, finding, reason)
 
 
-def released_rule(row: Mapping[str, Any], context: Context) -> tuple[str, Code | Finding, str] | None:
+def released_rule(row: Mapping[str, Any], context: Context) -> tuple[Outcome, Code | Finding, str] | None:
     """Why a copy in BookKeeper stays that our own run released: (outcome of its message, code, reason), or None.
 
     ``row`` is of ``tables.BOOKKEEPER_LEDGERS``. These are the rules of an orphan that hold for a ledger that its topic
     lists, too.
     """
     if rule := owner_rule(*owner_in(row), context):
-        return KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}"
+        return Outcome.KEPT, Finding(rule[0]), f"{rule[0]}: {rule[1]}"
     if row["state"] != LedgerState.CLOSED.name:
-        return KEPT, Code.NEVER_CLOSED, "offloaded, and never closed in BookKeeper"
-    return (
-        (RETRYING, Code.UNDER_REPLICATED, "under-replicated") if row["ledger_id"] in context.under_replicated else None
-    )
+        return Outcome.KEPT, Code.NEVER_CLOSED, "offloaded, and never closed in BookKeeper"
+    if row["ledger_id"] in context.under_replicated:
+        return Outcome.RETRYING, Code.UNDER_REPLICATED, "under-replicated"
+    return None
 
 
 def _owner_rules(namespaces: Any, topics: Any, context: Context) -> list[tuple[Any, str, str]]:

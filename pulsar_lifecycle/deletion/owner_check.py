@@ -27,7 +27,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import KEPT, RETRYING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.scan import snapshot_memory, stored_references
 
@@ -62,13 +62,13 @@ def ask_owners(run: Run, ports: Ports, live: Sequence[Decision], look: Look) -> 
             look(run, ports, topic, _readable(node), group)
         except LifecycleError as error:
             for d in group:
-                d.decide(RETRYING, Code.UNREAD, f"its owner could not be asked: {error}")
+                d.decide(Outcome.RETRYING, Code.UNREAD, f"its owner could not be asked: {error}")
 
 
 def in_use(run: Run, ports: Ports, d: Decision, why: str, since: int = 0) -> None:
     """Keep it; but a first phase may still be under way while the message, or its mark (``since``, ms), is young."""
     fresh = ports.clock.now_ms() - max(first_sent(run, d), since) < RACE_WINDOW_MS
-    d.decide(RETRYING if fresh else KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}{why}")
+    d.decide(Outcome.RETRYING if fresh else Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}{why}")
 
 
 def still_used(ports: Ports, item: LedgerInfo, last: int, released: Released, topic: Topic) -> str:
@@ -123,11 +123,11 @@ def _look_at_topic(run: Run, ports: Ports, topic: Topic, node: Node | None, grou
             if why:
                 in_use(run, ports, d, why)
         elif released:
-            d.decide(RETRYING, Code.DELISTED, "its topic does not list it any more: the next scan decides")
+            d.decide(Outcome.RETRYING, Code.DELISTED, "its topic does not list it any more: the next scan decides")
         elif unsure:
-            d.decide(RETRYING, Code.NOT_KNOWN_YET, unsure)
+            d.decide(Outcome.RETRYING, Code.NOT_KNOWN_YET, unsure)
         elif d.info.ledger_id in memory:
-            d.decide(RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
+            d.decide(Outcome.RETRYING, Code.STILL_IN_USE, f"{STILL_IN_USE}its broker holds it in memory")
         elif d.info.component in (LedgerComponent.COMPACTED_LEDGER, LedgerComponent.DELAYED_INDEX_BUCKET):
             pending.append(d)
     base = f"{MANAGED_LEDGERS_ROOT}/{topic.managed_ledger}"
@@ -187,7 +187,7 @@ def _look_at_cursor(ports: Ports, d: Decision, path: str) -> None:
     d.cursor_exists = True
     held = {b.ledger_id for b in cursor_format.bucket_ledgers(cursor.cursor_properties)} | {cursor.cursors_ledger_id}
     if d.info.ledger_id in held:
-        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its cursor's z-node names it")
+        d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its cursor's z-node names it")
 
 
 def _look_at_compaction(run: Run, ports: Ports, d: Decision, topic: Topic, path: str) -> None:
@@ -202,12 +202,16 @@ def _look_at_compaction(run: Run, ports: Ports, d: Decision, topic: Topic, path:
         )
         for word in words:
             if word.keeps_owner:
-                d.decide(KEPT, Code.DAMAGED_REFERENCE, f"its topic's compaction cursor is damaged: {word.error}")
+                d.decide(
+                    Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its topic's compaction cursor is damaged: {word.error}"
+                )
             elif word.problem:
-                d.decide(RETRYING, Code.UNREAD, f"its topic's compaction cursor could not be read: {word.error}")
+                d.decide(
+                    Outcome.RETRYING, Code.UNREAD, f"its topic's compaction cursor could not be read: {word.error}"
+                )
         held |= {word.ledger_id for word in words}
     if d.info.ledger_id in held:
-        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}it is its topic's compacted ledger")
+        d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}it is its topic's compacted ledger")
 
 
 def _look_at_schema(run: Run, ports: Ports, d: Decision) -> None:
@@ -217,17 +221,17 @@ def _look_at_schema(run: Run, ports: Ports, d: Decision) -> None:
         return
     versions = schemas.schema_versions(node.data)
     if any(ledger == d.info.ledger_id for _, ledger, _ in versions):
-        d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its schema's locator names it")
+        d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}its schema's locator names it")
         return
     for word in stored_references.schema_words(
         ports.store, ports.reader, [(d.info.schema_id, path, versions)], run.ledgers_root
     ):
         if word.keeps_owner:
-            d.decide(KEPT, Code.DAMAGED_REFERENCE, f"its schema's index is damaged: {word.error}")
+            d.decide(Outcome.KEPT, Code.DAMAGED_REFERENCE, f"its schema's index is damaged: {word.error}")
         elif word.problem:
-            d.decide(RETRYING, Code.UNREAD, f"its schema's index could not be read: {word.error}")
+            d.decide(Outcome.RETRYING, Code.UNREAD, f"its schema's index could not be read: {word.error}")
         elif word.ledger_id == d.info.ledger_id:
-            d.decide(KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}an entry of its schema names it")
+            d.decide(Outcome.KEPT, Code.STILL_IN_USE, f"{STILL_IN_USE}an entry of its schema names it")
 
 
 def _decide_pending(
@@ -266,7 +270,7 @@ def _decide_pending(
     settled = orphans.decide_pending(pa.Table.from_pylist(rows, schema=snapshot_memory.OWNER_FACTS))
     for d, row in zip(pending, settled.to_pylist(), strict=True):
         if row["finding"] != Finding.ORPHAN:
-            d.decide(KEPT, Finding(row["finding"]), row["reason"])
+            d.decide(Outcome.KEPT, Finding(row["finding"]), row["reason"])
 
 
 def _snapshot_memory(

@@ -30,7 +30,7 @@ from pulsar_lifecycle.ports import (
 )
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, Waiting, action_of
+from pulsar_lifecycle.records.outcomes import Outcome, Phase, Waiting, action_of
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import lowered
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -234,11 +234,11 @@ def _row(run_id: str, cluster: str, letter: Letter, receipt: Resent, now: int) -
         "reconsume_times": told_times(letter.message.properties),
     }
     about = Subject(info.ledger_id, info.component.value, info.topic_name, detail=detail)
-    outcome, why = SENT, Why(Code.SENT_AGAIN, f"sent again; a dead letter before: {letter.reason}")
+    outcome, why = Outcome.SENT, Why(Code.SENT_AGAIN, f"sent again; a dead letter before: {letter.reason}")
     if receipt.error:
-        outcome, why = SEND_FAILED, Why(Code.NOT_SENT, receipt.error)
+        outcome, why = Outcome.SEND_FAILED, Why(Code.NOT_SENT, receipt.error)
     writer = Writer(run_id, cluster, info.plan_id)
-    return writer.row(Step(action_of(info.ledger_type), "redrive"), about, outcome, why, now)
+    return writer.row(Step(action_of(info.ledger_type), Phase.REDRIVE), about, outcome, why, now)
 
 
 SAMPLE = 50

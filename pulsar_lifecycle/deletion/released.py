@@ -12,11 +12,7 @@ from pulsar_lifecycle.errors import AccessDenied, LifecycleError, NotFound, Refu
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import (
-    KEPT,
-    RETRYING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 
 
@@ -42,9 +38,9 @@ def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         if isinstance(found, AccessDenied | NotFound | Refused):
             d.wait(Waiting.OBJECT_STORE_DENIES, f"object_store may not look at its offloaded copy: {found}")
         elif isinstance(found, LifecycleError):
-            d.decide(RETRYING, Code.OBJECTS_UNREAD, f"its offloaded copy could not be looked at: {found}")
+            d.decide(Outcome.RETRYING, Code.OBJECTS_UNREAD, f"its offloaded copy could not be looked at: {found}")
         elif found:
-            d.decide(KEPT, Code.NOT_PROVEN, f"its offloaded copy is not what was proven: {found}")
+            d.decide(Outcome.KEPT, Code.NOT_PROVEN, f"its offloaded copy is not what was proven: {found}")
     live = [d for d in live if not d.outcome]
     if not live:
         return
@@ -55,7 +51,9 @@ def look_at_copies(run: Run, ports: Ports, live: Sequence[Decision]) -> None:
         assert where is not None
         if d.info.ledger_id in held:
             path = failed_proofs.path_of(d.info.ledger_id)
-            d.decide(RETRYING, Code.NOT_PROVEN, f"its offloaded copy failed a proof since this run began ({path})")
+            d.decide(
+                Outcome.RETRYING, Code.NOT_PROVEN, f"its offloaded copy failed a proof since this run began ({path})"
+            )
         elif where in unread:
             d.wait(Waiting.UNREAD_LOCATION, f"{UNREAD_OF_LATE} ({unread_locations.path_of(where)})")
         elif where in run.evidence.offloads.failed_locations:

@@ -26,7 +26,7 @@ from pulsar_lifecycle.ports import Postponed, QueueReader, Received
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import WAITING, Waiting
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 
 STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
 """What a message that is left where it is waits for."""
@@ -35,7 +35,7 @@ STAYS = (Waiting.STOPPED, Waiting.NOT_SENT)
 def stay(decisions: Iterable[Decision], why: str) -> None:
     """What had to go to the retry topic could not be sent there: it waits where it is."""
     for d in decisions:
-        d.outcome, d.code, d.waiting = WAITING, _still(d.code) or Waiting.NOT_SENT, Waiting.NOT_SENT
+        d.outcome, d.code, d.waiting = Outcome.WAITING, _still(d.code) or Waiting.NOT_SENT, Waiting.NOT_SENT
         d.reason = f"{d.reason}; {why}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import pyarrow as pa
 
@@ -22,29 +23,35 @@ from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC,
 from pulsar_lifecycle.journal.queries import taken_messages
 from pulsar_lifecycle.ports import DeletionQueue, Postponed, Received, Sent
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.outcomes import WAITING, Waiting
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.records.tables import FINDINGS
 from pulsar_lifecycle.runs.apply import intents
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.settings import Settings
 from pulsar_lifecycle.throttle import RateBudget
 
-STOPPED = "stopped"
-"""The run stopped itself: paused, lease lost, or ZooKeeper too slow. The run fails."""
-LIMITED = "limited"
-"""A task took its share of ``deletion.max_messages`` and left the rest to the next run."""
-NOT_SENT_BACK = "not-sent-back"
-"""Messages that must wait stayed at the head of the queue: the retry topic did not take their copies. The run fails."""
-WITHHELD = "withheld"
-"""Due messages that the broker did not hand out. The run fails."""
-NOT_COMPARED = "not-compared"
-"""Whether there are due messages that were not handed out could not be seen. The run fails."""
+
+class RunEnd(StrEnum):
+    """What a deletion run says of itself, among the outcomes of messages."""
+
+    STOPPED = "stopped"
+    """The run stopped itself: paused, lease lost, or ZooKeeper too slow. The run fails."""
+    LIMITED = "limited"
+    """A task took its share of ``deletion.max_messages`` and left the rest to the next run."""
+    NOT_SENT_BACK = "not-sent-back"
+    """Messages that must wait stayed at the head of the queue: the retry topic did not take their copies. The run
+    fails."""
+    WITHHELD = "withheld"
+    """Due messages that the broker did not hand out. The run fails."""
+    NOT_COMPARED = "not-compared"
+    """Whether there are due messages that were not handed out could not be seen. The run fails."""
+
 
 FAILURES = {
-    STOPPED: "the run stopped itself",
-    NOT_SENT_BACK: "messages that must wait, or failed, stay at the head of the queue",
-    WITHHELD: "due messages were not handed out",
-    NOT_COMPARED: "whether all due messages were handed out is not known",
+    RunEnd.STOPPED: "the run stopped itself",
+    RunEnd.NOT_SENT_BACK: "messages that must wait, or failed, stay at the head of the queue",
+    RunEnd.WITHHELD: "due messages were not handed out",
+    RunEnd.NOT_COMPARED: "whether all due messages were handed out is not known",
 }
 """Those with which a run did not do what it was to do."""
 
@@ -53,7 +60,7 @@ FAILURES = {
 class OutcomeCount:
     """How many messages ended the same way for the same ``code``; ``reason`` is that of the first one."""
 
-    outcome: str
+    outcome: Outcome | RunEnd
     reason: str
     ledgers: int
     bytes: int
@@ -70,13 +77,13 @@ def delete_from_queue(cluster: Cluster, run: Run) -> list[OutcomeCount]:
         create_missing(ports.admin, settings.deletion.twoPhaseDeletionLedgerDeletionParallelism)
     shares = min(tasks.at_once, settings.deletion.max_messages)  # each takes one at least
     outcomes = _collect(tasks.map(_Worker(settings, run, shares, None, cluster.connect), [None] * shares))
-    if any(o.outcome in (STOPPED, LIMITED) for o in outcomes):  # then something is left, and why is said
+    if any(o.outcome in (RunEnd.STOPPED, RunEnd.LIMITED) for o in outcomes):  # then something is left, and why is said
         return outcomes
     return outcomes + not_handed_out(cluster, run, outcomes)
 
 
 def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[OutcomeCount]) -> list[OutcomeCount]:
-    """What of the queue was due when the run began and was not handed out to it, as its own outcome; see WITHHELD."""
+    """What of the queue was due when the run began and was not handed out to it, as its own outcome."""
     try:
         with cluster.ports(read_only=True) as ports:
             parts = [part for topic in (DELETION_TOPIC, RETRY_TOPIC) for part in topics_of(ports.admin, topic)]
@@ -88,16 +95,16 @@ def not_handed_out(cluster: Cluster, run: Run, outcomes: Sequence[OutcomeCount])
                 lambda: taken_messages(ports.journal_reader, run.run_id),
             )
     except LifecycleError as error:
-        return [OutcomeCount(NOT_COMPARED, str(error), 1, 0)]
+        return [OutcomeCount(RunEnd.NOT_COMPARED, str(error), 1, 0)]
     if not found:
         return []
     where = ", ".join(f"{part}: {count}" for part, count in found.items())
-    waits = "; ".join(f"{o.ledgers} wait: {o.reason}" for o in outcomes if o.outcome == WAITING)
+    waits = "; ".join(f"{o.ledgers} wait: {o.reason}" for o in outcomes if o.outcome == Outcome.WAITING)
     why = (
         "another consumer of subscription ledger-deletion holds them, or the broker gives no more: "
         "maxUnackedMessagesPerConsumer, maxUnackedMessagesPerSubscription, dispatch rates, deletion.idle_timeout"
     )
-    return [OutcomeCount(WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
+    return [OutcomeCount(RunEnd.WITHHELD, f"{where}; {waits or 'none waits'}; {why}", sum(found.values()), 0)]
 
 
 def delete_directly(cluster: Cluster, run: Run, rows: pa.Table, plan_id: str, sent_at: int) -> list[OutcomeCount]:
@@ -138,7 +145,7 @@ class _Worker:
     connect: Connect
 
     def __call__(self, rows: pa.Table | None) -> list[OutcomeCount]:
-        """Counts; those of :data:`STOPPED` carry why it ended early."""
+        """Counts; those of ``STOPPED`` carry why it ended early."""
         counts = _Counts()
         settings = self.settings
         with self.connect(settings, reads_per_second=settings.zookeeper.reads_per_second / self.tasks) as ports:
@@ -151,14 +158,15 @@ class _Worker:
             try:
                 for decision in work_off(self.run, ports, limit, int(settings.deletion.idle_timeout * 1000)):
                     taken += 1
+                    assert decision.outcome is not None
                     code = decision.code.value if decision.code else ""
                     counts.add(OutcomeCount(decision.outcome, decision.reason, 1, decision.length, code))
-                    if decision.outcome == WAITING and decision.waiting is Waiting.NOT_SENT:
-                        counts.add(OutcomeCount(NOT_SENT_BACK, decision.reason, 1, 0, code))
+                    if decision.outcome == Outcome.WAITING and decision.waiting is Waiting.NOT_SENT:
+                        counts.add(OutcomeCount(RunEnd.NOT_SENT_BACK, decision.reason, 1, 0, code))
                 if taken >= limit and self.direct is None:
-                    counts.add(OutcomeCount(LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
+                    counts.add(OutcomeCount(RunEnd.LIMITED, "deletion.max_messages: the rest is the next run's", 1, 0))
             except LifecycleError as error:
-                counts.add(OutcomeCount(STOPPED, str(error), 1, 0))
+                counts.add(OutcomeCount(RunEnd.STOPPED, str(error), 1, 0))
         return list(counts.values())
 
     def limit(self, queue: DeletionQueue) -> int:

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.copies import attempts
 from pulsar_lifecycle.copies.attempts import Attempt
 from pulsar_lifecycle.deletion import orphans
-from pulsar_lifecycle.deletion.undo.undone import LOST
 from pulsar_lifecycle.errors import AccessDenied
 from pulsar_lifecycle.formats import ledger_path
 from pulsar_lifecycle.inspect.history import History
@@ -35,7 +34,7 @@ from pulsar_lifecycle.ports import LedgerReader, MetadataStore, Node, Unread
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import Context, Finding
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.records.tables import Problem
 from pulsar_lifecycle.scan import references as kinds
@@ -247,7 +246,7 @@ def _absent(found: Look, history: History, now: int) -> tuple[Verdict, str]:
     if found.references.num_rows:
         return Verdict.GONE, "its topic says that it was offloaded and its BookKeeper copy deleted"
     for row in reversed(history.journal):
-        marked = (row["action"], row["phase"]) == (DELETE_LEDGER, "mark")
+        marked = (row["action"], row["phase"]) == (Action.DELETE_LEDGER, Phase.MARK)
         if marked and row["code"] in (Code.TOPIC_DELETED, Code.BROKER_DELETED):
             return Verdict.GONE, f"its broker deleted it with its topic, which run {row['run_id']} had it delete"
     if found.trouble:
@@ -355,7 +354,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, hist
     if ledger and deletions:
         notes.append("our journal says it was deleted: it was restored since, or its id was issued again")
     for row in {id(row): row for row in lost_copies(history.journal).values()}.values():
-        known = row["outcome"] == DELETED
+        known = row["outcome"] == Outcome.DELETED
         done = "deleted an offloaded copy of it" if known else "was the last to delete an offloaded copy of it"
         why = row["reason"] if known else "it ended before it could say so, or got no answer"
         spared = "; not the one that its topic names" if found.copies and not _lost_of(found, [row]) else ""
@@ -368,7 +367,7 @@ def _notes(verdict: Verdict, ledger: Mapping[str, Any] | None, found: Look, hist
     if verdict is Verdict.DELETED:
         lost = False
         for row in history.journal:
-            lost = (row["phase"], row["outcome"]) == ("undo", LOST) or (lost and row not in deletions)
+            lost = (row["phase"], row["outcome"]) == (Phase.UNDO, Outcome.LOST) or (lost and row not in deletions)
         notes.append(
             "the job undo_deletions found it lost since: the bookies have collected its entries"
             if lost

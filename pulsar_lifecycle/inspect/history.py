@@ -25,7 +25,7 @@ from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.owner_names import owner_in
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -66,11 +66,17 @@ class History:
 
     def deletions(self) -> list[Row]:
         """What the journal says of its deletion in BookKeeper."""
-        return [row for row in self.journal if row["outcome"] == DELETED and row["action"] == DELETE_LEDGER]
+        return [
+            row for row in self.journal if row["outcome"] == Outcome.DELETED and row["action"] == Action.DELETE_LEDGER
+        ]
 
     def intent(self) -> str:
         """Where the intent to delete it in BookKeeper stands (``journal.intents``); empty without one."""
-        rows = [{name: row[name] for name in INTENT_COLUMNS} for row in self.journal if row["action"] == DELETE_LEDGER]
+        rows = [
+            {name: row[name] for name in INTENT_COLUMNS}
+            for row in self.journal
+            if row["action"] == Action.DELETE_LEDGER
+        ]
         return next(iter(intent_states(pa.Table.from_pylist(rows)).column("state").to_pylist()), "") if rows else ""
 
     def marks(self, ledger: Mapping[str, Any] | None) -> bool:

@@ -13,6 +13,7 @@ from pulsar_lifecycle.journal.in_doubt import ARCHIVE as ARCHIVED
 from pulsar_lifecycle.journal.in_doubt import JOURNAL_COLUMNS, deletions_in_doubt
 from pulsar_lifecycle.journal.queries import filed_since, having
 from pulsar_lifecycle.ports import Archived, JournalReader
+from pulsar_lifecycle.records.outcomes import Phase
 
 
 def archived_nodes(journal: JournalReader, *, ledger_id: int | None = None, run_id: str | None = None) -> pa.Table:
@@ -47,7 +48,7 @@ def nodes_in_doubt(journal: JournalReader, cluster: str, since: int) -> list[Arc
     archived = journal.find_archived(recent, ARCHIVED.names)
     if not archived.num_rows:
         return []
-    phases = pc.field("phase").isin(["delete", "undo"])
+    phases = pc.field("phase").isin([Phase.DELETE, Phase.UNDO])
     found = deletions_in_doubt(archived, journal.find(recent & phases, JOURNAL_COLUMNS.names))
     ids = pa.array(sorted({ledger_id for _, ledger_id, _ in found}), pa.int64())
     rows = journal.find_archived(recent & pc.is_in(pc.field("ledger_id"), ids)) if found else None

@@ -16,13 +16,7 @@ import pyarrow.compute as pc
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import Asked
-from pulsar_lifecycle.records.outcomes import (
-    DELETED,
-    GONE,
-    KEPT,
-    LEFT,
-    MARKED,
-)
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 
 
 def marked_ledgers(journal: JournalReader, cluster: str) -> dict[int, tuple[int, int]]:
@@ -47,11 +41,11 @@ def _czxid(detail: str) -> int | None:
 
 def taken_off(journal: JournalReader, cluster: str, since: int) -> set[int]:
     """Ledgers that our first phase took off their topics' lists at ``since`` (ms) or later, whatever became of them."""
-    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "mark")
-    marked = rows_of_outcome(journal, MARKED, since, mine, ["ledger_id", "at"])
+    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.MARK)
+    marked = rows_of_outcome(journal, Outcome.MARKED, since, mine, ["ledger_id", "at"])
     if not marked.num_rows:
         return set()
-    left = rows_of_outcome(journal, LEFT, since, mine, ["ledger_id", "at"])
+    left = rows_of_outcome(journal, Outcome.LEFT, since, mine, ["ledger_id", "at"])
     return set(open_marks(marked, left).column("ledger_id").to_pylist())
 
 
@@ -68,14 +62,14 @@ def marked_offloads(journal: JournalReader, cluster: str) -> dict[int, tuple[Ask
 def _open(journal: JournalReader, cluster: str, offloaded: bool) -> list[dict[str, Any]]:
     """Marks that stand, of ledgers' copies in BookKeeper or of the offloaded ones; oldest first."""
     mine = pc.field("cluster") == cluster
-    marked = rows_of_outcome(journal, MARKED, 0, mine & (pc.field("phase") == "mark"))
+    marked = rows_of_outcome(journal, Outcome.MARKED, 0, mine & (pc.field("phase") == Phase.MARK))
     if not marked.num_rows:
         return []
     phase, outcome = pc.field("phase"), pc.field("outcome")
-    stayed = mine & (phase == "mark") & (outcome == LEFT)
+    stayed = mine & (phase == Phase.MARK) & (outcome == Outcome.LEFT)
     settled = (
         mine
-        & (phase == "delete")
+        & (phase == Phase.DELETE)
         & (OFFLOADED_COPIES if offloaded else ~OFFLOADED_COPIES)
         & outcome.isin(ENDS[offloaded])
     )
@@ -132,7 +126,7 @@ def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_
     return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")
 
 
-ENDS = {False: (DELETED, GONE, KEPT), True: (DELETED, GONE)}
+ENDS = {False: (Outcome.DELETED, Outcome.GONE, Outcome.KEPT), True: (Outcome.DELETED, Outcome.GONE)}
 """Outcomes of phase ``delete`` that end a mark, of BookKeeper's copy and of the offloaded one.
 
 What a message says of a ledger in BookKeeper is checked against its z-node, so that ``kept`` is about what was marked;

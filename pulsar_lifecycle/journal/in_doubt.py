@@ -26,15 +26,7 @@ from pulsar_lifecycle.ports import Archived, Journal, JournalRow, MetadataStore,
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import (
-    DELETE_LEDGER,
-    DELETE_OFFLOADED,
-    DELETED,
-    FINAL,
-    GONE,
-    NOT_DELETED,
-    WAITING,
-)
+from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
 WITHIN_MS = 7 * 86_400_000
@@ -48,9 +40,6 @@ TWIN = "another message of this batch is about the same ledger"
 
 SAYS_NOTHING = (Code.OUTCOME_UNKNOWN, Code.TWIN)
 """Codes of messages whose rows do not say what became of the ledger, or of the objects."""
-
-DELETING = "deleting"
-"""Outcome of the journal row that names objects about to be deleted."""
 
 ARCHIVE = pa.schema([("run_id", pa.string()), ("ledger_id", pa.int64()), ("at", pa.int64())])
 """The archive's columns that :func:`deletions_in_doubt` takes."""
@@ -69,9 +58,11 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
     settles it as well as a word of its own, or an undo that restored it since.
     """
     keys = ["run_id", "ledger_id"]
-    not_done = pc.is_in(journal.column("outcome"), pa.array([WAITING, NOT_DELETED]))
+    not_done = pc.is_in(journal.column("outcome"), pa.array([Outcome.WAITING, Outcome.NOT_DELETED]))
     not_known = pc.and_(not_done, _says_nothing(journal))
-    decided = pc.and_(pc.equal(journal.column("phase"), "delete"), pc.equal(journal.column("action"), DELETE_LEDGER))
+    decided = pc.and_(
+        pc.equal(journal.column("phase"), Phase.DELETE), pc.equal(journal.column("action"), Action.DELETE_LEDGER)
+    )
     decided = pc.and_(decided, pc.not_equal(pc.fill_null(journal.column("checksum"), ""), ""))
     looked = journal.filter(decided)
     said = (
@@ -84,7 +75,9 @@ def deletions_in_doubt(archived: pa.Table, journal: pa.Table) -> set[tuple[str, 
     ids = joined.filter(silent).column("ledger_id").unique()
     if not len(ids):
         return set()
-    restored = pc.and_(pc.equal(journal.column("phase"), "undo"), pc.equal(journal.column("outcome"), "restored"))
+    restored = pc.and_(
+        pc.equal(journal.column("phase"), Phase.UNDO), pc.equal(journal.column("outcome"), Outcome.RESTORED)
+    )
     back = journal.filter(restored).group_by("ledger_id", use_threads=False).aggregate([("at", "max")]).to_pylist()
     settled_at = {row["ledger_id"]: row["at_max"] for row in back}
     found_by: dict[int, list[tuple[int, str]]] = {}
@@ -146,16 +139,16 @@ def lost_copies(rows: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
     said: dict[int, list[Mapping[str, Any]]] = {}
     last: dict[str, Mapping[str, Any]] = {}
     for row in rows:
-        if row["action"] != DELETE_OFFLOADED:
+        if row["action"] != Action.DELETE_OFFLOADED:
             continue
-        if row["outcome"] in (DELETING, DELETED):
+        if row["outcome"] in (Outcome.DELETING, Outcome.DELETED):
             last |= dict.fromkeys(_objects(row), row)
-        if row["phase"] == "delete" and _says_something(row):
+        if row["phase"] == Phase.DELETE and _says_something(row):
             said.setdefault(row["ledger_id"], []).append(row)
 
     def lost(row: Mapping[str, Any]) -> bool:
         words = [one for one in said.get(row["ledger_id"], ()) if one["at"] >= row["at"] and _same_copy(one, row)]
-        gone = any(one["outcome"] in (DELETED, GONE) for one in words)
+        gone = any(one["outcome"] in (Outcome.DELETED, Outcome.GONE) for one in words)
         return gone or not any("objects" in _detail(one) for one in words)
 
     return {name: row for name, row in last.items() if lost(row)}
@@ -201,5 +194,9 @@ def _rows(run_id: str, nodes: Sequence[Archived], ledgers_root: str) -> list[Jou
             {"settled_by": run_id},
         )
         why = Why(Code.RUN_ENDED, "its run ended before it could say so")
-        rows.append(Writer(one.run_id, one.cluster).row(Step(DELETE_LEDGER, "delete"), about, DELETED, why, one.at))
+        rows.append(
+            Writer(one.run_id, one.cluster).row(
+                Step(Action.DELETE_LEDGER, Phase.DELETE), about, Outcome.DELETED, why, one.at
+            )
+        )
     return rows

@@ -17,23 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_LEDGER,
-    DELETED,
-    GONE,
-    NOT_DELETED,
-    RETRYING,
-    SENT,
-    WAITING,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 INTENT_COLUMNS = ["ledger_id", "action", "topic", "phase", "outcome", "at"]
 """The journal's columns that say what became of an intent."""
 
 IN_FLIGHT = "in flight"
 DEAD = "dead letter"
-_OPEN = {SENT: IN_FLIGHT, RETRYING: IN_FLIGHT, WAITING: IN_FLIGHT, DEAD_LETTERED: DEAD}
+_OPEN = {Outcome.SENT: IN_FLIGHT, Outcome.RETRYING: IN_FLIGHT, Outcome.WAITING: IN_FLIGHT, Outcome.DEAD_LETTERED: DEAD}
 """Outcomes after which a message still exists; every other one is final and stands for itself."""
 
 
@@ -43,10 +34,12 @@ def intent_states(rows: pa.Table) -> pa.Table:
     ``rows`` (:data:`INTENT_COLUMNS`): any journal rows of one cluster. ``state`` is :data:`IN_FLIGHT`, :data:`DEAD`, or
     a final outcome. ``sent_at``: when (ms) its newest message was sent; null where the journal knows of none.
     """
-    sends = pc.is_in(rows.column("phase"), pa.array(["send", "redrive"]))
-    sent = pc.and_(sends, pc.equal(rows.column("outcome"), SENT))
-    decided = pc.and_(pc.equal(rows.column("phase"), "delete"), pc.greater_equal(rows.column("ledger_id"), 0))
-    decided = pc.and_(decided, pc.not_equal(rows.column("outcome"), NOT_DELETED))  # of a plan: it has no message
+    sends = pc.is_in(rows.column("phase"), pa.array([Phase.SEND, Phase.REDRIVE]))
+    sent = pc.and_(sends, pc.equal(rows.column("outcome"), Outcome.SENT))
+    decided = pc.and_(pc.equal(rows.column("phase"), Phase.DELETE), pc.greater_equal(rows.column("ledger_id"), 0))
+    decided = pc.and_(
+        decided, pc.not_equal(rows.column("outcome"), Outcome.NOT_DELETED)
+    )  # of a plan: it has no message
     rows = rows.append_column("sent_at", pc.if_else(sent, rows.column("at"), pa.scalar(None, pa.int64())))
     known = rows.filter(pc.or_(sent, decided)).sort_by("at")
     last = known.group_by(["ledger_id", "action"], use_threads=False).aggregate(
@@ -110,7 +103,10 @@ def unknown(namespace_intents: Iterable[NamespaceIntents], existing: Collection[
 
 def still_there(rows: pa.Table, intents: pa.Table, since: int) -> pa.Table:
     """Plan rows without the ledgers that a deletion run found deleted or gone at ``since`` (ms) or later."""
-    gone = pc.and_(pc.is_in(intents.column("state"), pa.array([DELETED, GONE])), pc.greater_equal(intents["at"], since))
+    gone = pc.and_(
+        pc.is_in(intents.column("state"), pa.array([Outcome.DELETED, Outcome.GONE])),
+        pc.greater_equal(intents["at"], since),
+    )
     return _without(rows, intents.filter(gone))
 
 
@@ -120,5 +116,5 @@ def to_send(rows: pa.Table, intents: pa.Table) -> pa.Table:
 
 
 def _without(rows: pa.Table, intents: pa.Table) -> pa.Table:
-    ids = intents.filter(pc.equal(intents.column("action"), DELETE_LEDGER)).column("ledger_id").combine_chunks()
+    ids = intents.filter(pc.equal(intents.column("action"), Action.DELETE_LEDGER)).column("ledger_id").combine_chunks()
     return rows.filter(pc.invert(pc.is_in(rows.column("ledger_id"), ids)))

@@ -18,15 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_OFFLOADED,
-    DELETED,
-    NOT_DELETED,
-    RETRYING,
-    SENT,
-    WAITING,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 HOUR_MS = 3_600_000
 
@@ -68,7 +60,7 @@ def _grouped(rows: pa.Table, sums: list[tuple[str, str]]) -> pa.Table:
     return found.select([*_KEYS, *(f"{column}_{how}" for column, how in sums)]).rename_columns(TALLY.names).cast(TALLY)
 
 
-FAILED = frozenset({RETRYING, DEAD_LETTERED})
+FAILED = frozenset({Outcome.RETRYING, Outcome.DEAD_LETTERED})
 """Outcomes of messages that go to the retry or the dead-letter topic."""
 
 
@@ -127,18 +119,18 @@ def count(tallies: pa.Table, cluster: str) -> Metrics:
 
 
 def _counts_for(phase: str, action: str, outcome: str) -> Iterable[str]:
-    ledgers = "offload_ledger" if action == DELETE_OFFLOADED else "ledger"
-    if phase == "send" and outcome == SENT:
+    ledgers = "offload_ledger" if action == Action.DELETE_OFFLOADED else "ledger"
+    if phase == Phase.SEND and outcome == Outcome.SENT:
         yield f"{ledgers}s_sent"
-    if phase == "delete":
+    if phase == Phase.DELETE:
         yield "messages_received"
-        if outcome == DELETED:
+        if outcome == Outcome.DELETED:
             yield f"{ledgers}s_deleted"
         if outcome in FAILED:
             yield f"{ledgers}_deletions_failed"
-        if outcome not in (WAITING, NOT_DELETED):
+        if outcome not in (Outcome.WAITING, Outcome.NOT_DELETED):
             yield "messages_acknowledged"
-        if outcome == DEAD_LETTERED:
+        if outcome == Outcome.DEAD_LETTERED:
             yield "messages_max_retries_reached"
 
 
@@ -160,7 +152,7 @@ class DeletionRun:
 def deletion_runs(tallies: pa.Table, cluster: str) -> list[DeletionRun]:
     """The deletion runs of a cluster that took messages, oldest first."""
     found: dict[str, list[dict[str, Any]]] = {}
-    wanted = pc.and_(pc.equal(tallies.column("cluster"), cluster), pc.equal(tallies.column("phase"), "delete"))
+    wanted = pc.and_(pc.equal(tallies.column("cluster"), cluster), pc.equal(tallies.column("phase"), Phase.DELETE))
     for row in tallies.filter(wanted).to_pylist():
         found.setdefault(row["run_id"], []).append(row)
     runs = [
@@ -168,7 +160,7 @@ def deletion_runs(tallies: pa.Table, cluster: str) -> list[DeletionRun]:
             run_id,
             max(row["last_at"] for row in rows),
             {o: sum(r["rows"] for r in rows if r["outcome"] == o) for o in sorted({r["outcome"] for r in rows})},
-            sum(row["bytes"] for row in rows if row["outcome"] == DELETED),
+            sum(row["bytes"] for row in rows if row["outcome"] == Outcome.DELETED),
         )
         for run_id, rows in found.items()
     ]
@@ -194,12 +186,12 @@ def over_time(tallies: pa.Table, cluster: str, since: int, until: int, step: int
     first = since - since % step
     starts = range(first, until, step)
     sums = {start: [0, 0, 0, 0] for start in starts}
-    wanted = pc.and_(pc.equal(tallies.column("cluster"), cluster), pc.equal(tallies.column("phase"), "delete"))
-    positions = {DELETED: 0, RETRYING: 1, DEAD_LETTERED: 2}
+    wanted = pc.and_(pc.equal(tallies.column("cluster"), cluster), pc.equal(tallies.column("phase"), Phase.DELETE))
+    positions = {Outcome.DELETED: 0, Outcome.RETRYING: 1, Outcome.DEAD_LETTERED: 2}
     for row in tallies.filter(wanted).to_pylist():
         found = sums.get(row["hour"] - row["hour"] % step)
         if found is not None and row["outcome"] in positions:
             found[positions[row["outcome"]]] += row["rows"]
-            if row["outcome"] == DELETED:
+            if row["outcome"] == Outcome.DELETED:
                 found[3] += row["bytes"]
     return [Interval(start, *sums[start]) for start in starts]

@@ -19,18 +19,7 @@ from pulsar_lifecycle.journal.in_doubt import lost_copies
 from pulsar_lifecycle.journal.queries import OFFLOADED_COPIES, rows_of_outcome
 from pulsar_lifecycle.ports import JournalReader, JournalRow
 from pulsar_lifecycle.records.copies import Begun, Released, Verified
-from pulsar_lifecycle.records.outcomes import (
-    DELETED,
-    GONE,
-    MARKED,
-    OFFLOAD,
-    PREPARED,
-    PROOF_FAILED,
-    RELEASE,
-    REVERTED,
-    SENT,
-    VERIFIED,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 
 
@@ -48,7 +37,7 @@ def released_of(topic: str, detail: str) -> Released | None:
 def sent_copies(journal: JournalReader, plan_id: str) -> frozenset[UUID]:
     """UUIDs of the offloaded copies of a plan whose intents the journal says were sent."""
     mine = (pc.field("plan_id") == plan_id) & OFFLOADED_COPIES
-    return frozenset(uuid for uuid, _ in attempts_in(rows_of_outcome(journal, SENT, 0, mine)))
+    return frozenset(uuid for uuid, _ in attempts_in(rows_of_outcome(journal, Outcome.SENT, 0, mine)))
 
 
 def deleted_copies(
@@ -69,7 +58,9 @@ def deleted_copies(
     if run_id:
         return sorted(name for name, row in lost.items() if row["run_id"] == run_id)
     runs = {node.ledger_id: node.run_id for node in last_archived(journal, cluster, ledger_ids=ledger_ids)}
-    marked = with_copies(rows_of_outcome(journal, MARKED, 0, about & (pc.field("phase") == "mark")).sort_by("at"))
+    marked = with_copies(
+        rows_of_outcome(journal, Outcome.MARKED, 0, about & (pc.field("phase") == Phase.MARK)).sort_by("at")
+    )
     marks = {row["ledger_id"]: row for row in marked.to_pylist()}
     return sorted(
         name
@@ -88,9 +79,11 @@ def _asks_for(mark: Mapping[str, Any] | None, row: Mapping[str, Any]) -> bool:
 def begun_attempts(journal: JournalReader, cluster: str, ledger_ids: Collection[int]) -> dict[UUID, Begun]:
     """Every offload attempt on these ledgers that our own runs ever began."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
-    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    mine = (
+        (pc.field("cluster") == cluster) & (pc.field("action") == Action.OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    )
     rows = list(attempts_in(journal.find(mine).sort_by("at")))
-    began = {uuid for uuid, row in rows if row["outcome"] == PREPARED}
+    began = {uuid for uuid, row in rows if row["outcome"] == Outcome.PREPARED}
     return {uuid: Begun(row["topic"], row["at"]) for uuid, row in rows if uuid in began}
 
 
@@ -107,12 +100,16 @@ def released_ledgers(journal: JournalReader, cluster: str) -> dict[int, Released
     Or until a later proof of those objects failed.
     """
     mine = pc.field("cluster") == cluster
-    marked = rows_of_outcome(journal, MARKED, 0, mine & (pc.field("action") == RELEASE))
+    marked = rows_of_outcome(journal, Outcome.MARKED, 0, mine & (pc.field("action") == Action.RELEASE))
     if not marked.num_rows:
         return {}
     ended = mine & (
-        ((pc.field("phase") == "delete") & ~OFFLOADED_COPIES & pc.field("outcome").isin((DELETED, GONE)))
-        | ((pc.field("action") == RELEASE) & (pc.field("outcome") == PROOF_FAILED))
+        (
+            (pc.field("phase") == Phase.DELETE)
+            & ~OFFLOADED_COPIES
+            & pc.field("outcome").isin((Outcome.DELETED, Outcome.GONE))
+        )
+        | ((pc.field("action") == Action.RELEASE) & (pc.field("outcome") == Outcome.PROOF_FAILED))
     )
     rows = open_marks(marked, journal.find(ended, ["ledger_id", "at"])).to_pylist()
     found = {row["ledger_id"]: released_of(row["topic"], row["detail"]) for row in rows}
@@ -124,9 +121,11 @@ def verified_copies(
 ) -> dict[tuple[int, UUID], Verified]:
     """What the objects of these ledgers were when we read them back whole: (ledger id, UUID) -> the last proof."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
-    mine = (pc.field("cluster") == cluster) & (pc.field("action") == OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    mine = (
+        (pc.field("cluster") == cluster) & (pc.field("action") == Action.OFFLOAD) & pc.is_in(pc.field("ledger_id"), ids)
+    )
     found: dict[tuple[int, UUID], Verified] = {}
-    for row in rows_of_outcome(journal, VERIFIED, 0, mine).sort_by("at").to_pylist():
+    for row in rows_of_outcome(journal, Outcome.VERIFIED, 0, mine).sort_by("at").to_pylist():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # not as we write it: proven anew
             detail = json.loads(row["detail"])
             uuid_of = UUID(detail.pop("uuid"))
@@ -139,19 +138,23 @@ def failed_proofs(journal: JournalReader, cluster: str) -> dict[tuple[int, UUID]
     mine = pc.field("cluster") == cluster
     found: dict[tuple[int, UUID], JournalRow] = {}
     for row in (
-        rows_of_outcome(journal, PROOF_FAILED, 0, mine & (pc.field("action") == RELEASE)).sort_by("at").to_pylist()
+        rows_of_outcome(journal, Outcome.PROOF_FAILED, 0, mine & (pc.field("action") == Action.RELEASE))
+        .sort_by("at")
+        .to_pylist()
     ):
         if uuid_of := _uuid_in(row["detail"]):
             found[row["ledger_id"], uuid_of] = JournalRow(**row)
     if not found:
         return found
     ids = pa.array(sorted({ledger_id for ledger_id, _ in found}), pa.int64())
-    whole = mine & (pc.field("action") == OFFLOAD) & pc.field("outcome").isin((VERIFIED, REVERTED))
+    whole = (
+        mine & (pc.field("action") == Action.OFFLOAD) & pc.field("outcome").isin((Outcome.VERIFIED, Outcome.REVERTED))
+    )
     for row in journal.find(whole & pc.is_in(pc.field("ledger_id"), ids)).to_pylist():
         uuid_of = _uuid_in(row["detail"])
         known = uuid_of and found.get((row["ledger_id"], uuid_of))
         # A run proves no copy again that it disproved: its own proof was before, whatever its executors' clocks say.
-        before = known and row["outcome"] == VERIFIED and row["run_id"] == known.run_id
+        before = known and row["outcome"] == Outcome.VERIFIED and row["run_id"] == known.run_id
         if uuid_of and known and not before and known.at < row["at"]:
             del found[row["ledger_id"], uuid_of]
     return found

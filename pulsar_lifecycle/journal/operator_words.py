@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
 from pulsar_lifecycle.records.known_words import KnownWord, meet
-from pulsar_lifecycle.records.outcomes import OPERATOR_WORD
+from pulsar_lifecycle.records.outcomes import Action, Phase
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
@@ -19,7 +19,7 @@ def journal_row(run_id: str, cluster: str, word: KnownWord, now: int) -> Journal
     """One word that is in force, or has ended; ``detail`` holds all of it, ``reason`` is for reading."""
     why = Why(word.kind, f"{word.subject}: {word.why or 'no reason given'}")
     about = Subject(-1, word.kind.value, "", detail=asdict(word))
-    return Writer(run_id, cluster).row(Step(OPERATOR_WORD, OPERATOR_WORD), about, word.how, why, now)
+    return Writer(run_id, cluster).row(Step(Action.OPERATOR_WORD, Phase.OPERATOR_WORD), about, word.how, why, now)
 
 
 def note_words(cluster: Cluster, run_id: str) -> None:

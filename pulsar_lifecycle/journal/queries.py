@@ -15,19 +15,11 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.journal.intents import INTENT_COLUMNS, intent_states
 from pulsar_lifecycle.ports import JournalReader
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_LEDGER,
-    DELETE_OFFLOADED,
-    DELETED,
-    SENT,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase, Waiting
 
 
 def rows_of_outcome(
-    journal: JournalReader, outcome: str, since: int, condition: pc.Expression, columns: Sequence[str] | None = None
+    journal: JournalReader, outcome: Outcome, since: int, condition: pc.Expression, columns: Sequence[str] | None = None
 ) -> pa.Table:
     """Journal rows of one outcome at ``since`` (ms) or later."""
     return journal.find(condition & (pc.field("outcome") == outcome) & filed_since(since), columns)
@@ -71,7 +63,7 @@ def journal_rows(
 
 def taken_messages(journal: JournalReader, run_id: str) -> frozenset[str]:
     """Ids (hexadecimal) of the messages of the deletion queue that a run decided."""
-    mine = (pc.field("run_id") == run_id) & (pc.field("phase") == "delete")
+    mine = (pc.field("run_id") == run_id) & (pc.field("phase") == Phase.DELETE)
     details = journal.find(mine, ["detail"]).column("detail").to_pylist()
     return frozenset(json.loads(detail).get("message", "") for detail in details)
 
@@ -82,10 +74,10 @@ def deleted_since(journal: JournalReader, since: int, cluster: str) -> int:
     Those that an undo restored do not count.
     """
     mine = (pc.field("cluster") == cluster) & ~OFFLOADED_COPIES
-    deleted = set(rows_of_outcome(journal, DELETED, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
+    deleted = set(rows_of_outcome(journal, Outcome.DELETED, since, mine, ["ledger_id"]).column("ledger_id").to_pylist())
     if not deleted:
         return 0
-    restored = rows_of_outcome(journal, "restored", since, mine, ["ledger_id"])
+    restored = rows_of_outcome(journal, Outcome.RESTORED, since, mine, ["ledger_id"])
     return len(deleted.difference(restored.column("ledger_id").to_pylist()))
 
 
@@ -94,17 +86,19 @@ def deleted_by_topic(journal: JournalReader, cluster: str, run_id: str = "") -> 
     condition = pc.field("cluster") == cluster
     if run_id:
         condition &= pc.field("run_id") == run_id
-    rows = rows_of_outcome(journal, DELETED, 0, condition, ["topic", "bytes"])
+    rows = rows_of_outcome(journal, Outcome.DELETED, 0, condition, ["topic", "bytes"])
     counted = rows.group_by("topic").aggregate([("bytes", "count"), ("bytes", "sum")])
     return counted.select(["topic", "bytes_count", "bytes_sum"]).rename_columns(["topic", "ledgers", "bytes"])
 
 
-OFFLOADED_COPIES = pc.field("action") == DELETE_OFFLOADED
+OFFLOADED_COPIES = pc.field("action") == Action.DELETE_OFFLOADED
 
 
 def sent_ledgers(journal: JournalReader, plan_id: str) -> frozenset[int]:
     """Ledger ids of a plan whose intents the journal says were sent."""
-    return frozenset(rows_of_outcome(journal, SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist())
+    return frozenset(
+        rows_of_outcome(journal, Outcome.SENT, 0, pc.field("plan_id") == plan_id).column("ledger_id").to_pylist()
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +111,20 @@ class GivenUp:
 
 def dead_letter_reasons(journal: JournalReader, cluster: str, since: int) -> dict[tuple[int, str], GivenUp]:
     """Why a deletion run gave messages up at ``since`` (ms) or later: (ledger id, action) -> why, the last time."""
-    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == "delete")
+    mine = (pc.field("cluster") == cluster) & (pc.field("phase") == Phase.DELETE)
     key = ["ledger_id", "action"]
-    rows = rows_of_outcome(journal, DEAD_LETTERED, since, mine, [*key, "code", "reason", "at"]).sort_by("at")
+    rows = rows_of_outcome(journal, Outcome.DEAD_LETTERED, since, mine, [*key, "code", "reason", "at"]).sort_by("at")
     return {(row["ledger_id"], row["action"]): GivenUp(row["code"] or "", row["reason"]) for row in rows.to_pylist()}
 
 
-def rows_of_phase(journal: JournalReader, phase: str) -> pa.Table:
+def rows_of_phase(journal: JournalReader, phase: Phase) -> pa.Table:
     """Journal rows of one phase in the order of their time; ``JOURNAL_SCHEMA``."""
     return journal.find(pc.field("phase") == phase).sort_by("at")
 
 
 def read_intent_states(journal: JournalReader, cluster: str) -> pa.Table:
     """What became of every intent of a cluster; ``journal.intents.intent_states``."""
-    condition = (pc.field("cluster") == cluster) & pc.field("phase").isin(["send", "redrive", "delete"])
+    condition = (pc.field("cluster") == cluster) & pc.field("phase").isin([Phase.SEND, Phase.REDRIVE, Phase.DELETE])
     return intent_states(journal.find(condition, INTENT_COLUMNS))
 
 
@@ -139,13 +133,13 @@ def waiting_ledgers(
 ) -> set[int]:
     """Those of the ledgers whose message about BookKeeper's copy waits for this, and was not sent again by ``now``."""
     ids = pa.array(sorted(ledger_ids), pa.int64())
-    sent = (pc.field("outcome") == SENT) & (pc.field("at") <= now)  # a later one is of a clock that was ahead
-    newest = (pc.field("phase") == "delete") | sent
-    mine = (pc.field("cluster") == cluster) & newest & (pc.field("action") == DELETE_LEDGER)
+    sent = (pc.field("outcome") == Outcome.SENT) & (pc.field("at") <= now)  # a later one is of a clock that was ahead
+    newest = (pc.field("phase") == Phase.DELETE) | sent
+    mine = (pc.field("cluster") == cluster) & newest & (pc.field("action") == Action.DELETE_LEDGER)
     columns = ["ledger_id", "outcome", "detail", "at"]
     rows = journal.find(mine & pc.is_in(pc.field("ledger_id"), ids), columns).sort_by("at")
     last = {row["ledger_id"]: row for row in rows.to_pylist()}
-    return {i for i, row in last.items() if row["outcome"] == WAITING and _waits_for(row["detail"]) == waiting}
+    return {i for i, row in last.items() if row["outcome"] == Outcome.WAITING and _waits_for(row["detail"]) == waiting}
 
 
 def _waits_for(detail: str) -> str:

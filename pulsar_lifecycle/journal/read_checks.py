@@ -11,12 +11,7 @@ import pyarrow.compute as pc
 
 from pulsar_lifecycle.ports import JournalReader
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation, offload_location
-from pulsar_lifecycle.records.outcomes import (
-    CHECK_FAILED,
-    CHECK_PASSED,
-    READ_CHECK,
-    UNANSWERED,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 
 HELD, AFTER = "held", "after"
 """In the detail of a row: the mzxid with which a failed read held its location, and the one that a read that worked
@@ -32,13 +27,13 @@ def locations_that_passed(rows: Iterable[Mapping[str, Any]], store: str, now: in
     last: dict[NamespaceLocation, tuple[int, bool]] = {}
     for row in _sound(rows, now):
         if found := _location_in(row["detail"], store):
-            word = row["at"], row["outcome"] != CHECK_PASSED  # of two at once the one that says no
+            word = row["at"], row["outcome"] != Outcome.CHECK_PASSED  # of two at once the one that says no
             last[found[0]] = max(last.get(found[0], word), word)
     return {place: at for place, (at, unseen) in last.items() if not unseen}
 
 
 def locations_that_failed(
-    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
+    rows: Iterable[Mapping[str, Any]], store: str, now: int, noes: Collection[str] = (Outcome.CHECK_FAILED,)
 ) -> frozenset[OffloadLocation]:
     """The locations of which a broker of this metadata store has said one of ``noes``, and that none has read since.
 
@@ -47,18 +42,20 @@ def locations_that_failed(
     was ahead: such an ``unseen`` stands until a read that began after its location was held, an ``unanswered``, which
     holds none, not at all.
     """
-    words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, CHECK_PASSED)]
+    words = [row for row in _sound(rows, now) if row["outcome"] in (*noes, Outcome.CHECK_PASSED)]
     left: dict[OffloadLocation, set[_No]] = {}
     reads: dict[OffloadLocation, list[_Read]] = {}
     for row in sorted(
-        words, key=lambda row: (row["at"], row["outcome"] != CHECK_PASSED)
+        words, key=lambda row: (row["at"], row["outcome"] != Outcome.CHECK_PASSED)
     ):  # of two at once the no stands
-        if not (found := _location_in(row["detail"], store)) or (row["outcome"] == UNANSWERED and row["at"] > now):
+        if not (found := _location_in(row["detail"], store)) or (
+            row["outcome"] == Outcome.UNANSWERED and row["at"] > now
+        ):
             continue
         (_, driver, metadata), broker = found
         where = offload_location(driver, dict(metadata))
         noes_there = left.setdefault(where, set())
-        if row["outcome"] == CHECK_PASSED:
+        if row["outcome"] == Outcome.CHECK_PASSED:
             read = _Read(row["run_id"], broker, _mark(row["detail"], AFTER))
             reads.setdefault(where, []).append(read)
             noes_there -= {no for no in noes_there if read.speaks_for(no)}
@@ -100,7 +97,7 @@ def _mark(detail: str, name: str) -> int:
 
 
 def _sound(rows: Iterable[Mapping[str, Any]], now: int) -> Iterator[Mapping[str, Any]]:
-    return (row for row in rows if row["outcome"] != CHECK_PASSED or row["at"] <= now)
+    return (row for row in rows if row["outcome"] != Outcome.CHECK_PASSED or row["at"] <= now)
 
 
 def _location_in(detail: str, store: str) -> tuple[NamespaceLocation, str] | None:
@@ -122,12 +119,12 @@ def passed_locations(journal: JournalReader, cluster: str, store: str, now: int)
 
 
 def failed_locations(
-    journal: JournalReader, cluster: str, store: str, now: int, noes: Collection[str] = (CHECK_FAILED,)
+    journal: JournalReader, cluster: str, store: str, now: int, noes: Collection[str] = (Outcome.CHECK_FAILED,)
 ) -> frozenset[OffloadLocation]:
     """``locations_that_failed`` of a metadata store (its fingerprint), at ``now`` (ms)."""
     return locations_that_failed(_reads(journal, cluster), store, now, noes)
 
 
 def _reads(journal: JournalReader, cluster: str) -> list[dict[str, Any]]:
-    mine = (pc.field("cluster") == cluster) & (pc.field("action") == READ_CHECK)
+    mine = (pc.field("cluster") == cluster) & (pc.field("action") == Action.READ_CHECK)
     return journal.find(mine, ["run_id", "outcome", "detail", "at"]).to_pylist()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from pulsar_lifecycle.errors import LifecycleError, OutcomeUnknown, Refused
 from pulsar_lifecycle.formats import bookie_racks
@@ -28,33 +27,15 @@ from pulsar_lifecycle.lifecycle.collection import (
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
 from pulsar_lifecycle.ports import BookieAdmin, BookieStatus, Clock, Journal, MetadataStore, Node, Unread
 from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.scan import evidence
 
-COLLECT_BOOKIE = "collect-bookie"
-"""Action: on a bookie; the row's detail has its id and numbers before and after."""
 POLL = 5.0
 """Seconds between two looks at a collecting bookie."""
-
-
-class CollectionOutcome(StrEnum):
-    """What became of a bookie's collection: column ``outcome`` of a journal row."""
-
-    COLLECTING = "collecting"
-    """It is about to be told to collect."""
-    COLLECTED = "collected"
-    """Its collection ended."""
-    RESTARTED = "bookie-restarted"
-    """It was started anew meanwhile: launch again."""
-    LEFT_AT_IT = "left-collecting"
-    """The run stopped; the bookie goes on by itself."""
-    NOT_ANSWERING = "not-answering"
-    """It did not answer; whether it collects is not known."""
-    NOT_STARTED = "not-started"
-    """The run stopped before its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +47,7 @@ class Collected:
 
     bookie: str
     rack: str
-    outcome: CollectionOutcome
+    outcome: Outcome
     text: str
     freed: int = 0
     stop: StopReason | None = None
@@ -155,7 +136,7 @@ class CollectionRun:
             why = why or self._may_not_start()
             if why:
                 for bookie in wave:
-                    self._end(bookie, CollectionOutcome.NOT_STARTED, why)
+                    self._end(bookie, Outcome.NOT_STARTED, why)
             else:
                 why = self._collect(wave)
         return self._done
@@ -203,13 +184,13 @@ class CollectionRun:
             try:
                 said = self.bookies.status(bookie)
             except LifecycleError as error:
-                self._end(bookie, CollectionOutcome.NOT_ANSWERING, str(error))
+                self._end(bookie, Outcome.NOT_ANSWERING, str(error))
                 continue
             one = _Watched(said, said, False, self.clock.now_ms())
             if is_at_it(said):
-                self._end(bookie, CollectionOutcome.LEFT_AT_IT, "it was at it already", one)
+                self._end(bookie, Outcome.LEFT_AT_IT, "it was at it already", one)
             elif why := self._tell(bookie, major=False):
-                self._end(bookie, CollectionOutcome.NOT_ANSWERING, why)
+                self._end(bookie, Outcome.NOT_ANSWERING, why)
             else:
                 watched[bookie] = one
         while watched:
@@ -217,7 +198,7 @@ class CollectionRun:
             stop = self._look(watched)
             if stop:
                 for bookie, one in watched.items():
-                    self._end(bookie, CollectionOutcome.LEFT_AT_IT, stop[1], one, stop[0])
+                    self._end(bookie, Outcome.LEFT_AT_IT, stop[1], one, stop[0])
                 return stop[1]
             self.say(", ".join(f"{b}: {_kind(one.major)} compaction" for b, one in watched.items()) or "all through")
         return ""
@@ -235,7 +216,7 @@ class CollectionRun:
                     one.moved_at = self.clock.now_ms()
                 one.said = said
                 if anew:
-                    self._end(bookie, CollectionOutcome.RESTARTED, "launch the job again", watched.pop(bookie))
+                    self._end(bookie, Outcome.RESTARTED, "launch the job again", watched.pop(bookie))
                 elif not is_at_it(said):
                     self._next(bookie, watched)
                 elif stop := self._slow(bookie, said):
@@ -250,12 +231,12 @@ class CollectionRun:
         ran = counters(one.said) != counters(one.before)
         text = f"{_kind(one.major)} compaction" if ran else "deleted ledgers collected; no compaction ran there"
         if one.major or not ran or to_compact(one.said) < self.settings.min_bytes:
-            self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))
+            self._end(bookie, Outcome.COLLECTED, text, watched.pop(bookie))
             return
         why = self._forbidden() or self._held() or self._tell(bookie, major=True)
         if why:
             text = f"{text}; the major one was not begun: {why}"
-            self._end(bookie, CollectionOutcome.COLLECTED, text, watched.pop(bookie))
+            self._end(bookie, Outcome.COLLECTED, text, watched.pop(bookie))
         one.major, one.moved_at = True, self.clock.now_ms()
 
     def _slow(self, bookie: str, said: BookieStatus) -> tuple[StopReason, str] | None:
@@ -278,7 +259,7 @@ class CollectionRun:
 
     def _tell(self, bookie: str, *, major: bool) -> str:
         """Have it collect; why it does not, empty if it may: one whose answer got lost is watched as well."""
-        self._note(bookie, CollectionOutcome.COLLECTING, f"{_kind(major)} compaction")
+        self._note(bookie, Outcome.COLLECTING, f"{_kind(major)} compaction")
         try:
             self.bookies.collect(bookie, major=major)
         except OutcomeUnknown:
@@ -292,7 +273,7 @@ class CollectionRun:
     def _end(
         self,
         bookie: str,
-        outcome: CollectionOutcome,
+        outcome: Outcome,
         text: str,
         one: _Watched | None = None,
         stop: StopReason | None = None,
@@ -305,7 +286,7 @@ class CollectionRun:
     def _note(
         self,
         bookie: str,
-        outcome: CollectionOutcome,
+        outcome: Outcome,
         text: str,
         one: _Watched | None = None,
         stop: StopReason | None = None,
@@ -315,8 +296,8 @@ class CollectionRun:
             numbers["entry_logs"] = [one.before.entry_log_files, one.said.entry_log_files]
         freed = max(0, one.said.free - one.before.free) if one else 0
         about = Subject(-1, "Bookie", "", freed, detail={"bookie": bookie, **numbers})
-        why, step = Why(stop or outcome, f"{bookie}: {text}"), Step(COLLECT_BOOKIE, COLLECT_BOOKIE)
-        row = Writer(self.run_id, self.cluster).row(step, about, outcome.value, why, self.clock.now_ms())
+        why, step = Why(stop or outcome, f"{bookie}: {text}"), Step(Action.COLLECT_BOOKIE, Phase.COLLECT_BOOKIE)
+        row = Writer(self.run_id, self.cluster).row(step, about, outcome, why, self.clock.now_ms())
         self.journal.record([row])
 
 

@@ -9,29 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from pulsar_lifecycle.errors import LifecycleError, UsageError
 from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
-
-SUSPEND, RESUME = "suspend-compaction", "resume-compaction"
-"""Actions: on a bookie; the row's detail has its id."""
-
-
-class SuspensionOutcome(StrEnum):
-    """What became of a word about a bookie's compaction: column ``outcome`` of a journal row."""
-
-    TELLING = "telling"
-    """It is about to be told; without a later row of the same run it may have been."""
-    SUSPENDED = "suspended"
-    """It compacts nothing more by itself until it is resumed, or restarts."""
-    RESUMED = "resumed"
-    """It compacts by itself again."""
-    NOT_TOLD = "not-told"
-    """It did not answer, or refused; whether it was told is not known. Say it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +23,7 @@ class Told:
     """What became of one bookie; ``text`` is why, where it was not told."""
 
     bookie: str
-    outcome: SuspensionOutcome
+    outcome: Outcome
     text: str
 
 
@@ -57,8 +41,10 @@ def resume(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str) -> l
 
 
 def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, suspended: bool) -> list[Told]:
-    action = SUSPEND if suspended else RESUME
-    end = SuspensionOutcome.SUSPENDED if suspended else SuspensionOutcome.RESUMED
+    step = Step(Action.RESUME_COMPACTION, Phase.RESUME_COMPACTION)
+    if suspended:
+        step = Step(Action.SUSPEND_COMPACTION, Phase.SUSPEND_COMPACTION)
+    end = Outcome.SUSPENDED if suspended else Outcome.RESUMED
     writer = Writer(run_id, cluster.settings.cluster)
     done: list[Told] = []
     with cluster.ports() as ports:
@@ -67,19 +53,19 @@ def _tell(cluster: Cluster, run_id: str, bookies: Sequence[str], why: str, *, su
         if missing := [one for one in bookies if one not in registered]:
             raise UsageError(f"no bookie {missing[0]} is registered; there are {', '.join(sorted(registered))}")
 
-        def note(bookie: str, outcome: SuspensionOutcome, text: str) -> None:
+        def note(bookie: str, outcome: Outcome, text: str) -> None:
             subject = Subject(-1, "Bookie", "", detail={"bookie": bookie})
             said = Why(outcome, f"{bookie}: {text}" if text else bookie)
-            row = writer.row(Step(action, action), subject, outcome.value, said, ports.clock.now_ms())
+            row = writer.row(step, subject, outcome, said, ports.clock.now_ms())
             ports.journal.record([row])
 
         for bookie in bookies or sorted(registered):
-            note(bookie, SuspensionOutcome.TELLING, why)
+            note(bookie, Outcome.TELLING, why)
             told = Told(bookie, end, why)
             try:
                 (ports.bookies.suspend_compaction if suspended else ports.bookies.resume_compaction)(bookie)
             except LifecycleError as error:
-                told = Told(bookie, SuspensionOutcome.NOT_TOLD, str(error))
+                told = Told(bookie, Outcome.NOT_TOLD, str(error))
             note(bookie, told.outcome, told.text)
             done.append(told)
     return done

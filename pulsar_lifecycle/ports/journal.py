@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from pulsar_lifecycle.ports.metadata import Node, Stat
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,9 +27,9 @@ class JournalRow:
     ledger_id: int
     component: str
     topic: str
-    action: str
-    phase: str
-    outcome: str
+    action: Action
+    phase: Phase
+    outcome: Outcome
     reason: str
     bytes: int
     checksum: str

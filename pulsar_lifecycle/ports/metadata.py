@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 
@@ -70,12 +71,22 @@ class Deletion:
     version: int
 
 
+class NodeDeletion(StrEnum):
+    """What became of a z-node that was to be deleted."""
+
+    DELETED = "deleted"
+    GONE = "gone"
+    """It was not there."""
+    CHANGED = "changed"
+    """It has another version, and is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeletionResult:
-    """What became of one :class:`Deletion`: ``deleted``, ``gone`` (was not there) or ``changed`` (another version)."""
+    """What became of one :class:`Deletion`."""
 
     path: str
-    outcome: str
+    outcome: NodeDeletion
 
 
 class MetadataStore(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pulsar_lifecycle.records.outcomes import EXPIRED, IN_FORCE, WITHDRAWN
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.words import Word, WordKind
 
 SHOWN_FOR = 30 * 86_400_000
@@ -31,7 +31,7 @@ class KnownWord:
     until: str
     since: int
     ended: int = 0
-    how: str = IN_FORCE
+    how: Outcome = Outcome.IN_FORCE
 
     @property
     def key(self) -> tuple[WordKind, str]:
@@ -57,6 +57,6 @@ def meet(known: Sequence[KnownWord], said: Sequence[Word], now: int) -> tuple[li
     for key, old in before.items():
         if key in stand or (old.ended and now - old.ended > SHOWN_FOR):
             continue
-        how = EXPIRED if key in expired else WITHDRAWN
+        how = Outcome.EXPIRED if key in expired else Outcome.WITHDRAWN
         stand[key] = old if old.ended else replace(old, ended=now, how=how)
     return list(stand.values()), [word for key, word in stand.items() if word != before.get(key)]

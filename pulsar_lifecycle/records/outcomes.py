@@ -1,6 +1,7 @@
-"""The journal's words for what became of a message, of its ledger, and of a mark.
+"""The journal's words for what a row is about, and for what became of it.
 
-Belongs here: names that are written into the journal and read back from it. Not here: which one a case deserves.
+Belongs here: names that are written into the journal and read back from it. Not here: which one a case deserves, nor
+why it came about (``codes.py``).
 """
 
 from __future__ import annotations
@@ -9,36 +10,199 @@ from enum import StrEnum
 
 from pulsar_lifecycle.formats.deletion_message import LedgerType
 
-DELETE_LEDGER = "delete-ledger"
-"""Action: on BookKeeper's copy of a ledger."""
-DELETE_OFFLOADED = "delete-offload-ledger"
-"""Action: on the offloaded copy of a ledger."""
+
+class Action(StrEnum):
+    """What a journal row is about."""
+
+    DELETE_LEDGER = "delete-ledger"
+    """Deleting BookKeeper's copy of a ledger."""
+    DELETE_OFFLOADED = "delete-offload-ledger"
+    """Deleting the offloaded copy of a ledger."""
+    OFFLOAD = "offload"
+    """Copying a ledger to the object store."""
+    RELEASE = "release-bookkeeper-copy"
+    """Releasing the copy in BookKeeper of an offloaded ledger."""
+    READ_CHECK = "read-check"
+    """Having a broker read an offloaded ledger; ``detail`` has where it is."""
+    ABORT_UPLOAD = "abort-upload"
+    """Dropping an upload that an offload run of ours left behind."""
+    COLLECT_BOOKIE = "collect-bookie"
+    """Having a bookie collect its garbage."""
+    SUSPEND_COMPACTION = "suspend-compaction"
+    """Having a bookie compact nothing by itself; ``detail`` has its id."""
+    RESUME_COMPACTION = "resume-compaction"
+    """Having a bookie compact by itself again; ``detail`` has its id."""
+    OPERATOR_WORD = "operator-word"
+    """A run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
 
 
-def action_of(ledger_type: LedgerType) -> str:
+def action_of(ledger_type: LedgerType) -> Action:
     """The action of a message about this copy of a ledger."""
-    return DELETE_LEDGER if ledger_type is LedgerType.LEDGER else DELETE_OFFLOADED
+    return Action.DELETE_LEDGER if ledger_type is LedgerType.LEDGER else Action.DELETE_OFFLOADED
 
 
-SENT = "sent"
-"""Phases ``send`` and ``redrive``: the deletion topic has the message."""
-SEND_FAILED = "send-failed"
-"""Phases ``send`` and ``redrive``: the message was not acknowledged; run again."""
+class Phase(StrEnum):
+    """Which part of its action a journal row is of."""
 
-DELETED = "deleted"
-"""Phase ``delete``, final: this run deleted it."""
-GONE = "gone"
-"""Phase ``delete``, final: it was not there any more. A broker deleted it, or an earlier run that was killed."""
-KEPT = "kept"
-"""Phase ``delete``, final: something refers to it, or a rule keeps it."""
-REFUSED = "refused"
-"""Phase ``delete``, final: the message is malformed, or is not about this ledger. Trims and undo: a rule forbids it."""
-RETRYING = "retrying"
-"""Phase ``delete``: sent to the retry topic, and counted."""
-DEAD_LETTERED = "dead-lettered"
-"""Phase ``delete``: sent to the dead-letter topic after the last retry."""
-WAITING = "waiting"
-"""Phase ``delete``: it cannot be this message's fault; it goes back behind the others, uncounted."""
+    SEND = "send"
+    """A message about the copy goes to the deletion topic."""
+    REDRIVE = "redrive"
+    """A dead letter goes to the deletion topic again."""
+    ARCHIVE = "archive"
+    """Objects of an offloaded copy are about to be deleted; the row of phase ``delete`` follows."""
+    DELETE = "delete"
+    """A deletion run worked off the message, or the row of a plan."""
+    MARK = "mark"
+    """Trims and deletions of topics: the ledger leaves its topic's metadata."""
+    UNDO = "undo"
+    """A deletion is undone."""
+    OFFLOAD = "offload"
+    """The only one of action ``offload``."""
+    RELEASE = "release"
+    """The only one of action ``release-bookkeeper-copy``, but for its message's."""
+    READ_CHECK = "read-check"
+    """The only one of its action."""
+    ABORT_UPLOAD = "abort-upload"
+    """The only one of its action."""
+    COLLECT_BOOKIE = "collect-bookie"
+    """The only one of its action."""
+    SUSPEND_COMPACTION = "suspend-compaction"
+    """The only one of its action."""
+    RESUME_COMPACTION = "resume-compaction"
+    """The only one of its action."""
+    OPERATOR_WORD = "operator-word"
+    """The only one of its action."""
+
+
+class Outcome(StrEnum):
+    """What became of a message, a ledger, a copy, a topic, a bookie's collection or a word."""
+
+    SENT = "sent"
+    """Phases ``send`` and ``redrive``: the deletion topic has the message."""
+    SEND_FAILED = "send-failed"
+    """Phases ``send`` and ``redrive``: the message was not acknowledged; run again."""
+
+    DELETING = "deleting"
+    """Phase ``archive``: its objects are deleted next; ``detail`` names them."""
+    DELETED = "deleted"
+    """Phase ``delete``, final: this run deleted it."""
+    GONE = "gone"
+    """Phase ``delete``, final: it was not there any more. A broker deleted it, or an earlier run that was killed."""
+    KEPT = "kept"
+    """Phase ``delete``, final: something refers to it, or a rule keeps it."""
+    REFUSED = "refused"
+    """Phase ``delete``, final: the message is malformed, or is not about this ledger. Trims, offload and undo: a rule
+    forbids it."""
+    RETRYING = "retrying"
+    """Phase ``delete``: sent to the retry topic, and counted."""
+    DEAD_LETTERED = "dead-lettered"
+    """Phase ``delete``: sent to the dead-letter topic after the last retry."""
+    WAITING = "waiting"
+    """Phase ``delete``: it cannot be this message's fault; it goes back behind the others, uncounted."""
+    NOT_DELETED = "not-deleted"
+    """What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan
+    again."""
+
+    MARKED = "marked"
+    """Phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set."""
+    LEFT = "left"
+    """Phase ``mark``: it stayed in its topic's metadata. Offload: this run did nothing about it, the reason says why.
+    """
+    REMOVED = "removed"
+    """Phase ``mark``: its topic lists it no more."""
+    NOTHING = "nothing-to-do"
+    """Trims: its topic's list begins behind the ledger that is asked for, or is empty."""
+    GOES = "goes"
+    """What a dry run says of a ledger that would be removed, or reverted."""
+    FAILED = "failed"
+    """Something did not do its part, and the reason says what: run again."""
+
+    PREPARED = "prepared"
+    """Offload: its attempt is open."""
+    VERIFIED = "verified"
+    """Offload: read back whole, every entry's checksum agreed; ``detail`` has what the objects were then."""
+    OFFLOADED = "offloaded"
+    """Offload: its topic's metadata says so."""
+    REVERTED = "reverted"
+    """Offload: its topic's metadata names the copy no more."""
+    ATTEMPT_ABORTED = "attempt-aborted"
+    """Offload: the objects of its attempt are removed. BookKeeper has the ledger; a later run offloads it afresh."""
+    REVERTING = "reverting"
+    """Offload: its topic's metadata is about to name the copy no more, as an operator said so."""
+    FOREIGN_ATTEMPT = "foreign-attempt"
+    """Its topic has an open offload attempt of its broker's, so nothing of it is written."""
+    LEFT_TO_BROKER = "left-to-broker"
+    """Its topic is loaded, and our settings (``loaded_topics``) or a pending unload do not let us write its z-node."""
+
+    RELEASED = "released"
+    """Action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is released."""
+    PROOF_FAILED = "proof-failed"
+    """Action ``release-bookkeeper-copy``: the offloaded copy that its topic reads is damaged, missing or another one.
+    That stands until the same ledger and UUID are ``verified`` or ``reverted``."""
+
+    CHECK_PASSED = "read-passed"
+    """Action ``read-check``: the broker read it, and it reads the object store first."""
+    CHECK_FAILED = "read-failed"
+    """Action ``read-check``: the broker could not read it."""
+    UNANSWERED = "read-unanswered"
+    """Action ``read-check``: the broker did not answer, or would not be asked."""
+
+    ABORTING = "aborting"
+    """Action ``abort-upload``: the upload is about to be dropped."""
+    ABORTED = "aborted"
+    """Action ``abort-upload``: the upload is gone."""
+
+    RESTORABLE = "restorable"
+    """Undo: what a dry run says of a ledger that could come back."""
+    RECREATING = "recreating"
+    """Undo: the z-node is about to be there."""
+    RECREATED = "recreated"
+    """Undo: the z-node is there, and the second check is due."""
+    RESTORED = "restored"
+    """Undo: every entry asked for was shown after a garbage collection: it is back."""
+    UNCONFIRMED = "unconfirmed"
+    """Undo: the z-node is there, and the second check proved nothing: run again."""
+    LOST = "lost"
+    """Undo: past saving. Every replica of an entry answered, and none has it. Nothing is put back."""
+    UNKNOWN = "unknown"
+    """Undo: bookies were silent, nothing was done: start them and run again."""
+    PRESENT = "present"
+    """Undo: its z-node was there, nothing was to be done."""
+
+    COLLECTING = "collecting"
+    """Action ``collect-bookie``: the bookie is about to be told to collect."""
+    COLLECTED = "collected"
+    """Action ``collect-bookie``: its collection ended."""
+    RESTARTED = "bookie-restarted"
+    """Action ``collect-bookie``: it was started anew meanwhile, launch again."""
+    LEFT_AT_IT = "left-collecting"
+    """Action ``collect-bookie``: the run stopped; the bookie goes on by itself."""
+    NOT_ANSWERING = "not-answering"
+    """Action ``collect-bookie``: it did not answer; whether it collects is not known."""
+    NOT_STARTED = "not-started"
+    """Action ``collect-bookie``: the run stopped before its turn."""
+
+    TELLING = "telling"
+    """Actions ``suspend-compaction``, ``resume-compaction``: the bookie is about to be told; without a later row of the
+    same run it may have been."""
+    SUSPENDED = "suspended"
+    """Action ``suspend-compaction``: it compacts nothing more by itself until it is resumed, or restarts."""
+    RESUMED = "resumed"
+    """Action ``resume-compaction``: it compacts by itself again."""
+    NOT_TOLD = "not-told"
+    """Actions ``suspend-compaction``, ``resume-compaction``: it did not answer, or refused; whether it was told is not
+    known. Say it again."""
+
+    IN_FORCE = "in-force"
+    """Action ``operator-word``: it holds, new or changed."""
+    WITHDRAWN = "withdrawn"
+    """Action ``operator-word``: it is no longer in the settings file."""
+    EXPIRED = "expired"
+    """Action ``operator-word``: its ``until`` has passed."""
+
+
+FINAL = frozenset({Outcome.DELETED, Outcome.GONE, Outcome.KEPT, Outcome.REFUSED})
+"""Outcomes of phase ``delete`` after which a message is not met again."""
 
 
 class Waiting(StrEnum):
@@ -76,71 +240,3 @@ WAITS_FOR = {
     Waiting.NOT_SENT: "the retry topic, which takes no copies",
 }
 """The same in words, with what an operator does."""
-
-NOT_DELETED = "not-deleted"
-"""What ``waiting`` is for a row of a plan that is worked off without messages: nothing waits, apply the plan again."""
-
-FINAL = frozenset({DELETED, GONE, KEPT, REFUSED})
-
-MARKED = "marked"
-"""Phase ``mark``: a ledger is leaving its topic's metadata by our own compare-and-set."""
-LEFT = "left"
-"""Phase ``mark``: it stayed in its topic's metadata. Offload: this run did nothing about it, the reason says why."""
-
-OFFLOAD = "offload"
-"""Action: copying a ledger to the object store."""
-RELEASE = "release-bookkeeper-copy"
-"""Action: releasing the copy in BookKeeper of an offloaded ledger."""
-
-PREPARED = "prepared"
-"""Offload: its attempt is open."""
-VERIFIED = "verified"
-"""Offload: read back whole, every entry's checksum agreed; ``detail`` has what the objects were then."""
-OFFLOADED = "offloaded"
-"""Offload: its topic's metadata says so."""
-REVERTED = "reverted"
-"""Offload: its topic's metadata names the copy no more."""
-ATTEMPT_ABORTED = "attempt-aborted"
-"""Offload: the objects of its attempt are removed. BookKeeper has the ledger; a later run offloads it afresh."""
-REVERTING = "reverting"
-"""Offload: its topic's metadata is about to name the copy no more, as an operator said so."""
-
-READ_CHECK = "read-check"
-"""Action, and phase: having a broker read an offloaded ledger; ``detail`` has where it is."""
-
-CHECK_PASSED = "read-passed"
-"""Action ``read-check``: the broker read it, and it reads the object store first."""
-CHECK_FAILED = "read-failed"
-"""Action ``read-check``: the broker could not read it."""
-UNANSWERED = "read-unanswered"
-"""Action ``read-check``: the broker did not answer, or would not be asked."""
-
-ABORT_UPLOAD = "abort-upload"
-"""Action, and phase: dropping an upload that an offload run of ours left behind."""
-
-ABORTING = "aborting"
-"""Action ``abort-upload``: the upload is about to be dropped."""
-ABORTED = "aborted"
-"""Action ``abort-upload``: the upload is gone."""
-
-RELEASED = "released"
-"""Action ``release-bookkeeper-copy``: its topic's metadata says that its copy in BookKeeper is released."""
-PROOF_FAILED = "proof-failed"
-"""Action ``release-bookkeeper-copy``: the offloaded copy that its topic reads is damaged, missing or another one. That
-stands until the same ledger and UUID are ``verified`` or ``reverted``."""
-
-FOREIGN_ATTEMPT = "foreign-attempt"
-"""Its topic has an open offload attempt of its broker's, so nothing of it is written."""
-
-LEFT_TO_BROKER = "left-to-broker"
-"""Its topic is loaded, and our settings (``loaded_topics``) or a pending unload do not let us write its z-node."""
-
-OPERATOR_WORD = "operator-word"
-"""Action, and phase: a run met, or missed, a word of the operator; ``component`` is its kind, ``detail`` all of it."""
-
-IN_FORCE = "in-force"
-"""Action ``operator-word``: it holds, new or changed."""
-WITHDRAWN = "withdrawn"
-"""Action ``operator-word``: it is no longer in the settings file."""
-EXPIRED = "expired"
-"""Action ``operator-word``: its ``until`` has passed."""

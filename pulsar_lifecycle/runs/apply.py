@@ -21,7 +21,7 @@ from pulsar_lifecycle.ports import Clock, DeletionQueue, Journal, JournalRow, Me
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import component_of
-from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.records.plans import deletion_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control, plan_checks
@@ -129,7 +129,13 @@ def _row(run_id: str, summary: PlanSummary, one: Sent, size: int, now: int) -> J
     about = Subject(info.ledger_id, info.component.value, info.topic_name, size, detail=detail)
     why = Why(Code.NOT_SENT, one.error) if one.error else Why(Code.PLANNED, "planned as an orphan")
     writer = Writer(run_id, summary.cluster, summary.plan_id)
-    return writer.row(Step(action_of(info.ledger_type), "send"), about, SEND_FAILED if one.error else SENT, why, now)
+    return writer.row(
+        Step(action_of(info.ledger_type), Phase.SEND),
+        about,
+        Outcome.SEND_FAILED if one.error else Outcome.SENT,
+        why,
+        now,
+    )
 
 
 def _attempt(info: PendingDeleteLedgerInfo) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.codes import Why
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class Writer:
     cluster: str
     plan_id: str = ""
 
-    def row(self, step: Step, what: Subject, outcome: str, why: Why, now: int) -> JournalRow:
+    def row(self, step: Step, what: Subject, outcome: Outcome, why: Why, now: int) -> JournalRow:
         """The row that this became of a subject in a step, at that time (ms)."""
         return JournalRow(
             run_id=self.run_id,
@@ -47,8 +48,8 @@ class Writer:
 class Step:
     """What a row is about: an action, and which phase of it."""
 
-    action: str
-    phase: str
+    action: Action
+    phase: Phase
 
 
 @dataclass(frozen=True, slots=True)

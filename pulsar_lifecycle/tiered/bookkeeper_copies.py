@@ -27,33 +27,14 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation, Verified
-from pulsar_lifecycle.records.outcomes import (
-    FOREIGN_ATTEMPT,
-    LEFT,
-    MARKED,
-    PROOF_FAILED,
-    REFUSED,
-    RELEASE,
-    RELEASED,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, why_unread
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.first_phase import send_messages
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import (
-    FAILED,
-    LEFT_TO_BROKER,
-    SHADOWS_SEEN_FOR,
-    Change,
-    EditOutcome,
-    TopicRun,
-    edit_topic,
-    why_loaded,
-)
-
-PHASE = "release"
+from pulsar_lifecycle.topics.write import SHADOWS_SEEN_FOR, Change, EditOutcome, TopicRun, edit_topic, why_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +69,10 @@ def release_topic(
     """
     view = _look(run, ports, guard, topic, due, lag_ms, read_check)
     outcomes, going = dict(view.outcomes), view.going
-    telling = [one for one in outcomes.values() if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
-    record(run, ports, telling, action=RELEASE, phase=PHASE)
+    telling = [one for one in outcomes.values() if one.outcome in (Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT)]
+    record(run, ports, telling, action=Action.RELEASE, phase=Phase.RELEASE)
     unread = _unread(run, ports, guard, topic, [(one, view.items[one.ledger_id]) for one in going], read_check)
-    record(run, ports, list(unread.values()), action=RELEASE, phase=PHASE)
+    record(run, ports, list(unread.values()), action=Action.RELEASE, phase=Phase.RELEASE)
     outcomes |= unread
     going = [one for one in going if one.ledger_id not in unread]
     messages = [_message(topic, one, view.rows, ports.clock.now_ms()) for one in going]
@@ -100,13 +81,13 @@ def release_topic(
     for one in going:
         if sent[one.ledger_id].error:
             why = Why(Code.NOT_SENT, f"its message was not acknowledged: {sent[one.ledger_id].error}")
-            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, LEFT, why)
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.LEFT, why)
     going = [one for one in going if not sent[one.ledger_id].error]
     if not going:
         return [outcomes[i] for i in sorted(outcomes)]
     czxids = {i: row["czxid"] for i, row in view.rows.items() if row}
     about_to = Why(Code.ABOUT_TO, "its copy in BookKeeper is about to be released")
-    about = [OffloadOutcome(str(topic), one.ledger_id, MARKED, about_to) for one in going]
+    about = [OffloadOutcome(str(topic), one.ledger_id, Outcome.MARKED, about_to) for one in going]
     failed_proofs.let_go(ports.store, [one.ledger_id for one in going])
     _record(run, ports, about, going, czxids)
     policy = policy_for(ports, topic, read_check)
@@ -187,14 +168,14 @@ def _look(
         if not why and one.ledger_id in ours:
             why = Why(Code.ATTEMPT_OPEN, "its offload attempt is still open: no broker may have read it yet")
         if why:
-            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, REFUSED, why)
+            outcomes[one.ledger_id] = OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, why)
         elif foreign:
             outcomes[one.ledger_id] = OffloadOutcome(
-                str(topic), one.ledger_id, FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
+                str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
             )
         elif stays and not may_write and not _is_released(item):
             outcomes[one.ledger_id] = OffloadOutcome(
-                str(topic), one.ledger_id, LEFT_TO_BROKER, Why(Code.TOPIC_LOADED, stays)
+                str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, Why(Code.TOPIC_LOADED, stays)
             )
         else:
             going.append(one)
@@ -229,7 +210,7 @@ def _unread(
             asked[where] = why_unread(run, ports, guard, topic, copy, read_check)
         except InconclusiveRead as no_report:  # its next one may do
             why = f"no broker has read its location yet, of ledger {one.ledger_id}: {no_report}"
-            not_readable[where] = EditOutcome(FAILED, Why(Code.LOCATION_UNREAD, why))
+            not_readable[where] = EditOutcome(Outcome.FAILED, Why(Code.LOCATION_UNREAD, why))
     found: dict[int, OffloadOutcome] = {}
     for one, _ in going:
         copy = copies[one.ledger_id]
@@ -270,15 +251,15 @@ def record_failed_proofs(
             f"its offloaded copy is not proven, and its copy in BookKeeper stays: {one.reason}; put the object back, "
             f"or launch revert_offloads for {topic} and this ledger"
         )
-        said = (REFUSED, why) if why else (PROOF_FAILED, Why(Code.NOT_PROVEN, reason))
+        said = (Outcome.REFUSED, why) if why else (Outcome.PROOF_FAILED, Why(Code.NOT_PROVEN, reason))
         found.append(OffloadOutcome(str(topic), one.ledger_id, *said, item.size or 0 if item else 0, uuid))
-    told = [one for one in found if one.outcome == PROOF_FAILED]
+    told = [one for one in found if one.outcome == Outcome.PROOF_FAILED]
     where = {one.ledger_id: {"bucket": one.location.bucket} for one in failed}
     try:
         for one in told:  # a deletion run that is under way has read the journal already
             failed_proofs.hold(ports.store, one.ledger_id)
     finally:
-        record(run, ports, told, where, action=RELEASE, phase=PHASE)
+        record(run, ports, told, where, action=Action.RELEASE, phase=Phase.RELEASE)
     return found
 
 
@@ -378,7 +359,7 @@ def _message(
 
 def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
-        delisted = EditOutcome(LEFT, Why(Code.DELISTED, "its topic does not list it any more"))
+        delisted = EditOutcome(Outcome.LEFT, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(due, delisted)
         released = Why(Code.COMMITTED, "its topic releases its copy in BookKeeper")
         last = max((item.ledger_id for item in info.ledgers), default=-1)
@@ -389,14 +370,14 @@ def _giving_up(due: Mapping[int, Due], lag: _Lag) -> Change:
             if one is not None:
                 why = _obstacle(item, last, one, lag)
                 if why:
-                    said[item.ledger_id] = EditOutcome(LEFT, why)
+                    said[item.ledger_id] = EditOutcome(Outcome.LEFT, why)
                 elif foreign:
-                    said[item.ledger_id] = EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
                 elif _is_released(item):
-                    said[item.ledger_id] = EditOutcome(RELEASED, released)
+                    said[item.ledger_id] = EditOutcome(Outcome.RELEASED, released)
                 else:
                     assert item.offload is not None  # _obstacle: it is complete
-                    said[item.ledger_id] = EditOutcome(RELEASED, released, changes=True)
+                    said[item.ledger_id] = EditOutcome(Outcome.RELEASED, released, changes=True)
                     item = replace(item, offload=replace(item.offload, bookkeeper_deleted=True))
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
@@ -417,5 +398,10 @@ def _record(
         for one in due
     }
     record(
-        run, ports, [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes], proof, action=RELEASE, phase=PHASE
+        run,
+        ports,
+        [replace(one, uuid=uuids[one.ledger_id]) for one in outcomes],
+        proof,
+        action=Action.RELEASE,
+        phase=Phase.RELEASE,
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
-from pulsar_lifecycle.records.plans.offload_plan import DONE, KEEP, OFFLOAD, RELEASE, WITHHELD
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.topics.listed_ledgers import THEIRS
 from pulsar_lifecycle.topics.offload_policy import (
     BOOKKEEPER_FIRST,
@@ -72,14 +72,19 @@ def judge(
         action, reason = _of_ledger(state, item, policy, now, lag_ms, whole, last=place == 0)
         if item["offload_complete"] and item["bookkeeper_deleted"] and item["ledger_id"] in leftovers:
             action, reason = _of_leftover(state, item, policy)
-        if action == RELEASE and our_lag_ms is None:
-            action, reason = DONE, f"{reason}; its copy in BookKeeper is its brokers' to release (offload.release)"
-        if action == RELEASE and (why := competing(policy)):
-            action, reason = WITHHELD, f"{reason}; its copy in BookKeeper is not released by us: {why}"
-        if action == RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
-            action, reason = DONE, f"{reason}; its copy in BookKeeper stays: {why}"
-        if not action:
-            action, reason = (OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
+        if action == OffloadChoice.RELEASE and our_lag_ms is None:
+            action, reason = (
+                OffloadChoice.DONE,
+                f"{reason}; its copy in BookKeeper is its brokers' to release (offload.release)",
+            )
+        if action == OffloadChoice.RELEASE and (why := competing(policy)):
+            action, reason = OffloadChoice.WITHHELD, f"{reason}; its copy in BookKeeper is not released by us: {why}"
+        if action == OffloadChoice.RELEASE and (why := _unreachable(item["offload_bucket"], buckets)):
+            action, reason = OffloadChoice.DONE, f"{reason}; its copy in BookKeeper stays: {why}"
+        if action is None:
+            action, reason = (
+                (OffloadChoice.OFFLOAD, "asked for") if everything else _by_threshold(item, policy, beyond, now)
+            )
         found.append(_row(state, item, policy, action, reason, warning(policy, retention), lag_ms))
     return found[::-1]
 
@@ -116,66 +121,75 @@ def _of_ledger(
     whole: str,
     *,
     last: bool,
-) -> tuple[str, str]:
-    """Action and reason where the thresholds do not matter; an empty action leaves the word to them."""
+) -> tuple[OffloadChoice | None, str]:
+    """Action and reason where the thresholds do not matter; no action leaves the word to them."""
     if item["offload_complete"]:
         return _of_offloaded(state, item, policy, now, lag_ms)
     if whole:
-        return KEEP, whole
+        return OffloadChoice.KEEP, whole
     if last:
-        return KEEP, "the last ledger of its topic"
+        return OffloadChoice.KEEP, "the last ledger of its topic"
     if not item["timestamp"]:
-        return KEEP, "its topic does not say when it was closed"
+        return OffloadChoice.KEEP, "its topic does not say when it was closed"
     if not item["size"] or not item["entries"]:
-        return KEEP, "empty"
+        return OffloadChoice.KEEP, "empty"
     if item["bookkeeper_deleted"]:
-        return KEEP, "its topic releases its copy in BookKeeper without a complete offload: it needs repair"
-    return "", ""
+        return (
+            OffloadChoice.KEEP,
+            "its topic releases its copy in BookKeeper without a complete offload: it needs repair",
+        )
+    return None, ""
 
 
 def _of_offloaded(
     state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy, now: int, lag: int | None
-) -> tuple[str, str]:
+) -> tuple[OffloadChoice, str]:
     if item["bookkeeper_deleted"]:
-        return DONE, "offloaded; its copy in BookKeeper was released"
+        return OffloadChoice.DONE, "offloaded; its copy in BookKeeper was released"
     if state.rule:
-        return DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
+        return OffloadChoice.DONE, f"offloaded; its copy in BookKeeper stays: {state.rule}"
     since = item["offloaded_at"]
     if not item["offload_uuid"]:
-        return DONE, _NAMELESS
+        return OffloadChoice.DONE, _NAMELESS
     if not policy.tiered_first:
-        return DONE, f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
+        return OffloadChoice.DONE, f"offloaded; its copy in BookKeeper is not released by us: {BOOKKEEPER_FIRST}"
     if not policy.acts or lag is None or lag < 0:
-        return DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
+        return OffloadChoice.DONE, "offloaded; its copy in BookKeeper stays until retention: no deletion lag is set"
     if not since or now - since <= lag:
-        return DONE, f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed"
-    return RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
+        return (
+            OffloadChoice.DONE,
+            f"offloaded; its copy in BookKeeper stays until the deletion lag of {lag // 1000} s has passed",
+        )
+    return OffloadChoice.RELEASE, f"offloaded for longer than the deletion lag of {lag // 1000} s"
 
 
 _NAMELESS = "offloaded, and its topic does not name the attempt: its copy in BookKeeper stays"
 
 
-def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> tuple[str, str]:
+def _of_leftover(state: TopicState, item: Mapping[str, Any], policy: OffloadPolicy) -> tuple[OffloadChoice, str]:
     """Its topic released its copy in BookKeeper, which is there still."""
     if state.rule:
-        return DONE, state.rule
+        return OffloadChoice.DONE, state.rule
     if not item["offload_uuid"]:
-        return DONE, _NAMELESS
+        return OffloadChoice.DONE, _NAMELESS
     if not policy.acts:
-        return DONE, f"released, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act"
+        return (
+            OffloadChoice.DONE,
+            f"released, and still in BookKeeper: its driver is {policy.driver or 'none'}, which does not act",
+        )
     if not policy.tiered_first:
-        return DONE, f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
-    return RELEASE, "released, and still in BookKeeper"
+        return OffloadChoice.DONE, f"released, and still in BookKeeper, where we leave it: {BOOKKEEPER_FIRST}"
+    return OffloadChoice.RELEASE, "released, and still in BookKeeper"
 
 
-def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[str, str]:
+def _by_threshold(item: Mapping[str, Any], policy: OffloadPolicy, beyond: int, now: int) -> tuple[OffloadChoice, str]:
     """``beyond``: bytes of this ledger and of all that come after it."""
     age = (now - item["timestamp"]) // 1000
     if 0 <= policy.threshold_bytes < beyond:
-        return OFFLOAD, f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
+        return OffloadChoice.OFFLOAD, f"{beyond} bytes from here on, the threshold is {policy.threshold_bytes}"
     if 0 <= policy.threshold_seconds <= age:
-        return OFFLOAD, f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
-    return KEEP, "below the thresholds"
+        return OffloadChoice.OFFLOAD, f"closed {age} s ago, the threshold is {policy.threshold_seconds}"
+    return OffloadChoice.KEEP, "below the thresholds"
 
 
 def _unreachable(bucket: str | None, buckets: Container[str]) -> str:
@@ -192,13 +206,13 @@ def _row(
     state: TopicState,
     item: Mapping[str, Any],
     policy: OffloadPolicy,
-    action: str,
+    action: OffloadChoice,
     reason: str,
     warned: str,
     lag_ms: int | None,
 ) -> dict[str, Any]:
-    released = action == RELEASE and item["bookkeeper_deleted"]  # nothing is written
-    left = state.left_to_broker and action in (OFFLOAD, RELEASE) and not released
+    released = action == OffloadChoice.RELEASE and item["bookkeeper_deleted"]  # nothing is written
+    left = state.left_to_broker and action in (OffloadChoice.OFFLOAD, OffloadChoice.RELEASE) and not released
     return {
         "ledger_id": item["ledger_id"],
         "action": action,
@@ -215,6 +229,6 @@ def _row(
         "endpoint": policy.endpoint,
         "block_size": policy.block_size,
         "lag_ms": lag_ms,
-        "warning": warned if action == OFFLOAD else "",
-        "outlook": LEFT_TO_BROKER if left else "",
+        "warning": warned if action == OffloadChoice.OFFLOAD else "",
+        "outlook": Outcome.LEFT_TO_BROKER if left else "",
     }

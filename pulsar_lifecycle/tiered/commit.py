@@ -30,7 +30,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, OFFLOADED, PREPARED, REFUSED, REVERTED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, outcome_of, record
 from pulsar_lifecycle.tiered.read_check import (
@@ -47,8 +47,6 @@ from pulsar_lifecycle.tiered.revert import reverted_info, unlike_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
 from pulsar_lifecycle.topics.write import (
-    FAILED,
-    LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
     STOPPING,
     Change,
@@ -102,15 +100,15 @@ def begin_topic(
         if not why and not dict(one.metadata).get("bucket"):
             why = Why(Code.NO_BUCKET, "no bucket is named for it")
         if why:
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, why))
             continue
         if foreign:
             why = Why(Code.BROKERS_ATTEMPT, foreign)
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, FOREIGN_ATTEMPT, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.FOREIGN_ATTEMPT, why))
             continue
         if loaded and not run.writes_loaded(topic):
             why = Why(Code.TOPIC_LOADED, f"its topic counts as loaded ({loaded}), and {POLICY} does not name it")
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, LEFT_TO_BROKER, why))
+            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, Outcome.LEFT_TO_BROKER, why))
             continue
         attempt = Attempt(
             one.ledger_id,
@@ -125,12 +123,14 @@ def begin_topic(
         try:
             attempts.begin(ports.store, attempt)
         except Conflict as error:
-            outcomes.append(OffloadOutcome(str(topic), one.ledger_id, REFUSED, Why(Code.ATTEMPT_OPEN, str(error))))
+            outcomes.append(
+                OffloadOutcome(str(topic), one.ledger_id, Outcome.REFUSED, Why(Code.ATTEMPT_OPEN, str(error)))
+            )
         else:
             begun.append(attempt)
-    telling = [one for one in outcomes if one.outcome in (LEFT_TO_BROKER, FOREIGN_ATTEMPT)]
+    telling = [one for one in outcomes if one.outcome in (Outcome.LEFT_TO_BROKER, Outcome.FOREIGN_ATTEMPT)]
     opened = Why(Code.ATTEMPT_OPEN, "its attempt is open")
-    record(run, ports, [*(outcome_of(attempt, PREPARED, opened) for attempt in begun), *telling])
+    record(run, ports, [*(outcome_of(attempt, Outcome.PREPARED, opened) for attempt in begun), *telling])
     return begun, outcomes
 
 
@@ -205,7 +205,7 @@ def commit_topic(
             rest.remove(one)
             if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
                 why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {lack}")
-                outcomes.append(outcome_of(one.attempt, LEFT_TO_BROKER, why))
+                outcomes.append(outcome_of(one.attempt, Outcome.LEFT_TO_BROKER, why))
                 record(run, ports, outcomes[-1:])
                 continue
             try:
@@ -215,7 +215,7 @@ def commit_topic(
                 continue
             committed = _commit(run, ports, guard, topic, [one], policy)
             outcomes += committed
-            if committed[0].outcome == OFFLOADED:
+            if committed[0].outcome == Outcome.OFFLOADED:
                 if unread := unread_by_broker(run, ports, guard, topic, [one], read_check):
                     why = (
                         f"ledger {unread[0].ledger_id} was offloaded, and {unread[0].reason}; "
@@ -227,7 +227,7 @@ def commit_topic(
     for one, no_report in not_readable:
         if read_check.due(topic, one.attempt):
             why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}: {no_report}")
-            outcomes.append(outcome_of(one.attempt, FAILED, why))
+            outcomes.append(outcome_of(one.attempt, Outcome.FAILED, why))
             record(run, ports, outcomes[-1:])
         else:
             rest.append(one)
@@ -259,7 +259,7 @@ def _completing(run: TopicRun, ports: Ports, topic: Topic, ours: Mapping[int, At
     obstacle = _obstacles(run, ports, topic, ours)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
-        delisted = EditOutcome(REFUSED, Why(Code.DELISTED, "its topic does not list it any more"))
+        delisted = EditOutcome(Outcome.REFUSED, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(ours, delisted)
         foreign = listed_ledgers.open_attempt(info, {one.uuid for one in ours.values()})
         ledgers: list[LedgerInfo] = []
@@ -267,14 +267,14 @@ def _completing(run: TopicRun, ports: Ports, topic: Topic, ours: Mapping[int, At
             attempt = ours.get(item.ledger_id)
             if attempt and not is_ours(item, attempt):
                 if why := obstacle(info, item.ledger_id):
-                    said[item.ledger_id] = EditOutcome(REFUSED, why)
+                    said[item.ledger_id] = EditOutcome(Outcome.REFUSED, why)
                 elif foreign:
-                    said[item.ledger_id] = EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                    said[item.ledger_id] = EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
                 else:
-                    said[item.ledger_id] = EditOutcome(OFFLOADED, COMMITTED, changes=True)
+                    said[item.ledger_id] = EditOutcome(Outcome.OFFLOADED, COMMITTED, changes=True)
                     item = replace(item, offload=_complete(attempt, max(at, ports.clock.now_ms())))
             elif attempt:
-                said[item.ledger_id] = EditOutcome(OFFLOADED, COMMITTED)
+                said[item.ledger_id] = EditOutcome(Outcome.OFFLOADED, COMMITTED)
             ledgers.append(item)
         return replace(info, ledgers=tuple(ledgers)), said
 
@@ -294,7 +294,7 @@ def _complete(attempt: Attempt, now: int) -> OffloadContext:
 
 
 def _forget(ports: Ports, proven: Sequence[Proven], committed: Sequence[OffloadOutcome]) -> None:
-    done = {one.ledger_id for one in committed if one.outcome == OFFLOADED}
+    done = {one.ledger_id for one in committed if one.outcome == Outcome.OFFLOADED}
     for one in proven:
         if one.attempt.ledger_id in done:
             attempts.end(ports.store, one.attempt)
@@ -319,7 +319,10 @@ def unread_by_broker(
         before = location_before(ports, copy)
         unread = read_by_broker(run, ports, guard, topic, copy, entries_to_ask(run, ports, copy))
     except InconclusiveRead as no_report:
-        return [outcome_of(one.attempt, FAILED, Why(Code.READ_CHECK_UNANSWERED, str(no_report))) for one in committed]
+        return [
+            outcome_of(one.attempt, Outcome.FAILED, Why(Code.READ_CHECK_UNANSWERED, str(no_report)))
+            for one in committed
+        ]
     if not unread:
         record_passed(run, ports, topic, copy, read_check, before, proves=proves)
         return []
@@ -341,11 +344,11 @@ def unread_by_broker(
         raise
     except LifecycleError as failure:
         why = Why(Code.OUTCOME_UNKNOWN, f"whether it was reverted is not known, run again: {failure}")
-        said = dict.fromkeys(uuids, EditOutcome(FAILED, why))
+        said = dict.fromkeys(uuids, EditOutcome(Outcome.FAILED, why))
     taken_back: list[OffloadOutcome] = []
     for one in committed:
         reverted = said[one.attempt.ledger_id]
-        first = unread.why if reverted.outcome == REVERTED else reverted.why
+        first = unread.why if reverted.outcome == Outcome.REVERTED else reverted.why
         why = first.put(f"{unread.reason}; {reverted.reason}{untold}")
         taken_back.append(replace(outcome_of(one.attempt, reverted.outcome, why), bytes=one.bytes))
     try:

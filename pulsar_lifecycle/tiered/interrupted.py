@@ -27,7 +27,7 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import NamespaceLocation
 from pulsar_lifecycle.records.offload_uuids import NamedUuids
-from pulsar_lifecycle.records.outcomes import ATTEMPT_ABORTED, FOREIGN_ATTEMPT, LEFT, OFFLOADED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.tiered.asked_entries import EntryNotReadable, entries_to_ask
 from pulsar_lifecycle.tiered.commit import COMMITTED, OffloadRequest, Proven, is_ours, of_context, unread_by_broker
@@ -36,7 +36,7 @@ from pulsar_lifecycle.tiered.read_check import READ_FIRST, ReadCheck
 from pulsar_lifecycle.tiered.revert import LOOK_EVERY, not_whole_in_bookkeeper, without_bookkeeper
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun, why_loaded
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun, why_loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def finish_attempts(
         guard.check(ports.store)
         if isinstance(attempt, BrokenAttempt):
             outcomes.append(
-                OffloadOutcome("", -1, FAILED, Why(Code.ATTEMPT_UNREAD, f"{attempt.path}: {attempt.reason}"))
+                OffloadOutcome("", -1, Outcome.FAILED, Why(Code.ATTEMPT_UNREAD, f"{attempt.path}: {attempt.reason}"))
             )
             continue
         try:
@@ -83,7 +83,7 @@ def finish_attempts(
                 continue
             if not why and _may_be_requested_yet(run, ports, attempt, wanted):
                 waits = "this plan does not name it: it stays open for one that does"
-                outcomes.append(outcome_of(attempt, LEFT, Why(Code.ATTEMPT_NOT_PLANNED, waits)))
+                outcomes.append(outcome_of(attempt, Outcome.LEFT, Why(Code.ATTEMPT_NOT_PLANNED, waits)))
                 continue
             if not (why := why or _why_not_requested(attempt, wanted)):
                 resumed.append(attempt)
@@ -93,7 +93,7 @@ def finish_attempts(
         except STOPPING:
             raise
         except LifecycleError as error:
-            outcomes.append(outcome_of(attempt, FAILED, _not_now(error)))
+            outcomes.append(outcome_of(attempt, Outcome.FAILED, _not_now(error)))
     for topics in committed.values():
         for name, some in topics.items():
             guard.check(ports.store)
@@ -102,7 +102,7 @@ def finish_attempts(
             except STOPPING:
                 raise
             except LifecycleError as error:
-                outcomes += [outcome_of(one.attempt, FAILED, _not_now(error)) for one in some]
+                outcomes += [outcome_of(one.attempt, Outcome.FAILED, _not_now(error)) for one in some]
     return resumed, outcomes
 
 
@@ -144,11 +144,11 @@ def _finish_committed(
         committed = sorted(committed, key=lambda one: one is not first)
         if refusal := guard.unloads.lacks() or guard.unloads.doubt(topic):
             why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {refusal}")
-            return [outcome_of(one.attempt, FAILED, why) for one in committed]
+            return [outcome_of(one.attempt, Outcome.FAILED, why) for one in committed]
         node, info = snapshot.topic_node(ports.store, topic)
         if foreign := listed_ledgers.open_attempt(info):  # the read, and what may follow it, would end that attempt
             why = Why(Code.READ_CHECK_DUE, f"{READ_FIRST}, and {foreign}")
-            left = [outcome_of(one.attempt, FOREIGN_ATTEMPT, why) for one in committed]
+            left = [outcome_of(one.attempt, Outcome.FOREIGN_ATTEMPT, why) for one in committed]
             record(run, ports, left)
             return left
         loaded = why_loaded(ports.store, run.ledgers_root, run.brokers, run.now, topic, node, info)
@@ -165,7 +165,7 @@ def _can_be_asked_for(run: TopicRun, ports: Ports, one: Proven) -> bool:
 
 
 def _done(run: TopicRun, ports: Ports, committed: Sequence[Proven]) -> list[OffloadOutcome]:
-    done = [outcome_of(one.attempt, OFFLOADED, COMMITTED) for one in committed]
+    done = [outcome_of(one.attempt, Outcome.OFFLOADED, COMMITTED) for one in committed]
     record(run, ports, done)
     for one in committed:
         attempts.end(ports.store, one.attempt)
@@ -233,24 +233,26 @@ def _abort(
     except Refused as refusal:
         way_out = f"name it there again, or, if it is gone for good, delete {attempt.path}"
         left = f"{why}, and its objects are left alone: {refusal}; {way_out}"
-        return outcome_of(attempt, LEFT, Why(Code.NO_BUCKET, left))
+        return outcome_of(attempt, Outcome.LEFT, Why(Code.NO_BUCKET, left))
     try:
         if doubt := _not_its_own(_objects(ports), attempt, ownership):
             left = f"{why}, and its objects are left alone: {doubt}; look at {attempt.path}"
-            return outcome_of(attempt, FAILED, Why(Code.NOT_OURS, left))
+            return outcome_of(attempt, Outcome.FAILED, Why(Code.NOT_OURS, left))
         if gone:
             removed = f"there is no bucket {attempt.bucket}"
         elif item and (problem := _without_another_copy(run, ports, guard, topic, attempt, item)):
             left = f"{why}, and its objects may be all that is left of its ledger: {problem}"
-            return outcome_of(attempt, FAILED, Why(Code.LAST_COPY, left))
+            return outcome_of(attempt, Outcome.FAILED, Why(Code.LAST_COPY, left))
         else:
             aborting = attempts.abort(ports.store, attempt)
             remove_objects(_objects(ports), attempt, last_look)
     except STOPPING:
         raise
     except LifecycleError as error:
-        return outcome_of(attempt, FAILED, Why(Code.SERVER_FAILED, f"{why}; its objects could not be removed: {error}"))
-    done = outcome_of(attempt, ATTEMPT_ABORTED, why.put(f"{why}; {removed}"))
+        return outcome_of(
+            attempt, Outcome.FAILED, Why(Code.SERVER_FAILED, f"{why}; its objects could not be removed: {error}")
+        )
+    done = outcome_of(attempt, Outcome.ATTEMPT_ABORTED, why.put(f"{why}; {removed}"))
     record(run, ports, [done])
     attempts.end(ports.store, aborting)
     return done

@@ -31,9 +31,9 @@ from pulsar_lifecycle.ports import BrokerAdmin, JournalReader, Lake
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, LEFT_TO_BROKER, Waiting
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
@@ -134,13 +134,13 @@ def make_offload_plan(
         settings.offload.loaded_topics,
     )
     cluster.store(epoch.epoch_id, TABLE, CANDIDATES, judging.rows, cluster.parts(epoch.epoch_id, "managed_ledgers"))
-    todo = pc.field("action").isin([OFFLOAD, RELEASE])
+    todo = pc.field("action").isin([OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
     batches = list(cluster.lake.batches(cluster.parts(epoch.epoch_id, TABLE), CANDIDATES.names, todo))
     rows = pa.Table.from_batches(batches, CANDIDATES).sort_by("ledger_id")
     named = rows.filter(pc.not_equal(rows.column("warning"), "")).select(["namespace", "warning"])
     warned = sorted({f"{row['namespace']}: {row['warning']}" for row in named.to_pylist()})
     kept = cluster.lake.batches(
-        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == WITHHELD
+        cluster.parts(epoch.epoch_id, TABLE), ["bytes", "action"], pc.field("action") == OffloadChoice.WITHHELD
     )
     withheld = pa.Table.from_batches(list(kept), pa.schema([CANDIDATES.field("bytes"), CANDIDATES.field("action")]))
     plan = OffloadPlan(
@@ -162,9 +162,9 @@ def make_offload_plan(
 
 def totals(rows: pa.Table, withheld: pa.Table) -> dict[str, int]:
     """Ledgers and bytes of a plan's rows, by what is to be done, and of those that are withheld."""
-    going = rows.filter(pc.equal(rows.column("action"), OFFLOAD))
-    leaving = rows.filter(pc.equal(rows.column("action"), RELEASE))
-    waiting = rows.filter(pc.equal(rows.column("outlook"), LEFT_TO_BROKER))
+    going = rows.filter(pc.equal(rows.column("action"), OffloadChoice.OFFLOAD))
+    leaving = rows.filter(pc.equal(rows.column("action"), OffloadChoice.RELEASE))
+    waiting = rows.filter(pc.equal(rows.column("outlook"), Outcome.LEFT_TO_BROKER))
     counted = {"": going, "released": leaving, "left_to_broker": waiting, "withheld": withheld}
     found: dict[str, int] = {}
     for name, some in counted.items():
@@ -204,7 +204,9 @@ def in_flight(journal: JournalReader, cluster: str, ledger_ids: BitMap64, since:
     if not ledger_ids:
         return ledger_ids
     intents = read_intent_states(journal, cluster)
-    waits = pc.and_(pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), DELETE_LEDGER))
+    waits = pc.and_(
+        pc.equal(intents.column("state"), IN_FLIGHT), pc.equal(intents.column("action"), Action.DELETE_LEDGER)
+    )
     waits = pc.and_(waits, pc.greater_equal(intents.column("sent_at"), since))
     sent = ledger_ids & BitMap64(intents.filter(waits).column("ledger_id").to_pylist())
     unread = waiting_ledgers(journal, cluster, sent, Waiting.UNREAD_LOCATION, now)

@@ -28,11 +28,9 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.epoch import Epoch
-from pulsar_lifecycle.records.outcomes import CHECK_FAILED, UNANSWERED
-from pulsar_lifecycle.records.outcomes import OFFLOAD as OFFLOAD_ACTION
-from pulsar_lifecycle.records.outcomes import RELEASE as RELEASE_ACTION
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD, RELEASE
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import check_limit
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -56,7 +54,7 @@ from pulsar_lifecycle.tiered.run_selection import (
 )
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
-from pulsar_lifecycle.topics.write import FAILED, TopicRun
+from pulsar_lifecycle.topics.write import TopicRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,25 +77,25 @@ def offload_now(
     with _begun(cluster, run_id, order) as (work, rows, planned):
         try:
             work.finish_attempts(planned, progress)
-            leaving = [row for row in rows if row["action"] == RELEASE]
+            leaving = [row for row in rows if row["action"] == OffloadChoice.RELEASE]
             work.read_first(leaving, progress)
             some = list(waves(leaving))
             for wave in random.sample(some, len(some)):
                 work.release(wave, progress)
-            for wave in waves([row for row in rows if row["action"] == OFFLOAD], work.unread):
+            for wave in waves([row for row in rows if row["action"] == OffloadChoice.OFFLOAD], work.unread):
                 work.offload(wave, progress)
         except ReadCheckFailed as failed:
             why = Why(Code.READ_CHECK_FAILED, str(failed))
-            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, FAILED, why), *failed.outcomes]
+            work.outcomes[:0] = [OffloadOutcome(failed.outcomes[-1].topic, -1, Outcome.FAILED, why), *failed.outcomes]
         except Unheld as unheld:
-            work.outcomes[:0] = [OffloadOutcome("", -1, FAILED, Why(Code.UNTOLD, str(unheld)))]
+            work.outcomes[:0] = [OffloadOutcome("", -1, Outcome.FAILED, Why(Code.UNTOLD, str(unheld)))]
         try:
             work.finish()
         except LifecycleError as error:
             if not work.untold:
                 raise
             why = Why(Code.SERVER_FAILED, str(error))
-            work.outcomes.append(OffloadOutcome("", -1, FAILED, why))  # what could not be told must be read
+            work.outcomes.append(OffloadOutcome("", -1, Outcome.FAILED, why))  # what could not be told must be read
     return work.outcomes
 
 
@@ -132,7 +130,11 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             agreed, against = in_agreement(rows, now_in_force, release=releases(settings))
             waiting = Waiting(run, ports.store, lambda: guard.check(ports.store))
             unread = failed_locations(
-                cluster.journal_reader, run.cluster, fingerprint, ports.clock.now_ms(), (CHECK_FAILED, UNANSWERED)
+                cluster.journal_reader,
+                run.cluster,
+                fingerprint,
+                ports.clock.now_ms(),
+                (Outcome.CHECK_FAILED, Outcome.UNANSWERED),
             )
             some = chosen(agreed, order.limit, caps.max_ledgers, caps.max_bytes, waiting.without, unread)
             named = cluster.lake.named_uuids(epoch.epoch_id)
@@ -146,9 +148,9 @@ def _begun(cluster: Cluster, run_id: str, order: OffloadOrder) -> Iterator[tuple
             competing = {name for name, (policy, _) in now_in_force.items() if policy.brokers_release}
             work = OffloadWork(cluster, run, ports, guard, lease, read_check, ownership, competing, unread)
             work.outcomes += against
-            for action, name in ((OFFLOAD, OFFLOAD_ACTION), (RELEASE, RELEASE_ACTION)):
+            for action, name in ((OffloadChoice.OFFLOAD, Action.OFFLOAD), (OffloadChoice.RELEASE, Action.RELEASE)):
                 left = waiting.outcomes(action)
-                if action == RELEASE:
+                if action == OffloadChoice.RELEASE:
                     left += held_back(agreed, some, waiting.rows, unread)
                 record_topics(run, ports, left, name)
                 work.outcomes += left

@@ -23,7 +23,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Clock, MetadataStore, Node
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Verified
-from pulsar_lifecycle.records.outcomes import VERIFIED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.progress import of_ledgers, reporting
@@ -139,7 +139,7 @@ class Task:
         if not item.release:  # a try that was killed, or the answer to whose beginning got lost, leaves an upload
             drop_uploads(objects, attempt)
         said = replace(
-            outcome_of(attempt, VERIFIED, Why(Code.READ_BACK, "read back whole, every entry agrees")),
+            outcome_of(attempt, Outcome.VERIFIED, Why(Code.READ_BACK, "read back whole, every entry agrees")),
             bytes=verified.length,
         )
         row = journal_row(self.run_id, self.settings.cluster, said, asdict(verified), ports.clock.now_ms())

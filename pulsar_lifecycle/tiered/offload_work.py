@@ -27,9 +27,8 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, PROOF_FAILED, REFUSED
-from pulsar_lifecycle.records.outcomes import RELEASE as RELEASE_ACTION
-from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import Lease
@@ -46,7 +45,7 @@ from pulsar_lifecycle.tiered.run_selection import (
     location_of,
 )
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
-from pulsar_lifecycle.topics.write import FAILED, STOPPING, TopicRun
+from pulsar_lifecycle.topics.write import STOPPING, TopicRun
 
 
 class OffloadWork:
@@ -79,7 +78,9 @@ class OffloadWork:
     def finish_attempts(self, planned: pa.Table, progress: Callable[[str], None]) -> None:
         """What earlier runs left: pending unloads and interrupted attempts; those still wanted are finished."""
         ids = pa.array([one.ledger_id for one in attempts.whole(attempts.open_attempts(self._tools.store))], pa.int64())
-        rows = planned.filter((pc.field("action") == OFFLOAD) & pc.field("ledger_id").isin(ids)).to_pylist()
+        rows = planned.filter(
+            (pc.field("action") == OffloadChoice.OFFLOAD) & pc.field("ledger_id").isin(ids)
+        ).to_pylist()
         wanted = {row["ledger_id"]: offload_request(row, self._cluster.settings) for row in rows}
         finish_unloads(self._tools.store, self._tools.admin, self._tools.clock, self._guard, wait=False)
         resumed, outcomes = finish_attempts(
@@ -107,7 +108,7 @@ class OffloadWork:
             if verified is None:
                 reason = f"{answer.reason}; nothing says that it is offloaded"
                 reason += "" if answer.refused else ": run again, which goes on with it"
-                failed = outcome_of(attempt, FAILED, Why(Code.NOT_COPIED, reason))
+                failed = outcome_of(attempt, Outcome.FAILED, Why(Code.NOT_COPIED, reason))
                 record(self._run, self._tools, [failed])
                 self.outcomes.append(failed)
             else:
@@ -215,8 +216,8 @@ class OffloadWork:
                 wrong.setdefault(attempt.topic, []).append(disproved)
             else:
                 why = f"its copy in BookKeeper stays: its offloaded copy could not be proven: {answer.reason}"
-                stays = outcome_of(attempt, FAILED, Why(Code.OBJECTS_UNREAD, why))
-                record(self._run, self._tools, [stays], action=RELEASE_ACTION, phase=bookkeeper_copies.PHASE)
+                stays = outcome_of(attempt, Outcome.FAILED, Why(Code.OBJECTS_UNREAD, why))
+                record(self._run, self._tools, [stays], action=Action.RELEASE, phase=Phase.RELEASE)
                 self.outcomes.append(stays)
         for name, some in wrong.items():
             self._guarded(
@@ -228,7 +229,7 @@ class OffloadWork:
         self, topic: Topic, some: Sequence[bookkeeper_copies.FailedProof]
     ) -> list[OffloadOutcome]:
         told = bookkeeper_copies.record_failed_proofs(self._tools, self._run, topic, some)
-        unproven = [one.ledger_id for one in told if one.outcome == PROOF_FAILED]
+        unproven = [one.ledger_id for one in told if one.outcome == Outcome.PROOF_FAILED]
         if unproven and self._cluster.settings.offload.revert_unproven:
             self.outcomes += told
             return self._revert(topic, unproven)
@@ -243,7 +244,8 @@ class OffloadWork:
         foreign, gone = bookkeeper_copies.before_revert(ports, topic, ledgers)
         if foreign:
             left = [
-                OffloadOutcome(str(topic), one, FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)) for one in ledgers
+                OffloadOutcome(str(topic), one, Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign))
+                for one in ledgers
             ]
             record(run, ports, left)
             return left
@@ -277,9 +279,9 @@ class OffloadWork:
         except (*STOPPING, ReadCheckFailed, Unheld):
             raise
         except Refused as refusal:
-            self.outcomes.append(OffloadOutcome(str(topic), -1, REFUSED, Why(Code.TOPIC_REFUSED, str(refusal))))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.REFUSED, Why(Code.TOPIC_REFUSED, str(refusal))))
         except LifecycleError as error:
-            self.outcomes.append(OffloadOutcome(str(topic), -1, FAILED, Why(Code.SERVER_FAILED, str(error))))
+            self.outcomes.append(OffloadOutcome(str(topic), -1, Outcome.FAILED, Why(Code.SERVER_FAILED, str(error))))
 
     def _spread(self, items: Sequence[Item], rows: Sequence[Row], progress: Callable[[str], None]) -> list[Answer]:
         sizes = {row["ledger_id"]: row["bytes"] or 0 for row in rows}
@@ -289,6 +291,6 @@ class OffloadWork:
 def still_pending(left: Mapping[str, str]) -> list[OffloadOutcome]:
     """Topics whose unload is pending at the end of a run, each with why."""
     return [
-        OffloadOutcome(name, -1, FAILED, Why(Code.UNLOAD_PENDING, f"an unload of it is pending: {why}"))
+        OffloadOutcome(name, -1, Outcome.FAILED, Why(Code.UNLOAD_PENDING, f"an unload of it is pending: {why}"))
         for name, why in left.items()
     ]

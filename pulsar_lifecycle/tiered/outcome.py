@@ -15,7 +15,7 @@ from pulsar_lifecycle.formats.deletion_message import LedgerComponent
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import OFFLOAD
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
 
@@ -31,7 +31,7 @@ class OffloadOutcome:
 
     topic: str
     ledger_id: int
-    outcome: str
+    outcome: Outcome
     why: Why
     bytes: int = 0
     uuid: str = ""
@@ -48,7 +48,7 @@ class OffloadOutcome:
         return self.why.code is Code.READ_CHECK_DUE
 
 
-def outcome_of(attempt: Attempt, outcome: str, why: Why) -> OffloadOutcome:
+def outcome_of(attempt: Attempt, outcome: Outcome, why: Why) -> OffloadOutcome:
     """What became of an attempt."""
     return OffloadOutcome(attempt.topic, attempt.ledger_id, outcome, why, uuid=str(attempt.uuid))
 
@@ -59,8 +59,8 @@ def record(
     outcomes: Sequence[OffloadOutcome],
     details: Mapping[int, Mapping[str, Any]] | None = None,
     *,
-    action: str = OFFLOAD,
-    phase: str = OFFLOAD,
+    action: Action = Action.OFFLOAD,
+    phase: Phase = Phase.OFFLOAD,
 ) -> None:
     """One journal row per ledger; ``details`` by ledger id go beside its UUID."""
     known, now = details or {}, ports.clock.now_ms()
@@ -72,9 +72,9 @@ def record(
     )
 
 
-def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], action: str) -> None:
+def record_topics(run: TopicRun, ports: Ports, outcomes: Sequence[OffloadOutcome], action: Action) -> None:
     """One journal row per topic, of so many of its ledgers together."""
-    now, phase = ports.clock.now_ms(), OFFLOAD if action == OFFLOAD else "release"
+    now, phase = ports.clock.now_ms(), Phase.OFFLOAD if action is Action.OFFLOAD else Phase.RELEASE
     rows = [
         journal_row(run.run_id, run.cluster, one, {"ledgers": one.ledgers}, now, action=action, phase=phase)
         for one in outcomes
@@ -89,8 +89,8 @@ def journal_row(
     detail: Mapping[str, Any],
     now: int,
     *,
-    action: str = OFFLOAD,
-    phase: str = OFFLOAD,
+    action: Action = Action.OFFLOAD,
+    phase: Phase = Phase.OFFLOAD,
 ) -> JournalRow:
     """The journal's row of a step of offloading a ledger, or of another ``action`` about its offload."""
     about = Subject(

@@ -33,7 +33,7 @@ from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
-from pulsar_lifecycle.records.outcomes import CHECK_FAILED, CHECK_PASSED, READ_CHECK, UNANSWERED
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.asked_entries import InconclusiveRead, entries_to_ask
@@ -42,7 +42,7 @@ from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.bundle_owner import Owners
 from pulsar_lifecycle.topics.offload_policy import BOOKKEEPER_FIRST
 from pulsar_lifecycle.topics.unloads import RunGuard, is_gone
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER, STOPPING, EditOutcome, TopicRun, why_loaded
+from pulsar_lifecycle.topics.write import STOPPING, EditOutcome, TopicRun, why_loaded
 
 READ_CHECK_UNLOADS = 3
 """Unloads that having a ledger read may take: before it or after its commit, after it, and after it is reverted."""
@@ -112,7 +112,7 @@ class ReadCheck:
         place = namespace_location(topic, copy)
         self.passed_before.pop(place, None)
         self._passed -= {(place, True), (place, False)}
-        if unread.outcome == CHECK_FAILED:
+        if unread.outcome == Outcome.CHECK_FAILED:
             self.blocked.setdefault(location_of(copy), f"{topic}: {unread.reason}")
 
 
@@ -181,7 +181,7 @@ class HeldRead(EditOutcome):
 
 def _held(run: TopicRun, ports: Ports, topic: Topic, copy: Copy, unread: EditOutcome) -> EditOutcome:
     """A failed read whose location is held by now, where it says anything of that. Raises what the store raises."""
-    if unread.outcome != CHECK_FAILED or isinstance(unread, HeldRead):
+    if unread.outcome != Outcome.CHECK_FAILED or isinstance(unread, HeldRead):
         return unread
     made = unread_locations.hold(ports.store, location_of(copy), run.run_id, f"{topic}: {unread.reason}")
     return HeldRead(unread.outcome, unread.why, unread.changes, hold=made)
@@ -246,7 +246,7 @@ def record_passed(
             topic,
             copy,
             read_check,
-            EditOutcome(CHECK_PASSED, Why(Code.READ_CHECK_PASSED, "its broker reads it in the object store")),
+            EditOutcome(Outcome.CHECK_PASSED, Why(Code.READ_CHECK_PASSED, "its broker reads it in the object store")),
             broker,
             mark,
         )
@@ -300,7 +300,7 @@ def why_unread(
     if read_check.waived:
         return None
     if said := read_check.blocked.get(where):
-        return _location_unread(FAILED, f"its location could not be read in this run, of {said}")
+        return _location_unread(Outcome.FAILED, f"its location could not be read in this run, of {said}")
     owner = read_check.owners.of(ports.store, run.brokers, topic)
     if read_check.reads(where, owner):
         return None
@@ -309,26 +309,26 @@ def why_unread(
         return asked[topic]
     if len(asked) >= ASKED:
         first, said = next(iter(asked.items()))
-        return _location_unread(FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
+        return _location_unread(Outcome.FAILED, f"no broker has read its location yet, of {first}: {said.reason}")
     if not read_check.proves(topic):
-        return EditOutcome(FAILED, Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST))
+        return EditOutcome(Outcome.FAILED, Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST))
     guard.check(ports.store)
     if lack := guard.unloads.lacks(READ_CHECK_UNLOADS) or guard.unloads.doubt(topic):
-        return _location_unread(LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
+        return _location_unread(Outcome.LEFT_TO_BROKER, f"no broker has read its location yet: {lack}")
     entries = entries_to_ask(run, ports, copy)
     try:
         if why := _not_fresh(run, ports, guard, topic, read_check):
-            return _location_unread(LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
+            return _location_unread(Outcome.LEFT_TO_BROKER, f"no broker has read its location yet: {why}")
         before = location_before(ports, copy)
         unread = read_by_broker(run, ports, guard, topic, copy, entries)
         if unread:
-            asked[topic] = EditOutcome(FAILED, unread.why)
+            asked[topic] = EditOutcome(Outcome.FAILED, unread.why)
         else:
             read_check.loaded[topic] = snapshot.topic_node(ports.store, topic)[0].stat.mzxid
     except STOPPING:
         raise
     except LifecycleError as error:
-        return _location_unread(FAILED, f"no broker has read its location yet: {error}")
+        return _location_unread(Outcome.FAILED, f"no broker has read its location yet: {error}")
     try:
         if unread:
             record_failed(run, ports, topic, copy, read_check, unread)
@@ -337,11 +337,11 @@ def why_unread(
     except (*STOPPING, Unheld):
         raise
     except LifecycleError as error:
-        asked[topic] = _location_unread(FAILED, f"no broker has read its location yet: {error}")
+        asked[topic] = _location_unread(Outcome.FAILED, f"no broker has read its location yet: {error}")
     return asked.get(topic)
 
 
-def _location_unread(outcome: str, text: str) -> EditOutcome:
+def _location_unread(outcome: Outcome, text: str) -> EditOutcome:
     return EditOutcome(outcome, Why(Code.LOCATION_UNREAD, text))
 
 
@@ -395,15 +395,15 @@ def _unread(error: LifecycleError, copy: Copy) -> EditOutcome:
     bucket = dict(copy.metadata).get("bucket", "")
     if isinstance(error, Unavailable) and not isinstance(error, Failed):
         why = f"its broker did not answer when it was to read it from bucket {bucket}: {error}"
-        return EditOutcome(UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
+        return EditOutcome(Outcome.UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
     if isinstance(error, AccessDenied):
         why = f"its broker could not be asked to read it from bucket {bucket}: {error} (see pulsar.token)"
-        return EditOutcome(UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
+        return EditOutcome(Outcome.UNANSWERED, Why(Code.READ_CHECK_UNANSWERED, why))
     why = (
         f"its broker cannot read it from bucket {bucket}: {error} (give the brokers an offloader for "
         f"driver {copy.driver} and this bucket)"
     )
-    return EditOutcome(CHECK_FAILED, Why(Code.READ_CHECK_FAILED, why))
+    return EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, why))
 
 
 def _tell(
@@ -421,4 +421,4 @@ def _tell(
     place = {"namespace": namespace, "driver": driver, "metadata": metadata}
     detail = {"store": read_check.store, **place, "broker": broker, **mark}
     what = OffloadOutcome(str(topic), copy.ledger_id, said.outcome, said.why, uuid=str(copy.uuid))
-    record(run, ports, [what], {copy.ledger_id: detail}, action=READ_CHECK, phase=READ_CHECK)
+    record(run, ports, [what], {copy.ledger_id: detail}, action=Action.READ_CHECK, phase=Phase.READ_CHECK)

@@ -16,19 +16,11 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import EntryBatch, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import FOREIGN_ATTEMPT, REFUSED, REVERTED, REVERTING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome, record
 from pulsar_lifecycle.topics import listed_ledgers, snapshot
-from pulsar_lifecycle.topics.first_phase import GOES
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import (
-    FAILED,
-    STOPPING,
-    Change,
-    EditOutcome,
-    TopicRun,
-    edit_topic,
-)
+from pulsar_lifecycle.topics.write import STOPPING, Change, EditOutcome, TopicRun, edit_topic
 
 
 def unlike_bookkeeper(item: LedgerInfo, entries: int, length: int) -> str:
@@ -56,11 +48,15 @@ def revert_topic(
     """
     guard.check(ports.store)
     planned = plan_revert(run, ports, topic, ledger_ids, guard)
-    outcomes = [one for one in planned if one.outcome != GOES]
-    going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == GOES}
+    outcomes = [one for one in planned if one.outcome != Outcome.GOES]
+    going = {one.ledger_id: UUID(one.uuid) for one in planned if one.outcome == Outcome.GOES}
     if going:
         about = Why(Code.ABOUT_TO, "its topic is about to read it from BookKeeper again")
-        record(run, ports, [replace(one, outcome=REVERTING, why=about) for one in planned if one.ledger_id in going])
+        record(
+            run,
+            ports,
+            [replace(one, outcome=Outcome.REVERTING, why=about) for one in planned if one.ledger_id in going],
+        )
         change = reverted_info(run, ports, topic, going, released=released, alone_matters=False)
         said = edit_topic(run, ports, guard, topic, change, policy)
         done = [
@@ -90,19 +86,22 @@ def plan_revert(
         item = items.get(ledger_id)
         uuid = item.offload.uuid if item and item.offload and item.offload.complete else None
         if item is None:
-            outcome, why = REFUSED, Why(Code.DELISTED, "its topic does not list it")
+            outcome, why = Outcome.REFUSED, Why(Code.DELISTED, "its topic does not list it")
         elif uuid is None:
-            outcome, why = REFUSED, Why(Code.NOT_OFFLOADED, "it is not offloaded")
+            outcome, why = Outcome.REFUSED, Why(Code.NOT_OFFLOADED, "it is not offloaded")
         elif ledger_id in opened:
-            outcome, why = REFUSED, Why(Code.ATTEMPT_OPEN, f"an attempt of ours is open: {attempts.path_of(ledger_id)}")
+            outcome, why = (
+                Outcome.REFUSED,
+                Why(Code.ATTEMPT_OPEN, f"an attempt of ours is open: {attempts.path_of(ledger_id)}"),
+            )
         elif late := _released_of_late(run, node, item):
-            outcome, why = REFUSED, Why(Code.RELEASED, late)
+            outcome, why = Outcome.REFUSED, Why(Code.RELEASED, late)
         elif problem := not_whole_in_bookkeeper(run, ports, topic, item, guard):
-            outcome, why = REFUSED, Why(Code.NOT_IN_BOOKKEEPER, problem)
+            outcome, why = Outcome.REFUSED, Why(Code.NOT_IN_BOOKKEEPER, problem)
         elif foreign:
-            outcome, why = FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
+            outcome, why = Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)
         else:
-            outcome, why = GOES, _IN_BOOKKEEPER
+            outcome, why = Outcome.GOES, _IN_BOOKKEEPER
         found.append(OffloadOutcome(str(topic), ledger_id, outcome, why, uuid=str(uuid or "")))
     return found
 
@@ -174,21 +173,25 @@ def reverted_info(
     def one(node: Node, item: LedgerInfo) -> EditOutcome:
         offload = item.offload
         if offload is None:
-            return EditOutcome(REVERTED, _IN_BOOKKEEPER)
+            return EditOutcome(Outcome.REVERTED, _IN_BOOKKEEPER)
         if not offload.complete or offload.uuid != uuids[item.ledger_id]:
-            return EditOutcome(FAILED, Why(Code.OTHER_COPY, f"its topic names another offload by now, {offload.uuid}"))
+            return EditOutcome(
+                Outcome.FAILED, Why(Code.OTHER_COPY, f"its topic names another offload by now, {offload.uuid}")
+            )
         if offload.bookkeeper_deleted and not released:
-            return EditOutcome(FAILED, Why(Code.RELEASED, "its copy in BookKeeper is released: it stays offloaded"))
+            return EditOutcome(
+                Outcome.FAILED, Why(Code.RELEASED, "its copy in BookKeeper is released: it stays offloaded")
+            )
         if why := _released_of_late(run, node, item):
-            return EditOutcome(REFUSED, Why(Code.RELEASED, why))
+            return EditOutcome(Outcome.REFUSED, Why(Code.RELEASED, why))
         if problem := without_bookkeeper(run, ports, topic, item.ledger_id):
-            return EditOutcome(FAILED, Why(Code.NOT_IN_BOOKKEEPER, f"it stays offloaded: {problem}"))
-        return EditOutcome(REVERTED, _IN_BOOKKEEPER, changes=True)
+            return EditOutcome(Outcome.FAILED, Why(Code.NOT_IN_BOOKKEEPER, f"it stays offloaded: {problem}"))
+        return EditOutcome(Outcome.REVERTED, _IN_BOOKKEEPER, changes=True)
 
     def change(node: Node, info: ManagedLedgerInfo) -> tuple[ManagedLedgerInfo, dict[int, EditOutcome]]:
         if not alone_matters and (foreign := listed_ledgers.open_attempt(info)):
-            return info, dict.fromkeys(uuids, EditOutcome(FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)))
-        delisted = EditOutcome(FAILED, Why(Code.DELISTED, "its topic does not list it any more"))
+            return info, dict.fromkeys(uuids, EditOutcome(Outcome.FOREIGN_ATTEMPT, Why(Code.BROKERS_ATTEMPT, foreign)))
+        delisted = EditOutcome(Outcome.FAILED, Why(Code.DELISTED, "its topic does not list it any more"))
         said = dict.fromkeys(uuids, delisted)
         said |= {item.ledger_id: one(node, item) for item in info.ledgers if item.ledger_id in uuids}
         back = {ledger_id for ledger_id, word in said.items() if word.changes}

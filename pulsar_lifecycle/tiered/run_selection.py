@@ -24,13 +24,13 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import OffloadLocation, offload_location
-from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
-from pulsar_lifecycle.records.plans.offload_plan import OFFLOAD, RELEASE
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.tiered.outcome import POLICY, OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED
 from pulsar_lifecycle.topics.offload_policy import ACTING_DRIVERS, BOOKKEEPER_FIRST, OffloadPolicy, competing
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, TopicRun
+from pulsar_lifecycle.topics.write import TopicRun
 
 WAVE_BYTES = 64 << 30
 WAVE_LEDGERS = 2_000
@@ -63,7 +63,7 @@ class Waiting:
             (self.rows if why and row["ledger_id"] not in released else going).append(row)
         return going
 
-    def outcomes(self, action: str) -> list[OffloadOutcome]:
+    def outcomes(self, action: OffloadChoice) -> list[OffloadOutcome]:
         """One for each topic with rows of this action that wait."""
         mine = {row["ledger_id"]: row for row in self.rows if row["action"] == action}.values()
         counts = Counter(row["topic"] for row in mine)
@@ -74,7 +74,7 @@ class Waiting:
             OffloadOutcome(
                 name,
                 -1,
-                LEFT_TO_BROKER,
+                Outcome.LEFT_TO_BROKER,
                 Why(Code.TOPIC_LOADED, f"{count} of its ledgers wait: {self._seen[name][0]}"),
                 sizes[name],
                 ledgers=count,
@@ -125,7 +125,9 @@ def in_agreement(
     against = [_against(policies.get(topic), release, *place) for topic, *place in zip(*parts, strict=True)]
     counts = Counter(zip(rows.column("topic").to_pylist(), against, strict=True))
     outcomes = [
-        OffloadOutcome(name, -1, REFUSED, why.put(f"{count} of its ledgers are left alone: {why}"), ledgers=count)
+        OffloadOutcome(
+            name, -1, Outcome.REFUSED, why.put(f"{count} of its ledgers are left alone: {why}"), ledgers=count
+        )
         for (name, why), count in counts.items()
         if why
     ]
@@ -140,7 +142,7 @@ def _against(
     policy, left_out = now
     if left_out:
         return Why(Code.TOPIC_PROTECTED, left_out)
-    if action == OFFLOAD and (driver, bucket, region, end) != (
+    if action == OffloadChoice.OFFLOAD and (driver, bucket, region, end) != (
         policy.driver,
         policy.bucket,
         policy.region,
@@ -148,17 +150,17 @@ def _against(
     ):
         why = "its offload policy names another place than when the plan was made: plan again"
         return Why(Code.PLAN_OUTDATED, why)
-    if action == RELEASE and not release:
+    if action == OffloadChoice.RELEASE and not release:
         return Why(
             Code.BROKERS_RELEASE,
             "copies in BookKeeper are the brokers' to release (offload.release), or deletion is switched off "
             "(deletion.topicTwoPhaseDeletionEnabled)",
         )
-    if action == RELEASE and (why := competing(policy)):
+    if action == OffloadChoice.RELEASE and (why := competing(policy)):
         return Why(Code.BROKERS_RELEASE, why)
-    if action == RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
+    if action == OffloadChoice.RELEASE and (driver, region, end) != (policy.driver, policy.region, policy.endpoint):
         return Why(Code.PLAN_OUTDATED, "its brokers read another place by now than when the plan was made: plan again")
-    if action == RELEASE and not policy.tiered_first:
+    if action == OffloadChoice.RELEASE and not policy.tiered_first:
         return Why(Code.BOOKKEEPER_FIRST, BOOKKEEPER_FIRST)
     return None
 
@@ -182,14 +184,14 @@ def location_of(row: Row) -> OffloadLocation:
 
 def _is_late(row: Row) -> bool:
     """Whether a copy in BookKeeper is of a location that brokers could not read."""
-    return bool(row.get("unread")) and row["action"] == RELEASE
+    return bool(row.get("unread")) and row["action"] == OffloadChoice.RELEASE
 
 
 def _few(rows: Iterable[Row], without: Callable[[Sequence[Row]], Sequence[Row]]) -> frozenset[int]:
     """A ledger to be released of each of a few topics of each location, others in each run: some may be in trouble."""
     by_location: dict[OffloadLocation, dict[str, list[Row]]] = {}
     for row in rows:
-        if row["action"] == RELEASE:
+        if row["action"] == OffloadChoice.RELEASE:
             by_location.setdefault(location_of(row), {}).setdefault(row["topic"], []).append(row)
     found: list[int] = []
     for topics in by_location.values():
@@ -213,7 +215,7 @@ def chosen(
     """
     found: list[Row] = []
     asking: frozenset[int] = frozenset()
-    room = dict.fromkeys((OFFLOAD, RELEASE), (max_ledgers, max_bytes))
+    room = dict.fromkeys((OffloadChoice.OFFLOAD, OffloadChoice.RELEASE), (max_ledgers, max_bytes))
     order = ["ledger_id"]
     if unread:
         columns = ["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]
@@ -254,13 +256,13 @@ def held_back(
     named = rows.select(["ledger_id", "topic", "driver", "bucket", "region", "endpoint", "action", "bytes"]).to_pylist()
     held: dict[str, list[Row]] = {}
     for row in named:
-        if row["action"] == RELEASE and row["ledger_id"] not in told and location_of(row) in unread:
+        if row["action"] == OffloadChoice.RELEASE and row["ledger_id"] not in told and location_of(row) in unread:
             held.setdefault(row["topic"], []).append(row)
     return [
         OffloadOutcome(
             name,
             -1,
-            LEFT,
+            Outcome.LEFT,
             Why(
                 Code.LOCATION_UNREAD,
                 f"{len(some)} of its ledgers wait: brokers could not read bucket {some[0]['bucket']} when last asked, "

@@ -12,17 +12,9 @@ from pulsar_lifecycle.ports import JournalRow, Sent
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import bucket_of, copy_of
-from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT, action_of
+from pulsar_lifecycle.records.outcomes import Outcome, Phase, action_of
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.topics.write import TopicRun
-
-REMOVED = "removed"
-"""Its topic lists it no more."""
-NOTHING = "nothing-to-do"
-"""Its topic's list begins behind the ledger that is asked for, or is empty."""
-GOES = "goes"
-"""What a dry run says of a ledger that would be removed."""
-
 
 NOT_COUNTED = "could not go when this launch's caps were checked, and count in none of them: run again"
 """End of the reason for what may go by now, and is not among what was counted."""
@@ -34,7 +26,7 @@ class LedgerOutcome:
 
     topic: str
     ledger_id: int
-    outcome: str
+    outcome: Outcome
     why: Why
     bytes: int = 0
     component: str = ""
@@ -45,7 +37,7 @@ class LedgerOutcome:
         return self.why.text
 
 
-def of_topic(topic: Topic | str, outcome: str, code: Code, text: str) -> LedgerOutcome:
+def of_topic(topic: Topic | str, outcome: Outcome, code: Code, text: str) -> LedgerOutcome:
     """What became of a topic as a whole."""
     return LedgerOutcome(str(topic), -1, outcome, Why(code, text))
 
@@ -69,11 +61,11 @@ def send_messages(
     rows: list[JournalRow] = []
     for sent in outcomes:
         info = sent.info
-        outcome = SEND_FAILED if sent.error else SENT
+        outcome = Outcome.SEND_FAILED if sent.error else Outcome.SENT
         why = Why(Code.NOT_SENT, sent.error) if sent.error else Why(Code.PLANNED, reason)
         length = lengths.get(info.ledger_id, 0)
         one = LedgerOutcome(info.topic_name, info.ledger_id, outcome, why, length, info.component.value)
-        rows.append(journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now, "send"))
+        rows.append(journal_row(run, one, info.ledger_type, {"message": sent.message_id.hex()}, now, Phase.SEND))
     ports.journal.record(rows)
     return outcomes
 
@@ -88,7 +80,7 @@ def outcome_of_message(messages: Sequence[PendingDeleteLedgerInfo]) -> dict[str,
 
 
 def journal_row(
-    run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int, phase: str = "mark"
+    run: TopicRun, one: LedgerOutcome, kind: LedgerType, detail: Mapping[str, Any], now: int, phase: Phase = Phase.MARK
 ) -> JournalRow:
     """The journal's row for what became of a ledger whose (first) message is about the copy ``kind``."""
     writer = Writer(run.run_id, run.cluster, run.plan_id)

@@ -33,16 +33,13 @@ from pulsar_lifecycle.ports import MetadataStore, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.topic_load import LoadState
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.snapshot import Shadows
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, is_gone
-
-FAILED = "failed"
-"""Something did not do its part, and the reason says what: run again."""
 
 STOPPING = (Paused, LeaseLost, Overloaded)
 """Errors that end a run, whatever topic it is at."""
@@ -228,7 +225,7 @@ ATTEMPTS = 5
 class EditOutcome:
     """What becomes of one ledger of the topic by an edit, why, and whether its metadata ``changes``."""
 
-    outcome: str
+    outcome: Outcome
     why: Why
     changes: bool = False
 
@@ -287,7 +284,7 @@ def _edit(
             if isinstance(tried, Why):
                 stays = tried
         if stays:
-            return {i: EditOutcome(LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
+            return {i: EditOutcome(Outcome.LEFT_TO_BROKER, stays) if one.changes else one for i, one in said.items()}
         checked = checked_path(ports.store, run.ledgers_root, topic, node, info)
         if loaded:
             guard.unloads.wait()

@@ -21,12 +21,10 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import LEFT, MARKED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
-    GOES,
     NOT_COUNTED,
-    REMOVED,
     LedgerOutcome,
     journal_row,
     of_topic,
@@ -34,7 +32,7 @@ from pulsar_lifecycle.topics.first_phase import (
     send_messages,
 )
 from pulsar_lifecycle.topics.unloads import RunGuard
-from pulsar_lifecycle.topics.write import FAILED, TopicRun
+from pulsar_lifecycle.topics.write import TopicRun
 from pulsar_lifecycle.trimming import trim_rules
 from pulsar_lifecycle.trimming.trim import guarded
 
@@ -56,9 +54,12 @@ def plan_topic_deletion(run: TopicRun, ports: Ports, topic: Topic) -> list[Ledge
         alone = [one for one in managed_ledger.decode(node.data).ledgers if one.ledger_id not in named]
         data = LedgerComponent.MANAGED_LEDGER.value
         return [
-            *_marked(topic, named, GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
-            *(LedgerOutcome(str(topic), one.ledger_id, GOES, BROKER_ALONE, one.size or 0, data) for one in alone),
-            of_topic(topic, GOES, Code.MAY_GO, "the broker is to be asked to delete it"),
+            *_marked(topic, named, Outcome.GOES, Why(Code.MAY_GO, "its topic is to be deleted")),
+            *(
+                LedgerOutcome(str(topic), one.ledger_id, Outcome.GOES, BROKER_ALONE, one.size or 0, data)
+                for one in alone
+            ),
+            of_topic(topic, Outcome.GOES, Code.MAY_GO, "the broker is to be asked to delete it"),
         ]
 
     return guarded(topic, look)
@@ -88,14 +89,16 @@ def _delete(
     unsent = next((one for one in sent if one.error), None)
     if unsent:
         reason = f"nothing was deleted: the message of ledger {unsent.info.ledger_id} was not acknowledged"
-        return _journalled(run, ports, topic, named, LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))
-    _journalled(run, ports, topic, named, MARKED, Why(Code.ABOUT_TO, "its topic is about to be deleted"))
+        return _journalled(run, ports, topic, named, Outcome.LEFT, Why(Code.NOT_SENT, f"{reason}: {unsent.error}"))
+    _journalled(run, ports, topic, named, Outcome.MARKED, Why(Code.ABOUT_TO, "its topic is about to be deleted"))
     try:
         again, now = _refuse(run, ports, topic)
         if (again.stat.czxid, _ids(now)) != (node.stat.czxid, _ids(managed_ledger.decode(node.data))):
             raise Refused(f"{topic} lists other ledgers by now: run again")
     except Refused as refusal:
-        return _journalled(run, ports, topic, named, LEFT, Why(Code.TOPIC_REFUSED, f"nothing was deleted: {refusal}"))
+        return _journalled(
+            run, ports, topic, named, Outcome.LEFT, Why(Code.TOPIC_REFUSED, f"nothing was deleted: {refusal}")
+        )
     guard.check(ports.store)
     failure = "its z-node is still there"
     try:
@@ -105,14 +108,14 @@ def _delete(
     ports.store.sync("/")
     after = ports.store.read([node.path])[0]
     if after is None or (isinstance(after, Node) and after.stat.czxid != node.stat.czxid):
-        return _journalled(run, ports, topic, named, REMOVED, TOPIC_DELETED)
+        return _journalled(run, ports, topic, named, Outcome.REMOVED, TOPIC_DELETED)
     why = Why(Code.TOPIC_STAYS, f"its topic is not deleted, so its messages will find it in use and be kept: {failure}")
     had = [i for i, (row, _, _) in named.items() if row]
     nodes = ports.store.read([ledger_path.ledger_path(i, run.ledgers_root) for i in had])
     deleted = Why(Code.BROKER_DELETED, f"the broker deleted it, but not its topic: {failure}")
     gone = {i: deleted for i, now in zip(had, nodes, strict=True) if now is None}
     text = f"the broker deleted {len(gone)} of its {len(had)} ledgers, but not the topic: {failure}; run again"
-    return _journalled(run, ports, topic, named, LEFT, why, gone, why.put(text) if gone else why)
+    return _journalled(run, ports, topic, named, Outcome.LEFT, why, gone, why.put(text) if gone else why)
 
 
 def _ids(info: ManagedLedgerInfo) -> list[int]:
@@ -154,7 +157,7 @@ def _named(run: TopicRun, ports: Ports, topic: Topic) -> tuple[Node, dict[int, _
     return node, named
 
 
-def _marked(topic: Topic, named: Mapping[int, _Named], outcome: str, why: Why) -> list[LedgerOutcome]:
+def _marked(topic: Topic, named: Mapping[int, _Named], outcome: Outcome, why: Why) -> list[LedgerOutcome]:
     return [
         LedgerOutcome(str(topic), i, outcome, why, length, messages[0].component.value)
         for i, (_, messages, length) in named.items()
@@ -166,7 +169,7 @@ def _journalled(
     ports: Ports,
     topic: Topic,
     named: Mapping[int, _Named],
-    outcome: str,
+    outcome: Outcome,
     why: Why,
     deleted: Mapping[int, Why] = {},
     of_all: Why | None = None,
@@ -182,4 +185,7 @@ def _journalled(
         detail = outcome_of_message(messages)
         rows.append(journal_row(run, one, messages[0].ledger_type, detail, now))
     ports.journal.record(rows)
-    return [*marked, LedgerOutcome(str(topic), -1, FAILED if outcome == LEFT else outcome, of_all or why)]
+    return [
+        *marked,
+        LedgerOutcome(str(topic), -1, Outcome.FAILED if outcome == Outcome.LEFT else outcome, of_all or why),
+    ]

@@ -28,15 +28,12 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Node, Sent
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import LEFT, MARKED, REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import BrokenPendingUnload, PendingUnload
 from pulsar_lifecycle.topics import protection, snapshot
 from pulsar_lifecycle.topics.first_phase import (
-    GOES,
     NOT_COUNTED,
-    NOTHING,
-    REMOVED,
     LedgerOutcome,
     Report,
     journal_row,
@@ -48,8 +45,6 @@ from pulsar_lifecycle.topics.listed_ledgers import Copy
 from pulsar_lifecycle.topics.unloads import RunGuard, UnloadAttempt, bundles, finish_unloads
 from pulsar_lifecycle.topics.write import (
     ATTEMPTS,
-    FAILED,
-    LEFT_TO_BROKER,
     SHADOWS_SEEN_FOR,
     STOPPING,
     TopicRun,
@@ -101,7 +96,7 @@ def trim_topics(
             found = [
                 of_topic(
                     topic,
-                    FAILED,
+                    Outcome.FAILED,
                     Code.UNLOAD_PENDING,
                     f"nothing was trimmed, an unload of it was pending: {why}; run again",
                 )
@@ -112,7 +107,8 @@ def trim_topics(
         outcomes += found
     still = finish_unloads(ports.store, ports.admin, ports.clock, guard, wait=True)
     return outcomes + [
-        of_topic(name, FAILED, Code.UNLOAD_PENDING, f"an unload of it is pending: {why}") for name, why in still.items()
+        of_topic(name, Outcome.FAILED, Code.UNLOAD_PENDING, f"an unload of it is pending: {why}")
+        for name, why in still.items()
     ]
 
 
@@ -123,7 +119,7 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
         pending = [one for one in control.pending_unloads(ports.store) if one.topic == order.topic]
         if broken := next((one.reason for one in pending if isinstance(one, BrokenPendingUnload)), ""):
             why = f"nothing would be trimmed, an unload of it is pending: {broken}"
-            return [of_topic(order.topic, FAILED, Code.UNLOAD_PENDING, why)]
+            return [of_topic(order.topic, Outcome.FAILED, Code.UNLOAD_PENDING, why)]
         view = _look(run, ports, order)
         if not view.verdicts:
             return [_nothing_asked(order, view.info)]
@@ -134,9 +130,9 @@ def plan_trim(run: TopicRun, ports: Ports, order: TrimOrder) -> list[LedgerOutco
             else ""
         )
         goes = (
-            (LEFT_TO_BROKER, _left_to_broker(loaded))
+            (Outcome.LEFT_TO_BROKER, _left_to_broker(loaded))
             if loaded and not run.writes_loaded(order.topic)
-            else (GOES, Why(Code.MAY_GO, "; ".join(filter(None, (first, loaded)))))
+            else (Outcome.GOES, Why(Code.MAY_GO, "; ".join(filter(None, (first, loaded)))))
         )
         return [view.marked(v.ledger_id, *goes) if v.goes else view.stays(v) for v in view.verdicts]
 
@@ -150,9 +146,9 @@ def guarded(topic: Topic, work: Callable[[], list[LedgerOutcome]]) -> list[Ledge
     except STOPPING:
         raise
     except Refused as refusal:
-        return [of_topic(topic, REFUSED, Code.TOPIC_REFUSED, str(refusal))]
+        return [of_topic(topic, Outcome.REFUSED, Code.TOPIC_REFUSED, str(refusal))]
     except LifecycleError as error:
-        return [of_topic(topic, FAILED, Code.SERVER_FAILED, str(error))]
+        return [of_topic(topic, Outcome.FAILED, Code.SERVER_FAILED, str(error))]
 
 
 def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
@@ -170,7 +166,7 @@ def merged(orders: Sequence[TrimOrder]) -> dict[Topic, TrimOrder]:
 def _nothing_asked(order: TrimOrder, info: ManagedLedgerInfo) -> LedgerOutcome:
     first = min((item.ledger_id for item in info.ledgers), default=None)
     begins = "lists no ledger" if first is None else f"begins with ledger {first}"
-    return of_topic(order.topic, NOTHING, Code.NOTHING_LISTED, f"it {begins}: none is up to {order.up_to}")
+    return of_topic(order.topic, Outcome.NOTHING, Code.NOTHING_LISTED, f"it {begins}: none is up to {order.up_to}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +184,7 @@ class _View:
     def goes(self) -> list[int]:
         return [v.ledger_id for v in self.verdicts if v.goes]
 
-    def marked(self, ledger_id: int, outcome: str, why: Why) -> LedgerOutcome:
+    def marked(self, ledger_id: int, outcome: Outcome, why: Why) -> LedgerOutcome:
         component = LedgerComponent.MANAGED_LEDGER.value
         return LedgerOutcome(str(self.topic), ledger_id, outcome, why, self.length(ledger_id), component)
 
@@ -205,12 +201,12 @@ class _View:
         """
         first = min((item.ledger_id for item in self.info.ledgers), default=-1)
         if verdict.ledger_id >= first:
-            return self.marked(verdict.ledger_id, REFUSED, verdict.why)
+            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why)
         copy = self.copies[verdict.ledger_id]
         if copy.row and copy.row["managed_ledger"] != self.topic.managed_ledger:
-            return self.marked(verdict.ledger_id, REFUSED, verdict.why.put(f"{verdict.reason}: {copy.problem}"))
+            return self.marked(verdict.ledger_id, Outcome.REFUSED, verdict.why.put(f"{verdict.reason}: {copy.problem}"))
         why = verdict.why.put(f"{verdict.reason}: it begins with ledger {first}")
-        return self.marked(verdict.ledger_id, NOTHING, why)
+        return self.marked(verdict.ledger_id, Outcome.NOTHING, why)
 
 
 def _look(run: TopicRun, ports: Ports, order: TrimOrder) -> _View:
@@ -286,7 +282,7 @@ class _Trim:
         for v in view.verdicts:
             if not v.goes and v.ledger_id not in self._outcomes:
                 left = v.ledger_id in self._marked
-                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, LEFT, v.why) if left else view.stays(v)
+                self._outcomes[v.ledger_id] = view.marked(v.ledger_id, Outcome.LEFT, v.why) if left else view.stays(v)
         if not view.goes:
             return True
         loaded = _loaded(self._run, ports, view)
@@ -300,7 +296,7 @@ class _Trim:
             stays = tried if isinstance(tried, Why) else None
         if stays:
             for ledger_id in view.goes:
-                outcome = LEFT if ledger_id in self._marked else LEFT_TO_BROKER
+                outcome = Outcome.LEFT if ledger_id in self._marked else Outcome.LEFT_TO_BROKER
                 self._outcomes[ledger_id] = view.marked(ledger_id, outcome, stays)
             return True
         leaving = self._send(view)
@@ -313,7 +309,9 @@ class _Trim:
             return view
         for ledger_id in view.goes:
             if ledger_id not in counted:
-                self._outcomes[ledger_id] = view.marked(ledger_id, REFUSED, Why(Stays.NOT_COUNTED, f"it {NOT_COUNTED}"))
+                self._outcomes[ledger_id] = view.marked(
+                    ledger_id, Outcome.REFUSED, Why(Stays.NOT_COUNTED, f"it {NOT_COUNTED}")
+                )
         return replace(view, verdicts=[v for v in view.verdicts if not v.goes or v.ledger_id in counted])
 
     def _account_for_lost_write(self, view: _View) -> bool:
@@ -328,7 +326,7 @@ class _Trim:
             return False
         next_run = Why(Code.MAY_GO, "its turn comes with the next run")
         self._outcomes |= {
-            v.ledger_id: view.marked(v.ledger_id, REFUSED, v.why if v.code else next_run)
+            v.ledger_id: view.marked(v.ledger_id, Outcome.REFUSED, v.why if v.code else next_run)
             for v in view.verdicts
             if v.ledger_id not in gone
         }
@@ -349,7 +347,7 @@ class _Trim:
             why = Why(Stays.NOT_PREFIX, "a ledger before it stays")
             if error:
                 why = Why(Code.NOT_SENT, f"its message was not acknowledged: {error}")
-            self._outcomes[ledger_id] = view.marked(ledger_id, LEFT, why)
+            self._outcomes[ledger_id] = view.marked(ledger_id, Outcome.LEFT, why)
         return leaving
 
     def _acknowledged(self, message: PendingDeleteLedgerInfo) -> bool:
@@ -366,10 +364,12 @@ class _Trim:
         again = _look(self._run, self._tools, self._order)
         if again.node.stat.version != view.node.stat.version or not set(leaving) <= set(again.goes):
             return False
-        removed = {i: view.marked(i, REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving}
+        removed = {
+            i: view.marked(i, Outcome.REMOVED, Why(Code.TAKEN_OFF, "taken off its topic's list")) for i in leaving
+        }
         about_to = Why(Code.ABOUT_TO, "about to be taken off its topic's list")
         about = [replace(removed[i], why=about_to) for i in leaving]
-        self._journal(MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
+        self._journal(Outcome.MARKED, [o for o in about if self._marks.get(o.ledger_id) != self._mark(o.ledger_id)])
         self._marks |= {i: self._mark(i) for i in leaving}
         self._marked |= removed
         self._guard.check(store)
@@ -400,9 +400,9 @@ class _Trim:
     def _leave_rest(self, why: Why) -> None:
         """Whatever was marked and is not known to have left."""
         for ledger_id, one in self._marked.items():
-            self._outcomes.setdefault(ledger_id, replace(one, outcome=LEFT, why=why))
+            self._outcomes.setdefault(ledger_id, replace(one, outcome=Outcome.LEFT, why=why))
         if not self._marked:
-            self._outcomes[-1] = LedgerOutcome(str(self._order.topic), -1, FAILED, why)
+            self._outcomes[-1] = LedgerOutcome(str(self._order.topic), -1, Outcome.FAILED, why)
 
     def _journal_what_is_there(self, error: LifecycleError) -> None:
         """The last word on what was marked before an error, if the topic can be read; else ``marked`` remains it."""
@@ -412,17 +412,17 @@ class _Trim:
             self._tools.store.sync("/")
             _, info = snapshot.topic_node(self._tools.store, self._order.topic)
             listed = {item.ledger_id for item in info.ledgers}
-            here = (LEFT, Why(Code.SERVER_FAILED, f"its topic lists it still: {error}"))
-            gone = (REMOVED, Why(Code.DELISTED, f"its topic does not list it any more; then: {error}"))
+            here = (Outcome.LEFT, Why(Code.SERVER_FAILED, f"its topic lists it still: {error}"))
+            gone = (Outcome.REMOVED, Why(Code.DELISTED, f"its topic does not list it any more; then: {error}"))
             said = {i: here if i in listed else gone for i in self._marked}
-            self._journal("", [replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
+            self._journal(None, [replace(self._marked[i], outcome=o, why=why) for i, (o, why) in said.items()])
 
     def _journal_outcomes(self, still_pending: str) -> None:
         suffix = f"; an unload of its topic is pending: {still_pending}" if still_pending else ""
-        after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == LEFT]
-        self._journal("", [replace(one, why=one.why.put(one.reason + suffix)) for one in after])
+        after = [one for one in self._outcomes.values() if one.ledger_id in self._marked or one.outcome == Outcome.LEFT]
+        self._journal(None, [replace(one, why=one.why.put(one.reason + suffix)) for one in after])
 
-    def _journal(self, outcome: str, marked: Sequence[LedgerOutcome]) -> None:
+    def _journal(self, outcome: Outcome | None, marked: Sequence[LedgerOutcome]) -> None:
         """One row per ledger, with ``outcome`` or its own."""
         now = self._tools.clock.now_ms()
         self._tools.journal.record([self._row(replace(m, outcome=outcome or m.outcome), now) for m in marked])

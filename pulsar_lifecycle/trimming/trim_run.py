@@ -17,12 +17,13 @@ from pulsar_lifecycle.journal.prometheus import published
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Caps, effective_caps
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.plan_checks import check_blast
 from pulsar_lifecycle.scan import evidence
-from pulsar_lifecycle.topics.first_phase import GOES, LedgerOutcome, Report
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.topics.topic_run import owners_rules, topic_run, topic_tools, unloads_of
 from pulsar_lifecycle.topics.unloads import RunGuard, finish_unloads
 from pulsar_lifecycle.topics.write import TopicRun
@@ -92,7 +93,7 @@ def _check_caps(
 
     Raises Refused if they exceed the caps of one launch, before anything goes.
     """
-    going = [one for one in planned if one.outcome == GOES and one.ledger_id >= 0]
+    going = [one for one in planned if one.outcome == Outcome.GOES and one.ledger_id >= 0]
     rows = pa.table(
         {
             "topic": pa.array([one.topic for one in going], pa.string()),

@@ -11,17 +11,17 @@ import pytest
 from orchestration.buckets import SweepConfig, sweep_objects_job
 from orchestration.jobs import ApplyConfig, RedriveConfig, apply_plan_job, deleted, redrive_job
 from orchestration.retention import RetentionConfig, apply_retention_job
-from pulsar_lifecycle.deletion.workers import LIMITED, NOT_COMPARED, NOT_SENT_BACK, STOPPED, WITHHELD, OutcomeCount
-from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, NOT_DELETED
+from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import AS_SET
 from pulsar_lifecycle.runs.cluster import Cluster
 from resources.lifecycle import LifecycleResource
 
-SLOW = OutcomeCount(NOT_DELETED, "ZooKeeper is too slow", 3, 0)
-KEPT_ONE = OutcomeCount(KEPT, "a topic lists it", 1, 0)
-DELETED_ONE = OutcomeCount(DELETED, "", 1, 10)
-LIMIT = OutcomeCount(LIMITED, "deletion.max_messages", 1, 0)
-GONE_ONE = OutcomeCount(GONE, "", 1, 0)
+SLOW = OutcomeCount(Outcome.NOT_DELETED, "ZooKeeper is too slow", 3, 0)
+KEPT_ONE = OutcomeCount(Outcome.KEPT, "a topic lists it", 1, 0)
+DELETED_ONE = OutcomeCount(Outcome.DELETED, "", 1, 10)
+LIMIT = OutcomeCount(RunEnd.LIMITED, "deletion.max_messages", 1, 0)
+GONE_ONE = OutcomeCount(Outcome.GONE, "", 1, 0)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +29,13 @@ GONE_ONE = OutcomeCount(GONE, "", 1, 0)
     [
         ([SLOW], "nothing was deleted, 3 ledgers stay, the first reason: not-deleted: ZooKeeper is too slow"),
         ([GONE_ONE, KEPT_ONE, SLOW], "nothing was deleted, 4 ledgers stay, the first reason: kept: a topic lists it"),
-        ([DELETED_ONE, OutcomeCount(STOPPED, "paused", 1, 0)], "the run stopped itself: paused"),
-        ([DELETED_ONE, OutcomeCount(WITHHELD, "a-partition-0: 8", 8, 0)], "were not handed out: 8 at a-partition-0: 8"),
-        ([DELETED_ONE, OutcomeCount(NOT_SENT_BACK, "full", 2, 0)], "stay at the head of the queue: full"),
-        ([DELETED_ONE, OutcomeCount(NOT_COMPARED, "503", 1, 0)], "were handed out is not known: 503"),
+        ([DELETED_ONE, OutcomeCount(RunEnd.STOPPED, "paused", 1, 0)], "the run stopped itself: paused"),
+        (
+            [DELETED_ONE, OutcomeCount(RunEnd.WITHHELD, "a-partition-0: 8", 8, 0)],
+            "were not handed out: 8 at a-partition-0: 8",
+        ),
+        ([DELETED_ONE, OutcomeCount(RunEnd.NOT_SENT_BACK, "full", 2, 0)], "stay at the head of the queue: full"),
+        ([DELETED_ONE, OutcomeCount(RunEnd.NOT_COMPARED, "503", 1, 0)], "were handed out is not known: 503"),
     ],
 )
 def test_a_run_that_stopped_or_deleted_nothing_fails_and_shows_its_outcomes(

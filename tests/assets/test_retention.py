@@ -11,8 +11,8 @@ from assets.lifecycle import expired_shown, plan_shown
 from orchestration.trimming import shown
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.records.codes import Why
-from pulsar_lifecycle.records.outcomes import REFUSED
-from pulsar_lifecycle.topics.first_phase import REMOVED, LedgerOutcome
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.builders import some_why
 from tests.kit.retention_scene import MB, RetentionScene
@@ -59,6 +59,6 @@ def test_a_plan_without_rows(scene: RetentionScene) -> None:
 
 
 def test_what_stays_is_counted_by_its_code() -> None:
-    kept = [LedgerOutcome("t", n, REFUSED, Why(Stays.CURSOR, f"cursor s stands at {n}:1"), 10) for n in (1, 2)]
-    found = shown([LedgerOutcome("t", 0, REMOVED, some_why(""), 5), *kept], dry_run=False)
+    kept = [LedgerOutcome("t", n, Outcome.REFUSED, Why(Stays.CURSOR, f"cursor s stands at {n}:1"), 10) for n in (1, 2)]
+    found = shown([LedgerOutcome("t", 0, Outcome.REMOVED, some_why(""), 5), *kept], dry_run=False)
     assert found["stays by"].value.splitlines()[2:] == ["| refused | cursor | 2 | 20 B |"]

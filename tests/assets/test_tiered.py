@@ -13,18 +13,30 @@ from assets import tiered as asset
 from assets.tiered import CHECK, check_done, named, outcomes_shown
 from orchestration import tiered
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, OFFLOADED, PROOF_FAILED, RELEASE
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
-from pulsar_lifecycle.topics.write import FAILED
 from resources.lifecycle import LifecycleResource
 from tests.kit.builders import some_why
 
 NAME = "persistent://acme/orders/placed"
-DONE = OffloadOutcome(NAME, 1, OFFLOADED, some_why(""), 10)
-LEFT = OffloadOutcome(NAME, -1, LEFT_TO_BROKER, some_why("19 of its ledgers wait"), 190, ledgers=19)
-ALARM = OffloadOutcome(NAME, 2, PROOF_FAILED, some_why("one byte is another"), 10)
+DONE = OffloadOutcome(NAME, 1, Outcome.OFFLOADED, some_why(""), 10)
+LEFT = OffloadOutcome(NAME, -1, Outcome.LEFT_TO_BROKER, some_why("19 of its ledgers wait"), 190, ledgers=19)
+ALARM = OffloadOutcome(NAME, 2, Outcome.PROOF_FAILED, some_why("one byte is another"), 10)
 ROW = JournalRow(
-    "r", "pulsar", "", 2, "", NAME, RELEASE, "release", PROOF_FAILED, "one byte is another", 10, "", "{}", 1
+    "r",
+    "pulsar",
+    "",
+    2,
+    "",
+    NAME,
+    Action.RELEASE,
+    "release",
+    Outcome.PROOF_FAILED,
+    "one byte is another",
+    10,
+    "",
+    "{}",
+    1,
 )
 
 
@@ -53,7 +65,7 @@ def launched(
 def test_a_run_gives_its_ledgers_by_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     result, checks = launched(monkeypatch, [DONE, LEFT], [])
     assert result.success
-    assert result.output_for_node("offload_ledgers") == {OFFLOADED: 1, LEFT_TO_BROKER: 19}
+    assert result.output_for_node("offload_ledgers") == {Outcome.OFFLOADED: 1, Outcome.LEFT_TO_BROKER: 19}
     assert checks == [(f"pulsar/offload_candidates {CHECK}", True)]
 
 
@@ -72,17 +84,17 @@ def test_what_was_left_to_brokers_counts_ledgers() -> None:
 @pytest.mark.parametrize(
     ("one", "text"),
     [
-        (OffloadOutcome(NAME, 44, FAILED, some_why("S3 says no")), f"{NAME}, ledger 44: S3 says no"),
+        (OffloadOutcome(NAME, 44, Outcome.FAILED, some_why("S3 says no")), f"{NAME}, ledger 44: S3 says no"),
         (
-            OffloadOutcome(NAME, -1, FAILED, some_why("an unload of it is pending: x")),
+            OffloadOutcome(NAME, -1, Outcome.FAILED, some_why("an unload of it is pending: x")),
             f"{NAME}: an unload of it is pending: x",
         ),
         (
-            OffloadOutcome(NAME, -1, FAILED, some_why("ledger 44 was offloaded")),
+            OffloadOutcome(NAME, -1, Outcome.FAILED, some_why("ledger 44 was offloaded")),
             f"{NAME}: ledger 44 was offloaded",
         ),
         (
-            OffloadOutcome("", -1, FAILED, some_why("/pulsar-lifecycle/x: no JSON")),
+            OffloadOutcome("", -1, Outcome.FAILED, some_why("/pulsar-lifecycle/x: no JSON")),
             "/pulsar-lifecycle/x: no JSON",
         ),
     ],
@@ -90,5 +102,5 @@ def test_what_was_left_to_brokers_counts_ledgers() -> None:
 def test_topic_and_ledger_are_named(one: OffloadOutcome, text: str) -> None:
     assert named(one) == text
     with pytest.raises(dg.Failure) as raised:
-        check_done([OffloadOutcome(NAME, 1, OFFLOADED, some_why("")), one])
+        check_done([OffloadOutcome(NAME, 1, Outcome.OFFLOADED, some_why("")), one])
     assert raised.value.description == f"1 ledgers or topics failed, the first: {text}; what was done stays done"

@@ -10,9 +10,8 @@ import pytest
 from orchestration.trimming import DeleteTopicsConfig, TrimConfig, TrimmedTopic, finish, shown
 from pulsar_lifecycle.errors import Paused, UsageError
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import REFUSED
-from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED, LedgerOutcome, Report
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome, Report
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.builders import some_why
 
@@ -53,19 +52,21 @@ def test_a_topic_needs_its_full_name() -> None:
 
 def test_what_needs_an_eye_comes_first() -> None:
     rows = [
-        LedgerOutcome(NAME, 1, REMOVED, some_why("taken off"), 10, "Managed-Ledger"),
-        LedgerOutcome(NAME, 2, REFUSED, some_why("cursor s stands at 2:0"), 20, "Managed-Ledger"),
-        LedgerOutcome(f"{NAME}-2", -1, FAILED, some_why("no answer")),
-        LedgerOutcome(f"{NAME}-3", 3, LEFT_TO_BROKER, some_why("its topic counts as loaded"), 30, "Managed-Ledger"),
+        LedgerOutcome(NAME, 1, Outcome.REMOVED, some_why("taken off"), 10, "Managed-Ledger"),
+        LedgerOutcome(NAME, 2, Outcome.REFUSED, some_why("cursor s stands at 2:0"), 20, "Managed-Ledger"),
+        LedgerOutcome(f"{NAME}-2", -1, Outcome.FAILED, some_why("no answer")),
+        LedgerOutcome(
+            f"{NAME}-3", 3, Outcome.LEFT_TO_BROKER, some_why("its topic counts as loaded"), 30, "Managed-Ledger"
+        ),
     ]
     metadata = shown(rows, dry_run=False)
     sample = metadata["sample"]
     assert isinstance(sample, dg.TableMetadataValue)
     assert [record.data["outcome"] for record in sample.records] == [
-        FAILED,
-        REFUSED,
-        REMOVED,
-        LEFT_TO_BROKER,
+        Outcome.FAILED,
+        Outcome.REFUSED,
+        Outcome.REMOVED,
+        Outcome.LEFT_TO_BROKER,
     ]
     assert metadata["ledgers"] == 3
     assert f"| {NAME}-3 | left-to-broker | server_failed | 1 | its topic" in metadata["topics"].md_str
@@ -75,7 +76,7 @@ def test_what_needs_an_eye_comes_first() -> None:
 
 def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     def work(report: Report) -> list[LedgerOutcome]:
-        report([LedgerOutcome(NAME, 1, REMOVED, some_why("taken off"), 10, "Managed-Ledger")])
+        report([LedgerOutcome(NAME, 1, Outcome.REMOVED, some_why("taken off"), 10, "Managed-Ledger")])
         raise Paused("paused: why")
 
     with pytest.raises(dg.Failure, match="paused: why") as failure:
@@ -83,8 +84,8 @@ def test_a_run_that_is_stopped_shows_what_it_did_before() -> None:
     assert failure.value.metadata["ledgers"].value == 1
 
 
-NO_TOPIC = LedgerOutcome(NAME, -1, REFUSED, some_why("it is no topic"))
-HELD = LedgerOutcome(f"{NAME}-2", 1, REFUSED, some_why("a legal hold"), 10, "Managed-Ledger")
+NO_TOPIC = LedgerOutcome(NAME, -1, Outcome.REFUSED, some_why("it is no topic"))
+HELD = LedgerOutcome(f"{NAME}-2", 1, Outcome.REFUSED, some_why("a legal hold"), 10, "Managed-Ledger")
 
 
 def test_a_run_that_was_refused_everything_fails() -> None:
@@ -95,21 +96,21 @@ def test_a_run_that_was_refused_everything_fails() -> None:
     assert finish(True, lambda report: rows)["ledgers"] == 2
 
 
-@pytest.mark.parametrize("outcome", [REMOVED, LEFT_TO_BROKER])
+@pytest.mark.parametrize("outcome", [Outcome.REMOVED, Outcome.LEFT_TO_BROKER])
 def test_a_run_that_was_refused_some_does_not_fail(outcome: str) -> None:
     assert finish(False, lambda report: [NO_TOPIC, HELD, replace(HELD, ledger_id=2, outcome=outcome)])["ledgers"] == 2
     assert finish(False, lambda report: [])["ledgers"] == 0
 
 
 def test_nothing_left_to_do_is_no_failure_and_hides_none() -> None:
-    done = replace(HELD, outcome=NOTHING)
+    done = replace(HELD, outcome=Outcome.NOTHING)
     assert finish(False, lambda report: [done])["ledgers"] == 1
     with pytest.raises(dg.Failure, match="nothing was done, 1 topic refused"):
         finish(False, lambda report: [done, NO_TOPIC])
 
 
 def test_failed_topics_are_counted_once() -> None:
-    rows = [replace(one, topic=NAME, outcome=FAILED) for one in (NO_TOPIC, HELD)]
+    rows = [replace(one, topic=NAME, outcome=Outcome.FAILED) for one in (NO_TOPIC, HELD)]
     with pytest.raises(dg.Failure, match=r"^1 topic failed, the first: "):
         finish(False, lambda report: rows)
 

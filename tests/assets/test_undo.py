@@ -8,18 +8,9 @@ import pytest
 
 from orchestration.undo import UndoConfig, shortfall, undone_shown
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result
-from pulsar_lifecycle.deletion.undo.undone import (
-    LOST,
-    PRESENT,
-    RECREATED,
-    REFUSED,
-    RESTORABLE,
-    RESTORED,
-    UNCONFIRMED,
-    UNKNOWN,
-    Undone,
-)
+from pulsar_lifecycle.deletion.undo.undone import Undone
 from pulsar_lifecycle.ports import Archived
+from pulsar_lifecycle.records.outcomes import Outcome
 from tests.kit.builders import some_why
 
 
@@ -36,19 +27,25 @@ def test_it_is_a_dry_run_unless_told_otherwise() -> None:
     assert UndoConfig().dry_run
 
 
-@pytest.mark.parametrize("outcome", [RESTORED, PRESENT, RECREATED, RESTORABLE])
+@pytest.mark.parametrize("outcome", [Outcome.RESTORED, Outcome.PRESENT, Outcome.RECREATED, Outcome.RESTORABLE])
 def test_what_is_back_or_could_be_is_no_failure(outcome: str) -> None:
     assert shortfall(Request("run"), result(outcome)) == ""
 
 
 @pytest.mark.parametrize(
-    ("outcome", "words"), [(LOST, "1 lost"), (UNKNOWN, "accept_unknown"), (REFUSED, "refused"), (UNCONFIRMED, "again")]
+    ("outcome", "words"),
+    [
+        (Outcome.LOST, "1 lost"),
+        (Outcome.UNKNOWN, "accept_unknown"),
+        (Outcome.REFUSED, "refused"),
+        (Outcome.UNCONFIRMED, "again"),
+    ],
 )
 def test_what_is_not_back_fails_the_job(outcome: str, words: str) -> None:
-    told = shortfall(Request("run"), result(RESTORED, outcome))
+    told = shortfall(Request("run"), result(Outcome.RESTORED, outcome))
     assert told.startswith("of 2 ledgers 1 ")
     assert words in told
-    assert (f"ledger 1, because {outcome}" in told) == (outcome != UNKNOWN)
+    assert (f"ledger 1, because {outcome}" in told) == (outcome != Outcome.UNKNOWN)
 
 
 def test_a_run_that_deleted_nothing_fails_the_job() -> None:
@@ -59,14 +56,14 @@ def test_offloaded_copies_that_the_run_deleted_fail_the_job() -> None:
     lost = ("s3://b/u-ledger-7", "s3://b/u-ledger-7-index")
     said = "2 objects of offloaded copies are deleted for good, the first: s3://b/u-ledger-7"
     assert shortfall(Request("run"), replace(result(), lost_objects=lost)) == said
-    found = replace(result(RESTORED, LOST), lost_objects=lost)
-    assert shortfall(Request("run"), found).endswith(f"because {LOST}; {said}")
+    found = replace(result(Outcome.RESTORED, Outcome.LOST), lost_objects=lost)
+    assert shortfall(Request("run"), found).endswith(f"because {Outcome.LOST}; {said}")
     assert "objects of offloaded copies" in undone_shown(found)["outcomes"].value
 
 
 def test_ledgers_that_their_topics_gave_up_have_words_of_their_own() -> None:
     unlisted, released = "what a restored ledger needs", "what a ledger released by its topic needs"
-    found = result(RESTORED, RESTORED)
+    found = result(Outcome.RESTORED, Outcome.RESTORED)
     found.ledgers[1].topic = "persistent://acme/orders/placed"
     assert released not in undone_shown(found)
     found.ledgers[1].released = True
@@ -79,5 +76,5 @@ def test_ledgers_that_their_topics_gave_up_have_words_of_their_own() -> None:
 
 
 def test_ledgers_that_are_not_archived_fail_the_job_by_their_ids() -> None:
-    told = shortfall(Request(ledger_ids=(0, 7, 8)), result(RESTORED, not_archived=(7, 8)))
+    told = shortfall(Request(ledger_ids=(0, 7, 8)), result(Outcome.RESTORED, not_archived=(7, 8)))
     assert told == "of 3 ledgers 2 not in the archive: 7, 8"

@@ -17,8 +17,9 @@ from pulsar_lifecycle.io.bookkeeper.admin import HttpBookieAdmin
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookie_disk import BookieDisk, DiskVerdict
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice
-from pulsar_lifecycle.lifecycle.collection_run import COLLECT_BOOKIE, CollectionOutcome, collect_bookies, plan_now
+from pulsar_lifecycle.lifecycle.collection_run import collect_bookies, plan_now
 from pulsar_lifecycle.lifecycle.disk_run import build_bookie_disk
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
 from sandbox.clients import Admin, pulsar_client, wait_for
@@ -114,9 +115,9 @@ def test_what_was_deleted_and_not_freed_is_named_until_the_bookie_has_collected(
                 collect_bookies(pipeline.where, "run", print)
         wait_for("the lease", lambda: not control.is_held(store, control.LEASE))
         _, (done,) = collect_bookies(pipeline.where, "run", print)
-        assert done.outcome is CollectionOutcome.COLLECTED, done
+        assert done.outcome is Outcome.COLLECTED, done
         rows = sorted(pipeline.where.journal_reader.find().to_pylist(), key=lambda row: row["at"])
-        assert [row["outcome"] for row in rows if row["action"] == COLLECT_BOOKIE][-1] == done.outcome.value
+        assert [row["outcome"] for row in rows if row["action"] == Action.COLLECT_BOOKIE][-1] == done.outcome.value
         after = bookies.status(bookie)
         assert not after.collecting
         assert sum(one.live_bytes for one in after.directories or ()) < held - 2 * LOG, after

@@ -14,8 +14,9 @@ from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.lifecycle.bookie_disk import DiskVerdict
 from pulsar_lifecycle.lifecycle.collection import CollectionChoice, PlannedCollection, StopReason, is_at_it
-from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionOutcome, CollectionRun
-from pulsar_lifecycle.lifecycle.suspension import SuspensionOutcome, resume, suspend
+from pulsar_lifecycle.lifecycle.collection_run import Collected, CollectionRun
+from pulsar_lifecycle.lifecycle.suspension import resume, suspend
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import BookieAdminSettings, ZooKeeperSettings
@@ -26,7 +27,7 @@ from tests.kit.fakes.journal import FakeJournal
 
 pytestmark = pytest.mark.integration
 
-COLLECTED, LEFT, NOT_STARTED = CollectionOutcome.COLLECTED, CollectionOutcome.LEFT_AT_IT, CollectionOutcome.NOT_STARTED
+COLLECTED, LEFT, NOT_STARTED = Outcome.COLLECTED, Outcome.LEFT_AT_IT, Outcome.NOT_STARTED
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def collect(cluster: Cluster, number: int | None, settings: CollectionSettings) 
             done = run.all()
         finally:
             control.release_lease(store, lease)
-    assert [row.outcome for row in journal.rows if row.outcome != CollectionOutcome.COLLECTING] == [
+    assert [row.outcome for row in journal.rows if row.outcome != Outcome.COLLECTING] == [
         one.outcome.value for one in done
     ]
     return bookies.victim, done
@@ -116,13 +117,13 @@ def test_compaction_is_suspended_and_resumed_on_bookies_one_of_which_is_gone(
         def both() -> dict[str, bool]:
             return {one: ports.bookies.status(one).minor_suspended for one in (first, second)}
 
-        assert {one.outcome for one in suspend(where, "s", [], "a test")} == {SuspensionOutcome.SUSPENDED}
+        assert {one.outcome for one in suspend(where, "s", [], "a test")} == {Outcome.SUSPENDED}
         assert both() == {first: True, second: True}
-        assert [one.outcome for one in resume(where, "r", [first], "")] == [SuspensionOutcome.RESUMED]
+        assert [one.outcome for one in resume(where, "r", [first], "")] == [Outcome.RESUMED]
         assert both() == {first: False, second: True}
         two.kill("bookie-1", signal.SIGSTOP)
         told = {one.outcome for one in resume(where, "r", [], "")}
         two.kill("bookie-1", signal.SIGCONT)
-        assert told == {SuspensionOutcome.RESUMED, SuspensionOutcome.NOT_TOLD}
-        assert {one.outcome for one in resume(where, "r", [], "")} == {SuspensionOutcome.RESUMED}
+        assert told == {Outcome.RESUMED, Outcome.NOT_TOLD}
+        assert {one.outcome for one in resume(where, "r", [], "")} == {Outcome.RESUMED}
         assert both() == {first: False, second: False}

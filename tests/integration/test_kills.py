@@ -20,9 +20,9 @@ import pytest
 
 from pulsar_lifecycle.deletion import deletion_run
 from pulsar_lifecycle.model import Topic
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.first_phase import GOES
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import znodes
@@ -260,7 +260,7 @@ def test_a_run_killed_after_sending_sends_again_and_deletes_once(
     scene = scenes[SENDING]
     drain(scene.cluster)
     order = {"plan_id": scene.plan.plan_id, "digest": scene.plan.digest, "run_id": "killed"}
-    step = Step("journal", "record", after=False, about="phase='send'")
+    step = Step("journal", "record", after=False, about="phase=<Phase.SEND")
     begin(scene.cluster, tmp_path, scene.pipeline.lake, KILLED_BROKERS_LEAK, "apply", order, step).struck()
     assert waiting(scene.cluster) == ORPHANS
     traffic.check()
@@ -290,7 +290,7 @@ def test_a_trim_killed_after_its_write_is_settled_by_the_next_run(
 
     def may_go() -> bool:
         found = trim_run.trim(pipeline.where, "look", [order], dry_run=True)
-        return [one.outcome for one in found] == [GOES, GOES]
+        return [one.outcome for one in found] == [Outcome.GOES, Outcome.GOES]
 
     wait_for(f"the ledgers of {topic} to be consumed", may_go)
     step = Step("store", "write", after=True, about="/managed-ledgers/")

@@ -16,11 +16,10 @@ import pytest
 
 from pulsar_lifecycle.copies.object_pairs import ObjectKind
 from pulsar_lifecycle.journal.offloads import failed_proofs_now
-from pulsar_lifecycle.records.outcomes import OFFLOADED, PROOF_FAILED, RELEASED, REVERTED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.tiered.buckets.bucket_runs import take_inventory
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
-from pulsar_lifecycle.topics.write import FAILED
 from sandbox import topics
 from sandbox.clients import Admin, pulsar_client
 from sandbox.cluster import Cluster
@@ -179,7 +178,7 @@ class Tried:
 
     @property
     def failed(self) -> list[int]:
-        return [ledger for ledger in self.scene.ledgers if self.said[ledger][0] == FAILED]
+        return [ledger for ledger in self.scene.ledgers if self.said[ledger][0] == Outcome.FAILED]
 
     def check_kept(self, direct: Pipeline) -> None:
         """Nothing is lost, and what failed is nowhere said to be offloaded."""
@@ -196,7 +195,7 @@ class Tried:
         before = {ledger: begun[ledger] for ledger in self.failed}
         if self.failed:
             said = offloads.offload(direct, self.scene.plan, "rerun")
-            assert {said[ledger][0] for ledger in self.failed} == {OFFLOADED}, said
+            assert {said[ledger][0] for ledger in self.failed} == {Outcome.OFFLOADED}, said
         check_settled(self.cluster, settings, self.scene.topic, self.scene.ledgers, self.s3)
         made = contexts(self.cluster, self.scene.topic)
         assert {ledger: made[ledger].uuid for ledger in before} == before
@@ -290,7 +289,7 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
 ) -> None:
     scene, pipeline = scenes["flipped later"], operator()
     said = offloads.offload(pipeline, scene.plan)
-    assert {said[ledger][0] for ledger in scene.ledgers} == {OFFLOADED}
+    assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.OFFLOADED}
     bad, good = scene.ledgers
     file = offloads.object_file(cluster, keys(s3, bad)[0])
     offloads.flip(file, file.stat().st_size // 2)
@@ -298,10 +297,10 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     plan, rows = planned(pipeline, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     assert {row["ledger_id"]: row["action"] for row in rows} == {bad: "release", good: "release"}
     said = offloads.offload(pipeline, plan, "release")
-    assert said[bad][0] == PROOF_FAILED
+    assert said[bad][0] == Outcome.PROOF_FAILED
     assert "revert_offloads" in said[bad][1]
     assert keys(s3, bad)[0] in said[bad][1]
-    assert said[good][0] == RELEASED
+    assert said[good][0] == Outcome.RELEASED
     made = contexts(cluster, scene.topic)
     assert [made[ledger].bookkeeper_deleted for ledger in (bad, good)] == [False, True]
     epoch = pipeline.scan()
@@ -312,7 +311,7 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     }
     assert (kinds[bad], kinds[good]) == (ObjectKind.BROKEN, ObjectKind.COMPLETE)
     (alarm,) = [row for row in failed_proofs_now(pipeline.where, epoch.epoch_id) if row.topic == scene.topic]
-    assert (alarm.ledger_id, alarm.outcome) == (bad, PROOF_FAILED)
+    assert (alarm.ledger_id, alarm.outcome) == (bad, Outcome.PROOF_FAILED)
     pipeline.scan_and_delete()
     assert existing(cluster, scene.ledgers) == {bad}
     # where the settings say so, the next run lets the topic read it from BookKeeper again
@@ -320,7 +319,7 @@ def test_a_copy_that_rotted_since_keeps_the_one_in_bookkeeper(
     reverting = operator(revert_unproven=True)
     plan, _ = planned(reverting, scene.topic.removeprefix("persistent://").rpartition("/")[0])
     outcomes = offload_now(reverting.where, "revert", OffloadOrder(plan.plan_id, plan.digest), lambda _: None)
-    assert [one.outcome for one in outcomes if one.ledger_id == bad] == [PROOF_FAILED, REVERTED]
+    assert [one.outcome for one in outcomes if one.ledger_id == bad] == [Outcome.PROOF_FAILED, Outcome.REVERTED]
     assert contexts(cluster, scene.topic)[bad] is None
     assert failed_proofs_now(pipeline.where, pipeline.scan().epoch_id) == []
 
@@ -357,13 +356,13 @@ def test_an_entry_that_rotted_is_read_from_another_bookie_and_what_none_has_is_n
         assert rot(cluster, bookie, [every]) == {every}
     pipeline = operator()
     said = offloads.offload(pipeline, rotten.plan)
-    assert {said[ledger][0] for ledger in rotten.ledgers} == {OFFLOADED}, said
+    assert {said[ledger][0] for ledger in rotten.ledgers} == {Outcome.OFFLOADED}, said
     check_settled(cluster, pipeline.where.settings, rotten.topic, rotten.ledgers, s3)
     assert messages(pipeline, rotten.topic) == rotten.payloads
     said = offloads.offload(pipeline, lost.plan)
     bad, good = lost.ledgers
-    assert said[good][0] == OFFLOADED
-    assert said[bad][0] == FAILED
+    assert said[good][0] == Outcome.OFFLOADED
+    assert said[bad][0] == Outcome.FAILED
     assert f"{bad}:{at}" in said[bad][1]
     assert contexts(cluster, lost.topic)[bad] is None
     assert existing(cluster, lost.ledgers) == set(lost.ledgers)
@@ -379,7 +378,7 @@ def test_a_bookie_that_is_gone_is_not_needed(
         for name in ("bookie", "striped"):
             scene = scenes[name]
             said = offloads.offload(operator(), scene.plan)
-            assert {said[ledger][0] for ledger in scene.ledgers} == {OFFLOADED}, said
+            assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.OFFLOADED}, said
             assert messages(operator(), scene.topic) == scene.payloads
     finally:
         cluster.start_server("bookie-2")

@@ -15,7 +15,7 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
-from pulsar_lifecycle.records.outcomes import OFFLOADED, REFUSED, RELEASED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.offload_plan import OffloadPlan
 from pulsar_lifecycle.runs import control
 from sandbox import topics
@@ -166,7 +166,7 @@ def stage(sandbox: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         namespaces = {name: scene.topic[len("persistent://") : -len("/t")] for name, scene in scenes.items()}
         first, _ = planned(pipeline, *(namespaces[name] for name in RELEASE))
         said = offloads.offload(pipeline, first)
-        assert {said[ledger][0] for name in RELEASE for ledger in scenes[name].ledgers} == {OFFLOADED}, said
+        assert {said[ledger][0] for name in RELEASE for ledger in scenes[name].ledgers} == {Outcome.OFFLOADED}, said
         epoch = pipeline.scan()
         plans: dict[str, OffloadPlan] = {}
         for name, namespace in namespaces.items():
@@ -184,7 +184,7 @@ def test_an_offload_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp
     begun = offloads.open_attempts(stage.pipeline.where.settings)
     assert begun.keys() & set(scene.ledgers)
     said = stage.offload(step)
-    assert {said[ledger][0] for ledger in scene.ledgers} <= {OFFLOADED, REFUSED}, said
+    assert {said[ledger][0] for ledger in scene.ledgers} <= {Outcome.OFFLOADED, Outcome.REFUSED}, said
     check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
     made = contexts(stage.sandbox, scene.topic)
     for ledger in begun.keys() & set(scene.ledgers):
@@ -207,7 +207,7 @@ def test_a_release_that_is_killed_is_finished_by_the_next_run(stage: Stage, tmp_
         scene.check_live(3)
         stage.killed(step, tmp_path / step, place)
         said = stage.offload(step)
-        assert {said[ledger][0] for ledger in scene.ledgers} == {RELEASED}, said
+        assert {said[ledger][0] for ledger in scene.ledgers} == {Outcome.RELEASED}, said
         check_settled(stage.sandbox, stage.pipeline.where.settings, scene.topic, scene.ledgers, stage.s3)
         scene.check_live(60)
     released = {ledger for step in RELEASE for ledger in stage.scenes[step].ledgers}

@@ -12,11 +12,10 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import TABLE, run_config
-from pulsar_lifecycle.records.outcomes import REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs.caps import Order
 from pulsar_lifecycle.settings import CONFIG_VARIABLE
-from pulsar_lifecycle.topics.first_phase import NOTHING, REMOVED
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from sandbox import topics, znodes
@@ -145,9 +144,9 @@ def test_what_expired_while_unloaded_goes_and_no_topic_is_loaded(
         assert listed(sandbox, alone) == ids[alone][-1:]
         found = apply_retention(where, "again", Order(plan.plan_id, plan.digest), dry_run=False)
         said = {one.ledger_id: (one.outcome, one.why.code) for one in found if one.topic in ids}
-        assert {said[i][0] for i in ids[read][:2]} <= {REMOVED, NOTHING}
-        assert {said[i] for i in ids[alone][:-1]} == {(NOTHING, Stays.NOT_LISTED)}
-        assert {said[i] for i in ids[changed][:-1]} == {(REFUSED, Stays.POLICY)}
+        assert {said[i][0] for i in ids[read][:2]} <= {Outcome.REMOVED, Outcome.NOTHING}
+        assert {said[i] for i in ids[alone][:-1]} == {(Outcome.NOTHING, Stays.NOT_LISTED)}
+        assert {said[i] for i in ids[changed][:-1]} == {(Outcome.REFUSED, Stays.POLICY)}
         assert listed(sandbox, read) == ids[read][2:]
         assert listed(sandbox, own) == ids[own]
         assert listed(sandbox, changed) == ids[changed]

@@ -16,12 +16,11 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import LEFT, REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
-from pulsar_lifecycle.topics.first_phase import GOES, REMOVED, LedgerOutcome
-from pulsar_lifecycle.topics.write import FAILED
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
-from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from sandbox import topics, znodes
 from sandbox.clients import Admin, pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -89,14 +88,14 @@ def trimmed(pipeline: Pipeline, topic: str, ids: list[int]) -> None:
 
     A run leaves them to the next one if the topic's list changes at each of its tries. It says so, and all are there.
     """
-    all_go = dict.fromkeys(ids, GOES)
+    all_go = dict.fromkeys(ids, Outcome.GOES)
     wait_for(f"the cursor to leave {ids}", lambda: outcomes(trim(pipeline, topic, ids[-1], dry_run=True)) == all_go)
     for _ in range(10):
         found = trim(pipeline, topic, ids[-1])
-        if outcomes(found) == dict.fromkeys(ids, REMOVED):
+        if outcomes(found) == dict.fromkeys(ids, Outcome.REMOVED):
             return
         assert all("changed 5 times while it was judged; run again" in one.reason for one in found.values()), found
-        assert set(outcomes(found).values()) <= {LEFT, FAILED}, found
+        assert set(outcomes(found).values()) <= {Outcome.LEFT, Outcome.FAILED}, found
     raise AssertionError(f"the topic's list changed under each of ten runs: {found}")
 
 
@@ -137,12 +136,14 @@ def test_an_unloaded_topic_is_trimmed_and_read_from_its_first_remaining_message(
         before = at_rest(zk, ["/managed-ledgers/it", "/pulsar-lifecycle"])
         planned = trim(pipeline, topic, ids[3], dry_run=True)
         assert transactions(zk, ["/managed-ledgers/it", "/pulsar-lifecycle"]) == before
-    expected = {ids[0]: GOES, ids[1]: GOES, ids[2]: REFUSED, ids[3]: REFUSED}
+    expected = {ids[0]: Outcome.GOES, ids[1]: Outcome.GOES, ids[2]: Outcome.REFUSED, ids[3]: Outcome.REFUSED}
     assert outcomes(planned) == expected, planned
     assert planned[ids[2]].reason == f"cursor s stands at {ids[2]}:19"
     before_it = waiting(sandbox)
 
-    assert outcomes(trim(pipeline, topic, ids[3])) == {i: REMOVED if o == GOES else o for i, o in expected.items()}
+    assert outcomes(trim(pipeline, topic, ids[3])) == {
+        i: Outcome.REMOVED if o == Outcome.GOES else o for i, o in expected.items()
+    }
     assert listed(sandbox, topic) == ids[2:]
     assert left_pending(pipeline) == []
     assert waiting(sandbox) == before_it + 2
@@ -236,7 +237,7 @@ def test_a_topic_under_load_is_trimmed_and_nobody_loses_a_message(
         for one in (pipeline, careful):
             one.scan()
         ids = listed(sandbox, topic)
-        assert outcomes(trim(careful, topic, ids[0])) == {ids[0]: LEFT_TO_BROKER}
+        assert outcomes(trim(careful, topic, ids[0])) == {ids[0]: Outcome.LEFT_TO_BROKER}
         for _ in range(5):
             wait_for("ledgers behind the tail", lambda: len(listed(sandbox, topic)) > 3)
             ids = listed(sandbox, topic)
@@ -305,8 +306,8 @@ def test_a_whole_topic_goes_with_a_message_for_each_ledger(
 
     done = by_ledger(trim_run.delete_topics(pipeline.where, "whole", [Topic.parse(topic)], force=False, dry_run=False))
     assert ids <= set(done)
-    assert set(outcomes(done).values()) == {REMOVED}
-    assert FAILED not in outcomes(done).values()
+    assert set(outcomes(done).values()) == {Outcome.REMOVED}
+    assert Outcome.FAILED not in outcomes(done).values()
     with sandbox.metadata() as zk:
         assert not zk.exists(znodes.topic_znode(topic))
     wait_unlisted(sandbox, [topic])
@@ -325,9 +326,9 @@ def test_a_topic_that_is_not_there_and_a_held_one_are_refused(
     pipeline.scan()
     before_it = waiting(sandbox)
     assert trim(pipeline, topic, ids[0])[ids[0]].reason == "legal hold"
-    assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: REFUSED}
+    assert outcomes(trim(pipeline, f"persistent://{namespace}/none", ids[0])) == {-1: Outcome.REFUSED}
     held = by_ledger(trim_run.delete_topics(pipeline.where, "d", [Topic.parse(topic)], force=True, dry_run=False))
-    assert [(one.outcome, one.reason) for one in held.values()] == [(REFUSED, "legal hold")]
+    assert [(one.outcome, one.reason) for one in held.values()] == [(Outcome.REFUSED, "legal hold")]
     assert waiting(sandbox) == before_it
 
 
@@ -349,9 +350,9 @@ def test_the_source_of_a_shadow_topic_made_after_the_scan_is_refused(
         before_it = waiting(sandbox)
         for dry_run in (True, False):
             done = trim_run.delete_topics(pipeline.where, "s", [Topic.parse(source)], force=True, dry_run=dry_run)
-            assert [(one.outcome, one.reason) for one in done] == [(REFUSED, "source of a shadow topic")]
+            assert [(one.outcome, one.reason) for one in done] == [(Outcome.REFUSED, "source of a shadow topic")]
             found = trim(pipeline, source, ids[0], dry_run=dry_run)
-            assert (found[ids[0]].outcome, found[ids[0]].reason) == (REFUSED, "source of a shadow topic")
+            assert (found[ids[0]].outcome, found[ids[0]].reason) == (Outcome.REFUSED, "source of a shadow topic")
         assert waiting(sandbox) == before_it
         assert existing(sandbox, ids) == set(ids)
         assert read_all(client, source, len(contents)) == contents

@@ -20,7 +20,6 @@ import pytest
 
 from orchestration.definitions import build_defs
 from pulsar_lifecycle.deletion.undo.undo_run import Request, Result, check_on_executors, undo_deletions
-from pulsar_lifecycle.deletion.undo.undone import LOST, PRESENT, RECREATED, RECREATING, RESTORABLE, RESTORED, UNKNOWN
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
 from pulsar_lifecycle.io.bookkeeper.reader import BookieReader
@@ -28,6 +27,7 @@ from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.zookeeper.store import KazooStore
 from pulsar_lifecycle.journal.queries import journal_rows
 from pulsar_lifecycle.ports import ReplicaCheck
+from pulsar_lifecycle.records.outcomes import Outcome
 from sandbox import plant, topics, znodes
 from sandbox.clients import pulsar_client, wait_for
 from sandbox.cluster import Cluster
@@ -154,19 +154,19 @@ def test_entries_outlive_the_z_node(story: Story) -> None:
 
 def test_a_dry_run_says_what_may_come_back(story: Story) -> None:
     assert story.previewed is not None
-    assert outcomes(story.previewed) == {RESTORABLE}
+    assert outcomes(story.previewed) == {Outcome.RESTORABLE}
     assert {one.ledger_id for one in story.previewed.ledgers} >= {story.dropped, *story.thin, *story.lost}
     rows = journal_rows(FileJournal(story.pipeline.lake), run_id="dry")
     assert rows.num_rows == 0
 
 
 def test_undone_before_a_collection_every_replica_keeps_it_through_the_next_ones(story: Story) -> None:
-    assert outcomes(story.undone["before any collection"]) == {RESTORED}
+    assert outcomes(story.undone["before any collection"]) == {Outcome.RESTORED}
     assert existing(story.cluster, [story.dropped]) == {story.dropped}
     for when in ("dropped, after one collection", "dropped, after all"):
         (check,) = story.checks[when]
         assert (check.held, check.missing, check.silent) == (2 * check.entries, {}, {})
-    assert story.journal_of(story.dropped) == [RECREATING, RECREATED, RESTORED]
+    assert story.journal_of(story.dropped) == [Outcome.RECREATING, Outcome.RECREATED, Outcome.RESTORED]
 
 
 def test_listed_again_the_restored_ledger_is_read_by_a_broker(story: Story) -> None:
@@ -194,7 +194,7 @@ def test_listed_again_the_restored_ledger_is_read_by_a_broker(story: Story) -> N
 
 def test_what_one_bookie_collected_comes_back_under_replicated(story: Story) -> None:
     result = story.undone["after one bookie's"]
-    assert outcomes(result) == {RESTORED}
+    assert outcomes(result) == {Outcome.RESTORED}
     first = story.cluster.bookies[0]
     for one in result.ledgers:
         assert one.check is not None
@@ -208,11 +208,11 @@ def test_what_one_bookie_collected_comes_back_under_replicated(story: Story) -> 
 
 def test_collected_everywhere_it_is_past_saving_and_nothing_comes_back(story: Story) -> None:
     result = story.undone["after all"]
-    assert {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0} == {LOST}
-    full = [one.ledger_id for one in result.ledgers if one.outcome == LOST]
+    assert {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0} == {Outcome.LOST}
+    full = [one.ledger_id for one in result.ledgers if one.outcome == Outcome.LOST]
     assert full
     assert not existing(story.cluster, full)
-    assert all(story.journal_of(ledger_id) == [LOST] for ledger_id in full)
+    assert all(story.journal_of(ledger_id) == [Outcome.LOST] for ledger_id in full)
 
 
 def test_executors_find_the_same_as_the_driver(story: Story) -> None:
@@ -233,8 +233,8 @@ def test_the_job_shows_what_it_would_do_and_does_it_only_when_told(story: Story)
     assert "lost, no bookie holds their entries any more" in str(failure.description)
     metadata = failure.metadata
     shown = str(metadata["outcomes"].value)
-    assert PRESENT in shown
-    assert LOST in shown
+    assert Outcome.PRESENT in shown
+    assert Outcome.LOST in shown
     assert metadata["dagster/row_count"].value == 0
 
 
@@ -248,7 +248,7 @@ def test_a_stopped_bookie_is_no_collected_one(story: Story) -> None:
     finally:
         story.cluster.start(bookies=BOOKIES, gc_wait=SELDOM)
     silent = {one.outcome for one in result.ledgers if one.metadata and one.metadata.last_entry_id >= 0}
-    assert silent == {UNKNOWN}
+    assert silent == {Outcome.UNKNOWN}
 
 
 def _unregistered(cluster: Cluster) -> bool:

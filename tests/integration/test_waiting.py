@@ -11,7 +11,7 @@ from uuid import uuid4
 import pulsar
 import pytest
 
-from pulsar_lifecycle.deletion.workers import WITHHELD
+from pulsar_lifecycle.deletion.workers import RunEnd
 from pulsar_lifecycle.formats.deletion_message import (
     LedgerComponent,
     LedgerType,
@@ -179,7 +179,7 @@ def test_what_another_consumer_holds_fails_the_run_and_is_named(
         held = [holder.receive(60_000) for _ in few]
         outcomes = pipeline.scan_and_delete("hindered")
         (said,) = outcomes
-        assert (said.outcome, said.ledgers) == (WITHHELD, len(few))
+        assert (said.outcome, said.ledgers) == (RunEnd.WITHHELD, len(few))
         parts = Counter(message.topic_name() for message in held)
         assert all(f"{part}: {count}" in said.reason for part, count in parts.items()), said.reason
     assert {(o.outcome, o.ledgers) for o in pipeline.scan_and_delete("alone")} == {("deleted", len(few))}

@@ -23,7 +23,7 @@ from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Verified
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import RELEASED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.tiered import bookkeeper_copies
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
@@ -198,7 +198,7 @@ class ReleaseScene(TopicScene):
     def released(self) -> None:
         """A release run, and a scan after it."""
         said = self.release()
-        assert {one.outcome for one in said.values()} == {RELEASED}
+        assert {one.outcome for one in said.values()} == {Outcome.RELEASED}
         self.scan()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pulsar_lifecycle.errors import AccessDenied, Refused, Unavailable
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import DELETED, GONE, KEPT, REFUSED, RETRYING, WAITING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import deletion_plan
 from tests.simulation.cluster import (
     SimulatedCluster,
@@ -35,12 +35,12 @@ def test_nothing_referenced_is_ever_deleted_and_a_second_round_finds_nothing(dra
     assert latest.epoch.covered, latest.epoch.gaps
     left = drawn.cluster.ledger_ids()
     assert drawn.live <= left
-    assert {d.info.ledger_id for d in decisions if d.outcome == DELETED} == (
+    assert {d.info.ledger_id for d in decisions if d.outcome == Outcome.DELETED} == (
         {row.ledger_id for row in drawn.cluster.journal.nodes} - left
     )
     again, more = whole_round(drawn.cluster)
     assert again.epoch.covered
-    assert {d.outcome for d in more} <= {KEPT, RETRYING, WAITING, GONE}
+    assert {d.outcome for d in more} <= {Outcome.KEPT, Outcome.RETRYING, Outcome.WAITING, Outcome.GONE}
     assert drawn.cluster.ledger_ids() == left
 
 
@@ -128,7 +128,9 @@ def test_a_reference_that_appears_after_the_scans_saves_the_ledger(topic: Topic,
     _revive(cluster, topic, how, leak)
     cluster.wait(1)
     (decision,) = delete(cluster, latest, before)
-    assert decision.outcome in ((REFUSED,) if how == "other" else (KEPT, RETRYING, WAITING)), decision.reason
+    assert decision.outcome in (
+        (Outcome.REFUSED,) if how == "other" else (Outcome.KEPT, Outcome.RETRYING, Outcome.WAITING)
+    ), decision.reason
     assert cluster.exists(leak)
 
 

@@ -19,7 +19,7 @@ from pulsar_lifecycle.formats.managed_ledger import OffloadContext, OffloadSegme
 from pulsar_lifecycle.formats.offload_object import data_key, index_key
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.copies import Asked
-from pulsar_lifecycle.records.outcomes import DELETED, GONE
+from pulsar_lifecycle.records.outcomes import Outcome
 from tests.simulation.offloaded import BUCKET, CLUSTER, POLICY, Offloading, attempt, metadata
 
 TOPICS = [
@@ -146,7 +146,7 @@ def test_nothing_that_a_ledger_info_names_is_ever_deleted(data: Any) -> None:
         assert all(
             not {data_key(u, i), index_key(u, i)} & scene.buckets.keys(BUCKET)
             for d in decisions
-            if d.outcome in (DELETED, GONE)
+            if d.outcome in (Outcome.DELETED, Outcome.GONE)
             for u, i in [(_uuid_of(d.path), d.info.ledger_id)]
         )
         scene.cluster.wait(1)

@@ -15,7 +15,7 @@ from pulsar_lifecycle.inspect.history import history_of
 from pulsar_lifecycle.metastore.fingerprint import cluster_fingerprint
 from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.findings import Finding
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETED, KEPT
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.simulation.laws import Violation
 
 if TYPE_CHECKING:
@@ -48,12 +48,12 @@ def check(explained: Mapping[int, Explanation], journal: Iterable[JournalRow], r
     """Raise Violation where a run deleted what ``explain`` would not let go, or kept for good what it would."""
     for row in journal:
         found = explained.get(row.ledger_id)
-        if found is None or (row.run_id, row.phase, row.action) != (run_id, "delete", DELETE_LEDGER):
+        if found is None or (row.run_id, row.phase, row.action) != (run_id, "delete", Action.DELETE_LEDGER):
             continue
         told = f"explain says {found.verdict.value}, {found.answer}; {run_id} says {row.outcome}, {row.reason}"
-        if row.outcome == DELETED and found.verdict is not Verdict.MAY_GO and not _by_a_broker_of_then(found):
+        if row.outcome == Outcome.DELETED and found.verdict is not Verdict.MAY_GO and not _by_a_broker_of_then(found):
             raise Violation(f"explain: {row.ledger_id} was deleted: {told}")
-        if row.outcome == KEPT and found.verdict is Verdict.MAY_GO and not _asked_others(found):
+        if row.outcome == Outcome.KEPT and found.verdict is Verdict.MAY_GO and not _asked_others(found):
             raise Violation(f"explain: {row.ledger_id} was kept: {told}")
 
 

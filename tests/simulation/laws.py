@@ -20,18 +20,7 @@ from pulsar_lifecycle.formats.offload_object import data_key, uuid_of
 from pulsar_lifecycle.formats.retry_letter import RECONSUMETIMES, WAITING_FOR, reconsume_times
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Sent, Stat
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_LEDGER,
-    DELETE_OFFLOADED,
-    DELETED,
-    FINAL,
-    GONE,
-    KEPT,
-    REFUSED,
-    RETRYING,
-    WAITING,
-)
+from pulsar_lifecycle.records.outcomes import FINAL, Action, Outcome
 from tests.simulation.offloaded import BUCKET
 from tests.simulation.ports import SimQueue, SimStore, Trace
 from tests.simulation.tiered_laws import SWEEP, TieredLaws
@@ -360,10 +349,10 @@ class Laws:
         owner = str(Topic.from_managed_ledger(path.removeprefix("/managed-ledgers/")))
         for item in listed[: len(before) - len(after)]:
             if self.world.exists(item.ledger_id):
-                self._take(item.ledger_id, DELETE_LEDGER, owner)
+                self._take(item.ledger_id, Action.DELETE_LEDGER, owner)
             attempt = item.offload.uuid if item.offload and item.offload.complete else None
             if attempt and str(self.world.attempts[attempt][0]) == owner:  # objects of a topic that was renamed stay
-                self._take(item.ledger_id, DELETE_OFFLOADED, owner)
+                self._take(item.ledger_id, Action.DELETE_OFFLOADED, owner)
 
     def _attempted(self, attempt: Mapping[str, str]) -> None:
         """An attempt of ours is noted, before anything of it is uploaded."""
@@ -404,7 +393,7 @@ class Laws:
             self.taken = {
                 (ledger, action): one
                 for (ledger, action), one in self.taken.items()
-                if ledger not in live and not (action == DELETE_OFFLOADED and ledger in named)
+                if ledger not in live and not (action == Action.DELETE_OFFLOADED and ledger in named)
             }
 
     def _forget_what_ended(self, row: JournalRow) -> None:
@@ -418,10 +407,14 @@ class Laws:
         shared = shared or row.ledger_id in self.world.declared  # its number may have been given out again
         made, stat = self.world.model.ledgers[row.ledger_id], self.world.zookeeper.stat(self.world.path(row.ledger_id))
         changed = made.state is not LedgerState.CLOSED or (stat is not None and stat.ctime != made.born)
-        changed = changed and row.action == DELETE_LEDGER
+        changed = changed and row.action == Action.DELETE_LEDGER
         new = shared or topic in self.world.damaged_owners()
         new = new or (not why and (changed or topic in self._shadowed() | self.ever_sources or self._forbids(topic)))
-        if row.outcome in (DELETED, GONE) or row.phase == "undo" or (row.outcome in (KEPT, REFUSED) and new):
+        if (
+            row.outcome in (Outcome.DELETED, Outcome.GONE)
+            or row.phase == "undo"
+            or (row.outcome in (Outcome.KEPT, Outcome.REFUSED) and new)
+        ):
             del self.taken[key]
 
     def _ends_well(self, row: JournalRow) -> None:
@@ -430,8 +423,11 @@ class Laws:
         It may be dead-lettered, for what fails may fail each time, but not for a reason that was there before.
         """
         topic, why = self.taken.get((row.ledger_id, row.action), ("", ""))
-        gone_dead = row.outcome == DEAD_LETTERED and why not in ("", DAMAGED)  # damage keeps, it makes nothing fail
-        if topic == row.topic and (row.outcome in (KEPT, REFUSED) or gone_dead):
+        gone_dead = row.outcome == Outcome.DEAD_LETTERED and why not in (
+            "",
+            DAMAGED,
+        )  # damage keeps, it makes nothing fail
+        if topic == row.topic and (row.outcome in (Outcome.KEPT, Outcome.REFUSED) or gone_dead):
             said = f"{row.outcome}: {row.reason}" + (f" ({why})" if why else "")
             raise Violation(f"our first phase took {row.ledger_id} off a list, and {row.action} ends as {said}")
 
@@ -468,7 +464,7 @@ class Laws:
             if row.phase == "mark" and row.outcome == "marked":
                 self.marked.add((row.ledger_id, json.loads(row.detail).get("czxid", -1)))
                 self.marked_copies.add((row.ledger_id, row.topic))
-            if row.action == DELETE_OFFLOADED and row.outcome == DELETED:
+            if row.action == Action.DELETE_OFFLOADED and row.outcome == Outcome.DELETED:
                 left = [o for o in json.loads(row.detail)["objects"] if o["key"] in self.world.buckets.objects[BUCKET]]
                 if left:
                     raise Violation(f"I4: the journal says that {left[0]['key']} is deleted, and it is there")
@@ -479,11 +475,16 @@ class Laws:
                 continue
             there = self.world.exists(row.ledger_id)
             mine = trace is not None and row.ledger_id in trace.deleted
-            if row.outcome == DELETED and there and not back:
+            if row.outcome == Outcome.DELETED and there and not back:
                 raise Violation(f"I4: the journal says that {row.ledger_id} is deleted, and it is there")
             told = (*rows, *self.world.journal.rows)  # another message about it, perhaps another task's
-            other = mine and any(one.ledger_id == row.ledger_id and one.outcome == DELETED for one in told)
-            if mine and not there and not other and row.outcome in (RETRYING, DEAD_LETTERED, "kept", "refused"):
+            other = mine and any(one.ledger_id == row.ledger_id and one.outcome == Outcome.DELETED for one in told)
+            if (
+                mine
+                and not there
+                and not other
+                and row.outcome in (Outcome.RETRYING, Outcome.DEAD_LETTERED, "kept", "refused")
+            ):
                 raise Violation(f"I4: {row.ledger_id} is deleted, and the journal says {row.outcome}: {row.reason}")
 
     def all_said(self, began: int) -> None:
@@ -493,7 +494,9 @@ class Laws:
         """
         since = max(began - SETTLED_WITHIN, self.world.restored_at + 1)
         said = {
-            (r.run_id, r.ledger_id) for r in self.world.journal.rows if r.phase == "delete" and r.outcome == DELETED
+            (r.run_id, r.ledger_id)
+            for r in self.world.journal.rows
+            if r.phase == "delete" and r.outcome == Outcome.DELETED
         }
         undone = (r for r in self.world.journal.rows if r.phase == "undo" and r.outcome in ("recreated", "restored"))
         said |= {(json.loads(r.detail)["archived_by"], r.ledger_id) for r in undone}
@@ -539,16 +542,16 @@ class Laws:
             if outcomes & FINAL:
                 continue
             copies = [(raw, p) for _, _, raw, p in topics.waiting.values()] + list(topics.dead)
-            if said and said[-1].outcome == WAITING:
+            if said and said[-1].outcome == Outcome.WAITING:
                 self._is_sent_back(message, copies)
                 continue
             times = str(reconsume_times(message.properties) + 1)
             copied = any(raw == message.raw and p.get(RECONSUMETIMES) == times for raw, p in copies)
-            if not outcomes & {RETRYING, DEAD_LETTERED}:
+            if not outcomes & {Outcome.RETRYING, Outcome.DEAD_LETTERED}:
                 raise Violation(
                     f"I4: a message is acknowledged that the journal knows nothing of: {message.raw[:80]!r}"
                 )
-            if not copied and DEAD_LETTERED not in outcomes:
+            if not copied and Outcome.DEAD_LETTERED not in outcomes:
                 raise Violation(f"I4: a message is acknowledged and there is no copy to retry: {message.raw[:80]!r}")
 
     def _is_sent_back(self, message: Received, copies: Sequence[tuple[bytes, dict[str, str]]]) -> None:

@@ -23,12 +23,12 @@ from pulsar_lifecycle.errors import OutcomeUnknown
 from pulsar_lifecycle.inspect import history
 from pulsar_lifecycle.journal import in_doubt
 from pulsar_lifecycle.metastore import walk
-from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, Received, ReplicaCheck, Unread
+from pulsar_lifecycle.ports import Deletion, DeletionResult, Node, NodeDeletion, Received, ReplicaCheck, Unread
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import owner_names
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import bucket_of
-from pulsar_lifecycle.records.outcomes import RETRYING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.records.tables import Problem, Trouble
 from pulsar_lifecycle.runs import caps
@@ -173,13 +173,15 @@ def lost_means_not_deleted() -> Iterator[None]:
             self._effect("delete_many", tuple(d.path for d in deletions), once)
         except OutcomeUnknown:
             self.hasty = True  # pyright: ignore[reportAttributeAccessIssue]
-            return [DeletionResult(d.path, "lost") for d in deletions]
+            return [DeletionResult(d.path, NodeDeletion.GONE) for d in deletions]
         return real(self, deletions, guard)
 
-    def confirm(ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, str], failed: str) -> None:
+    def confirm(
+        ports: Ports, doomed: Mapping[str, Decision], outcomes: Mapping[str, NodeDeletion], failed: Outcome
+    ) -> None:
         for path, d in doomed.items():
             if outcomes.get(path) == "lost":
-                d.decide(RETRYING, Code.STILL_THERE, "the connection was lost: it was not deleted")
+                d.decide(Outcome.RETRYING, Code.STILL_THERE, "the connection was lost: it was not deleted")
         confirmed(ports, doomed, outcomes, failed)
 
     confirmed = batch._confirm

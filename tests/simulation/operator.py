@@ -20,12 +20,12 @@ from pulsar_lifecycle.deletion import deletion_run, scan_run
 from pulsar_lifecycle.deletion import redrive as redriving
 from pulsar_lifecycle.deletion.redrive import LetterFilter
 from pulsar_lifecycle.deletion.undo import undo_run as undoing
-from pulsar_lifecycle.deletion.workers import WITHHELD, OutcomeCount, _Worker
+from pulsar_lifecycle.deletion.workers import OutcomeCount, RunEnd, _Worker
 from pulsar_lifecycle.errors import Refused, UsageError
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.gaps import GapCode, in_words
-from pulsar_lifecycle.records.outcomes import DELETED, SENT
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import AS_SET, Lowered, Order
@@ -223,7 +223,11 @@ class Operator:
         try:
             yield
         finally:
-            effects = [r for r in self.world.journal.rows if r.run_id == run_id and r.outcome in (SENT, DELETED)]
+            effects = [
+                r
+                for r in self.world.journal.rows
+                if r.run_id == run_id and r.outcome in (Outcome.SENT, Outcome.DELETED)
+            ]
             touched = {r.ledger_id for r in effects}
             cap = self.settings.apply.max_ledgers
             if len(touched) > cap:
@@ -236,7 +240,7 @@ class Operator:
         with self._tracing(Trace(run_id)):
             outcomes = deletion_run.delete_pending(self.cluster, run_id)
         explaining.check(explained, self.world.journal.rows, run_id)
-        self.withheld = [one for one in outcomes if one.outcome == WITHHELD]
+        self.withheld = [one for one in outcomes if one.outcome == RunEnd.WITHHELD]
         if self.depth == 0:
             self.laws.all_said(began)
         return str(outcomes)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pulsar_lifecycle.errors import LifecycleError, Refused
 from pulsar_lifecycle.formats.deletion_message import LedgerType
-from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import deletion_plan as plan_deletion
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.settings import Settings
@@ -507,7 +507,7 @@ class _Schedule:
         stay = [i for i in planned if world.exists(i) and i not in live]
         if stay and len(planned) <= caps:
             rows = {r.ledger_id: (r.outcome, r.reason) for r in world.journal.rows if r.ledger_id in stay}
-            undone = [i for i in stay if rows.get(i, ("",))[0] != DEAD_LETTERED]
+            undone = [i for i in stay if rows.get(i, ("",))[0] != Outcome.DEAD_LETTERED]
             if undone:
                 raise Violation(f"liveness: planned by {summary.plan_id} and still there: {undone}: {rows}")
 

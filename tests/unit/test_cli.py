@@ -32,7 +32,7 @@ from pulsar_lifecycle.ports import JournalRow
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
 from pulsar_lifecycle.records.known_words import KnownWord
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.records.plans import deletion_plan, retention_plan
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.plans.retention_plan import EXPIRED_LEDGERS
@@ -343,7 +343,7 @@ def test_a_retention_plan_is_listed_and_shown_like_others(
     assert run("plan", "retention-1", "--run-config") == 0
     assert json.loads(capsys.readouterr().out) == retention_planning.run_config(made)
     removed = JournalRow(
-        "r", "test", "retention-1", 8, "ML", TOPIC, DELETE_LEDGER, "mark", "removed", "", 5, "", "{}", 1
+        "r", "test", "retention-1", 8, "ML", TOPIC, Action.DELETE_LEDGER, "mark", "removed", "", 5, "", "{}", 1
     )
     FileJournal(load_settings(settings_file).lake.path).record([removed])
     assert run("plan", "retention-1") == 0
@@ -354,7 +354,7 @@ def test_a_plan_says_how_many_of_its_ledgers_are_settled(
     plan: PlanSummary, settings_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sent = JournalRow(
-        "r", "test", plan.plan_id, 7, "ML", TOPIC, DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1
+        "r", "test", plan.plan_id, 7, "ML", TOPIC, Action.DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1
     )
     journal = FileJournal(load_settings(settings_file).lake.path)
     for row, settled in ((sent, False), (replace(sent, phase="delete", outcome="deleted", at=2), True)):
@@ -554,7 +554,9 @@ def test_explain_judges_by_the_settings_of_today(
         verdicts.append(json.loads(capsys.readouterr().out)["verdict"])
     assert verdicts == ["kept", "may_go"]
     journal, sent = FileJournal(load_settings(settings_file).lake.path), "its intent was sent"
-    row = JournalRow("r", "test", "p", ledger, "ML", topic, DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1)
+    row = JournalRow(
+        "r", "test", "p", ledger, "ML", topic, Action.DELETE_LEDGER, "send", "sent", "planned", 5, "", "{}", 1
+    )
     for one, waits in ((row, True), (replace(row, phase="delete", outcome="kept", at=2), False)):
         journal.record([one])
         run("explain", str(ledger))
@@ -617,7 +619,9 @@ def test_explain_knows_a_mark_until_a_scan_refutes_it_or_a_restore_is_accepted(
     stat = cluster.zookeeper.stat(cluster.path(ledger))
     assert stat
     detail = json.dumps({"czxid": stat.czxid})
-    row = JournalRow("trim", "test", "", ledger, "", str(topic), DELETE_LEDGER, "mark", "marked", "", 0, "", detail, at)
+    row = JournalRow(
+        "trim", "test", "", ledger, "", str(topic), Action.DELETE_LEDGER, "mark", "marked", "", 0, "", detail, at
+    )
     FileJournal(load_settings(settings_file).lake.path).record([row])
 
     def scanned(hours: int, found: Referenced) -> None:

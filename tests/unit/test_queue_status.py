@@ -24,7 +24,7 @@ from pulsar_lifecycle.ports import Page, Received
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import DEAD_LETTERED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from tests.kit.builders import DELETED_ROW as ROW
@@ -235,7 +235,7 @@ def test_dead_letters_are_named_by_code_with_a_command_that_works(
     denied, changed = Code.OBJECTS_UNREAD, Code.CHANGED_MEANWHILE
     codes = dict(enumerate([changed, denied, denied, denied, changed, Code.UNREAD, Code.STILL_THERE], 1))
     FileJournal(str(tmp_path / "lake")).record(
-        [replace(ROW, ledger_id=i, outcome=DEAD_LETTERED, code=c, reason=f"text {i}") for i, c in codes.items()]
+        [replace(ROW, ledger_id=i, outcome=Outcome.DEAD_LETTERED, code=c, reason=f"text {i}") for i, c in codes.items()]
     )
     for ledger_id in codes:
         reader.bury(ledger_id)

@@ -20,17 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from pulsar_lifecycle.deletion.undo.undone import (
-    LOST,
     PENDING,
-    PHASE,
-    PRESENT,
-    RECREATED,
-    RECREATING,
-    REFUSED,
-    RESTORABLE,
-    RESTORED,
-    UNCONFIRMED,
-    UNKNOWN,
     Undone,
     UndoPorts,
     UndoRun,
@@ -53,6 +43,7 @@ from pulsar_lifecycle.ports import (
 from pulsar_lifecycle.records import findings, owner_names
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.findings import component_of
+from pulsar_lifecycle.records.outcomes import Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.throttle import RateBudget, mind_latency
 
@@ -70,7 +61,7 @@ def preview(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pendin
         _first_check(run, ports, some)
         for one in some:
             if not one.outcome:
-                one.decide(RESTORABLE, Code.ENTRIES_THERE, described(one))
+                one.decide(Outcome.RESTORABLE, Code.ENTRIES_THERE, described(one))
     return ledgers
 
 
@@ -89,7 +80,7 @@ def undo(run: UndoRun, ports: UndoPorts, archived: Sequence[Archived], pending: 
         record_undone(run, ports, [one for one in some if one.outcome])
         _recreate(run, ports, [one for one in some if not one.outcome], budget)
         ports.say(counted(ledgers))
-    back = [one for one in ledgers if one.outcome == RECREATED]
+    back = [one for one in ledgers if one.outcome == Outcome.RECREATED]
     _wait(run, ports, back)
     for some in in_batches(back, run.batch):
         _may_act(run, ports)
@@ -105,11 +96,11 @@ def begun(rows: Iterable[Mapping[str, Any]], cluster: str) -> dict[int, int]:
     """
     found: dict[int, int] = {}
     for row in rows:
-        if row["cluster"] == cluster and row["phase"] == PHASE:
+        if row["cluster"] == cluster and row["phase"] == Phase.UNDO:
             if row["outcome"] in PENDING:
                 if (czxid := _archived_czxid(row["detail"])) is not None:
                     found[row["ledger_id"]] = czxid
-            elif row["outcome"] in (RESTORED, LOST):
+            elif row["outcome"] in (Outcome.RESTORED, Outcome.LOST):
                 found.pop(row["ledger_id"], None)
     return found
 
@@ -134,18 +125,22 @@ def candidates(archived: Sequence[Archived], cluster: str, root: str) -> list[Un
     for one in ledgers:
         row = one.archived
         if row.cluster != cluster:
-            one.decide(REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another cluster, {row.cluster}")
+            one.decide(Outcome.REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another cluster, {row.cluster}")
         elif row.path != ledger_path.ledger_path(row.ledger_id, root):
-            one.decide(REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another place, {row.path}")
+            one.decide(Outcome.REFUSED, Code.OTHER_CLUSTER, f"it was deleted from another place, {row.path}")
         else:
             try:
                 one.metadata = ledger_metadata.decode(row.data)
             except CorruptFormat as error:
-                one.decide(REFUSED, Code.ARCHIVE_DAMAGED, f"what the archive holds is no ledger metadata: {error}")
+                one.decide(
+                    Outcome.REFUSED, Code.ARCHIVE_DAMAGED, f"what the archive holds is no ledger metadata: {error}"
+                )
                 continue
             if one.metadata.state is not LedgerState.CLOSED:
                 one.decide(
-                    REFUSED, Code.NEVER_CLOSED, f"it was {one.metadata.state.name}: what it should hold is not known"
+                    Outcome.REFUSED,
+                    Code.NEVER_CLOSED,
+                    f"it was {one.metadata.state.name}: what it should hold is not known",
                 )
     _name(ledgers, root)
     return ledgers
@@ -172,26 +167,26 @@ def _look(ports: UndoPorts, ledgers: Sequence[Undone], pending: Mapping[int, int
         row = one.archived
         if row.czxid > newest:
             one.decide(
-                REFUSED,
+                Outcome.REFUSED,
                 Code.STORE_RESTORED,
                 "the metadata store is younger than the archived z-node: it was restored, or is another",
             )
         elif node is None:
             continue
         elif not isinstance(node, Node):
-            one.decide(REFUSED, Code.UNREAD, f"its z-node is there and cannot be read: {node.reason}")
+            one.decide(Outcome.REFUSED, Code.UNREAD, f"its z-node is there and cannot be read: {node.reason}")
         elif not _is_same(node.data, one.metadata):
             why = "its id was issued again, or its metadata was changed since: the z-node is another"
-            one.decide(REFUSED, Code.ID_REUSED, why)
+            one.decide(Outcome.REFUSED, Code.ID_REUSED, why)
         elif node.stat.czxid == row.czxid:
-            one.decide(PRESENT, Code.NEVER_DELETED, "it was never deleted")
+            one.decide(Outcome.PRESENT, Code.NEVER_DELETED, "it was never deleted")
         elif pending.get(row.ledger_id) == row.czxid:
             one.node = node
             why = "re-created by an undo that did not end; its second check is due"
-            one.decide(RECREATED, Code.SECOND_CHECK_DUE, why)
+            one.decide(Outcome.RECREATED, Code.SECOND_CHECK_DUE, why)
         else:
-            one.decide(PRESENT, Code.RESTORED_ALREADY, "it is restored already")
-    _look_at_topics(ports, [one for one in ledgers if one.outcome in ("", RECREATED) and one.topic])
+            one.decide(Outcome.PRESENT, Code.RESTORED_ALREADY, "it is restored already")
+    _look_at_topics(ports, [one for one in ledgers if one.outcome in (None, Outcome.RECREATED) and one.topic])
 
 
 def _is_same(data: bytes, archived: LedgerMetadata | None) -> bool:
@@ -224,10 +219,10 @@ def _first_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> N
     for one in _checked(ports, ledgers):
         assert one.check is not None
         if one.check.lost:
-            one.decide(LOST, Code.ENTRIES_LOST, f"past saving: {described(one)}")
+            one.decide(Outcome.LOST, Code.ENTRIES_LOST, f"past saving: {described(one)}")
         elif one.check.silent and not run.accept_unknown:
             why = f"{described(one)}; accept_unknown restores it all the same"
-            one.decide(UNKNOWN, Code.ENTRIES_UNPROVEN, why)
+            one.decide(Outcome.UNKNOWN, Code.ENTRIES_UNPROVEN, why)
 
 
 def _checked(ports: UndoPorts, ledgers: Sequence[Undone]) -> Sequence[Undone]:
@@ -249,7 +244,7 @@ def _recreate(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone], budget:
         return
     control.check_not_paused(ports.store)
     for one in ledgers:
-        one.decide(RECREATING, Code.ABOUT_TO, described(one))
+        one.decide(Outcome.RECREATING, Code.ABOUT_TO, described(one))
     record_undone(run, ports, ledgers)
     tried: list[Undone] = []
     try:
@@ -258,7 +253,7 @@ def _recreate(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone], budget:
             tried.append(one)
             _create(ports, one)
     finally:
-        record_undone(run, ports, [one for one in tried if one.outcome != RECREATING])
+        record_undone(run, ports, [one for one in tried if one.outcome != Outcome.RECREATING])
 
 
 def _create(ports: UndoPorts, one: Undone) -> None:
@@ -270,13 +265,13 @@ def _create(ports: UndoPorts, one: Undone) -> None:
         ports.store.sync(row.path)
         node = ports.store.read([row.path])[0]
         if node is None:
-            one.decide(UNKNOWN, Code.SERVER_FAILED, f"its z-node could not be created, run again: {error}")
+            one.decide(Outcome.UNKNOWN, Code.SERVER_FAILED, f"its z-node could not be created, run again: {error}")
             return
         if not isinstance(node, Node) or node.data != row.data:
-            one.decide(REFUSED, Code.ID_REUSED, "its id was issued again at this moment: the z-node is another")
+            one.decide(Outcome.REFUSED, Code.ID_REUSED, "its id was issued again at this moment: the z-node is another")
             return
         one.node = node
-    one.decide(RECREATED, Code.SECOND_CHECK_DUE, one.reason)
+    one.decide(Outcome.RECREATED, Code.SECOND_CHECK_DUE, one.reason)
 
 
 def _wait(run: UndoRun, ports: UndoPorts, back: Sequence[Undone]) -> None:
@@ -300,12 +295,12 @@ def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
     for one, node in zip(ledgers, ports.store.read([one.archived.path for one in ledgers]), strict=True):
         assert one.node is not None
         if not isinstance(node, Node) or node.stat.czxid != one.node.stat.czxid:
-            one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, "its z-node was taken away or replaced meanwhile")
+            one.decide(Outcome.UNCONFIRMED, Code.CHANGED_MEANWHILE, "its z-node was taken away or replaced meanwhile")
             continue
         try:
             one.metadata = ledger_metadata.decode(node.data)
         except CorruptFormat as error:
-            one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, f"its z-node was changed meanwhile: {error}")
+            one.decide(Outcome.UNCONFIRMED, Code.CHANGED_MEANWHILE, f"its z-node was changed meanwhile: {error}")
             continue
         one.node = node
         left.append(one)
@@ -316,9 +311,9 @@ def _second_check(run: UndoRun, ports: UndoPorts, ledgers: Sequence[Undone]) -> 
             lost.append(one)
         elif one.check.unproven or (one.check.silent and not run.accept_unknown):
             why = f"{described(one)}; its z-node is back, run again to check again"
-            one.decide(UNCONFIRMED, Code.ENTRIES_UNPROVEN, why)
+            one.decide(Outcome.UNCONFIRMED, Code.ENTRIES_UNPROVEN, why)
         else:
-            one.decide(RESTORED, Code.ENTRIES_THERE, described(one))
+            one.decide(Outcome.RESTORED, Code.ENTRIES_THERE, described(one))
     try:
         _take_away(run, ports, lost)
     finally:
@@ -331,14 +326,14 @@ def _take_away(run: UndoRun, ports: UndoPorts, lost: Sequence[Undone]) -> None:
     for one in lost:
         assert one.node is not None
         why = f"past saving: {described(one)}; its z-node is left, it was changed since it came back"
-        one.decide(UNCONFIRMED, Code.CHANGED_MEANWHILE, why)
+        one.decide(Outcome.UNCONFIRMED, Code.CHANGED_MEANWHILE, why)
         if one.node.stat.version == 0 and one.node.data == one.archived.data:
             ours.append(one)
     if not ours:
         return
     for one in ours:
         why = f"past saving: {described(one)}; its z-node is still there, run again"
-        one.decide(UNCONFIRMED, Code.STILL_THERE, why)
+        one.decide(Outcome.UNCONFIRMED, Code.STILL_THERE, why)
     control.check_not_paused(ports.store)
     try:
         ports.store.delete_many([Deletion(one.archived.path, 0) for one in ours], run.guard)
@@ -348,4 +343,4 @@ def _take_away(run: UndoRun, ports: UndoPorts, lost: Sequence[Undone]) -> None:
             for one, node in zip(ours, ports.store.read([one.archived.path for one in ours]), strict=True):
                 if node is None:
                     why = f"past saving, collected while it came back: {described(one)}"
-                    one.decide(LOST, Code.ENTRIES_LOST, why)
+                    one.decide(Outcome.LOST, Code.ENTRIES_LOST, why)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pulsar_lifecycle.deletion.undo.undo import begun, preview, undo
-from pulsar_lifecycle.deletion.undo.undone import PHASE, Check, Undone, UndoPorts, UndoRun
+from pulsar_lifecycle.deletion.undo.undone import Check, Undone, UndoPorts, UndoRun
 from pulsar_lifecycle.errors import UsageError
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.ledger_metadata import LedgerMetadata
@@ -20,6 +20,7 @@ from pulsar_lifecycle.journal.archive import last_archived
 from pulsar_lifecycle.journal.offloads import deleted_copies
 from pulsar_lifecycle.journal.queries import rows_of_phase
 from pulsar_lifecycle.ports import LedgerReader, ReplicaCheck
+from pulsar_lifecycle.records.outcomes import Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.control import held_lease
@@ -82,7 +83,7 @@ def undo_deletions(cluster: Cluster, run_id: str, request: Request, say: Callabl
 
 
 def _pending(cluster: Cluster) -> dict[int, int]:
-    return begun(rows_of_phase(cluster.journal_reader, PHASE).to_pylist(), cluster.settings.cluster)
+    return begun(rows_of_phase(cluster.journal_reader, Phase.UNDO).to_pylist(), cluster.settings.cluster)
 
 
 def _run(settings: Settings, run_id: str, request: Request, guard: tuple[str, int], ahead: int) -> UndoRun:

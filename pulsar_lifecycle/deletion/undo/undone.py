@@ -18,31 +18,10 @@ from pulsar_lifecycle.ports import (
     ReplicaCheck,
 )
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 
-PHASE = "undo"
-
-RESTORABLE = "restorable"
-"""What a dry run says of a ledger that could come back."""
-RECREATING = "recreating"
-"""The z-node is about to be there."""
-RECREATED = "recreated"
-"""The z-node is there, and the second check is due."""
-RESTORED = "restored"
-"""Every entry asked for was shown after a garbage collection: it is back."""
-UNCONFIRMED = "unconfirmed"
-"""The z-node is there, and the second check proved nothing: run again."""
-LOST = "lost"
-"""Past saving: every replica of an entry answered, and none has it. Nothing is put back."""
-UNKNOWN = "unknown"
-"""Bookies were silent, nothing was done: start them and run again."""
-PRESENT = "present"
-"""Its z-node was there: nothing was to be done."""
-REFUSED = "refused"
-"""Of another cluster, not closed, not decodable, its id issued again, or the metadata store is younger."""
-
-PENDING = frozenset({RECREATING, RECREATED, UNCONFIRMED})
+PENDING = frozenset({Outcome.RECREATING, Outcome.RECREATED, Outcome.UNCONFIRMED})
 
 Check = Callable[[Sequence[tuple[int, LedgerMetadata]]], list[ReplicaCheck]]
 """``LedgerReader.check_replicas``, or something that spreads it."""
@@ -92,7 +71,7 @@ class Undone:
     component: str = ""
     topic: str = ""
     released: bool = False
-    outcome: str = ""
+    outcome: Outcome | None = None
     why: Why | None = None
     check: ReplicaCheck | None = None
     node: Node | None = None
@@ -112,7 +91,7 @@ class Undone:
         """Why, as a sentence; empty while nothing is decided."""
         return self.why.text if self.why else ""
 
-    def decide(self, outcome: str, code: Code, reason: str) -> None:
+    def decide(self, outcome: Outcome, code: Code, reason: str) -> None:
         """Where it stands now."""
         self.outcome, self.why = outcome, Why(code, reason)
 
@@ -152,8 +131,9 @@ def _row(run: UndoRun, one: Undone, now: int) -> JournalRow:
         detail["check"] = {**asdict(one.check), "missing": dict(one.check.missing), "silent": dict(one.check.silent)}
     checksum = hashlib.sha256(row.data).hexdigest()
     about = Subject(row.ledger_id, one.component, one.topic, one.length, checksum, detail)
+    assert one.outcome is not None
     assert one.why is not None
-    return Writer(run.run_id, run.cluster).row(Step(DELETE_LEDGER, PHASE), about, one.outcome, one.why, now)
+    return Writer(run.run_id, run.cluster).row(Step(Action.DELETE_LEDGER, Phase.UNDO), about, one.outcome, one.why, now)
 
 
 def counted(ledgers: Iterable[Undone]) -> str:

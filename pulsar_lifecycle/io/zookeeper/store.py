@@ -49,6 +49,7 @@ from pulsar_lifecycle.ports import (
     Deletion,
     DeletionResult,
     Node,
+    NodeDeletion,
     ScanBatch,
     Stat,
     Unread,
@@ -61,7 +62,11 @@ MAX_DELETIONS = 500
 REQUESTS_IN_FLIGHT = 4
 ATTEMPTS = 5
 """How often a read, or a transaction that got lost, is tried without any answer in between."""
-_OUTCOMES = {NO_NODE: "gone", multidelete.BAD_VERSION: "changed", multidelete.NOT_EMPTY: "changed"}
+_OUTCOMES = {
+    NO_NODE: NodeDeletion.GONE,
+    multidelete.BAD_VERSION: NodeDeletion.CHANGED,
+    multidelete.NOT_EMPTY: NodeDeletion.CHANGED,
+}
 """What the error of a deletion makes of it; any other error is the caller's."""
 
 
@@ -288,7 +293,7 @@ class KazooStore:
         """
         check = multidelete.check(self._session.absolute(guard[0]), guard[1])
         operations = [multidelete.delete(self._session.absolute(d.path), d.version) for d in deletions]
-        outcomes: dict[int, str] = {}
+        outcomes: dict[int, NodeDeletion] = {}
         todo = deque((batch, 1) for batch in _transactions(operations))
         flying: deque[tuple[list[int], int, Any]] = deque()
         try:
@@ -313,7 +318,7 @@ class KazooStore:
         pending: Any,
         deletions: Sequence[Deletion],
         guard: tuple[str, int],
-        outcomes: dict[int, str],
+        outcomes: dict[int, NodeDeletion],
         *,
         last: bool,
     ) -> list[int]:
@@ -324,9 +329,9 @@ class KazooStore:
             if last:
                 raise
             self.sync()
-            return self._look_again(batch, deletions, outcomes, absent="deleted")
+            return self._look_again(batch, deletions, outcomes, absent=NodeDeletion.DELETED)
         if not aborted:
-            outcomes.update(dict.fromkeys(batch, "deleted"))
+            outcomes.update(dict.fromkeys(batch, NodeDeletion.DELETED))
             return []
         ((operation, code),) = aborted
         if operation == 0:
@@ -338,10 +343,10 @@ class KazooStore:
             raise self._session.translate(code, f"delete {deletions[batch[position]].path}")
         outcomes[batch[position]] = _OUTCOMES[code]
         # Many may be bad, and a transaction names only the first: look at all of them before the rest is sent.
-        return self._look_again(batch[:position] + batch[position + 1 :], deletions, outcomes, absent="gone")
+        return self._look_again(batch[:position] + batch[position + 1 :], deletions, outcomes, absent=NodeDeletion.GONE)
 
     def _look_again(
-        self, batch: list[int], deletions: Sequence[Deletion], outcomes: dict[int, str], absent: str
+        self, batch: list[int], deletions: Sequence[Deletion], outcomes: dict[int, NodeDeletion], absent: NodeDeletion
     ) -> list[int]:
         """Settle by reading what an aborted or lost transaction left; returns what is still to be deleted."""
         left: list[int] = []
@@ -351,7 +356,7 @@ class KazooStore:
             if node is None:
                 outcomes[i] = absent
             elif node.stat.version != deletions[i].version:
-                outcomes[i] = "changed"
+                outcomes[i] = NodeDeletion.CHANGED
             else:
                 left.append(i)
         return left

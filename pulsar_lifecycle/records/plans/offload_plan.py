@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +16,22 @@ from pydantic import TypeAdapter
 from pulsar_lifecycle.records import plans
 from pulsar_lifecycle.records.gaps import Gaps
 
-OFFLOAD = "offload"
-"""Copy the ledger to the object store."""
-RELEASE = "release"
-"""Release its copy in BookKeeper."""
-WITHHELD = "release-withheld"
-"""Its copy in BookKeeper is due to go, but brokers give such copies up by themselves: set their deletion lag to -1."""
-DONE = "done"
-"""It is offloaded, and nothing more is to be done now."""
-KEEP = "keep"
-"""It stays as it is; the reason says why."""
+
+class OffloadChoice(StrEnum):
+    """What an offload plan does with a ledger: column ``action``."""
+
+    OFFLOAD = "offload"
+    """Copy the ledger to the object store."""
+    RELEASE = "release"
+    """Release its copy in BookKeeper."""
+    WITHHELD = "release-withheld"
+    """Its copy in BookKeeper is due to go, but brokers give such copies up by themselves: set their deletion lag to -1.
+    """
+    DONE = "done"
+    """It is offloaded, and nothing more is to be done now."""
+    KEEP = "keep"
+    """It stays as it is; the reason says why."""
+
 
 CANDIDATES = pa.schema(
     [

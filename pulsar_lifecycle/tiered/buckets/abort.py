@@ -18,7 +18,7 @@ from pulsar_lifecycle.ports import (
 )
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.copies import Begun
-from pulsar_lifecycle.records.outcomes import ABORT_UPLOAD, ABORTED, ABORTING, KEPT, RETRYING
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Phase
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.journal_rows import Step, Subject, Writer
 from pulsar_lifecycle.tiered.buckets import bucket_rules
@@ -44,7 +44,7 @@ class UploadOutcome:
     upload_id: str
     ledger_id: int
     topic: str
-    outcome: str
+    outcome: Outcome
     why: Why
 
     @property
@@ -81,9 +81,11 @@ def abort_uploads(
         ours = began({row["ledger_id"] for row in some})
         kept = {row["upload_id"]: _why_not(objects, row, rules, known.get(row["ledger_id"]), ours) for row in some}
         going = [row for row in some if not kept[row["upload_id"]]]
-        _record(sweep, journal, clock, [_outcome(row, ABORTING, Why(Code.ABOUT_TO, row["reason"])) for row in going])
+        _record(
+            sweep, journal, clock, [_outcome(row, Outcome.ABORTING, Why(Code.ABOUT_TO, row["reason"])) for row in going]
+        )
         done = [_abort(objects, row) for row in going]
-        done += [_outcome(row, KEPT, why) for row in some if (why := kept[row["upload_id"]])]
+        done += [_outcome(row, Outcome.KEPT, why) for row in some if (why := kept[row["upload_id"]])]
         _record(sweep, journal, clock, done)
         yield done
 
@@ -121,15 +123,17 @@ def _abort(objects: ObjectStore, row: Row) -> UploadOutcome:
     try:
         objects.abort_upload(row["bucket"], row["key"], row["upload_id"])
         if _find(objects, row) is None:
-            return _outcome(row, ABORTED, Why(Code.LEFT_BEHIND, row["reason"]))
-        return _outcome(row, RETRYING, Why(Code.STILL_THERE, "it is still there"))
+            return _outcome(row, Outcome.ABORTED, Why(Code.LEFT_BEHIND, row["reason"]))
+        return _outcome(row, Outcome.RETRYING, Why(Code.STILL_THERE, "it is still there"))
     except Refused:
         raise
     except LifecycleError as error:
-        return _outcome(row, RETRYING, Why(Code.OUTCOME_UNKNOWN, f"whether it was aborted is not known: {error}"))
+        return _outcome(
+            row, Outcome.RETRYING, Why(Code.OUTCOME_UNKNOWN, f"whether it was aborted is not known: {error}")
+        )
 
 
-def _outcome(row: Row, outcome: str, why: Why) -> UploadOutcome:
+def _outcome(row: Row, outcome: Outcome, why: Why) -> UploadOutcome:
     where = (row["bucket"], row["key"], row["upload_id"], row["ledger_id"], row["topic"])
     return UploadOutcome(*where, outcome, why)
 
@@ -137,5 +141,8 @@ def _outcome(row: Row, outcome: str, why: Why) -> UploadOutcome:
 def _record(sweep: Sweep, journal: Journal, clock: Clock, some: Sequence[UploadOutcome]) -> None:
     now, writer = clock.now_ms(), Writer(sweep.run_id, sweep.cluster, sweep.plan_id)
     journal.record(
-        [writer.row(Step(ABORT_UPLOAD, ABORT_UPLOAD), one.subject, one.outcome, one.why, now) for one in some]
+        [
+            writer.row(Step(Action.ABORT_UPLOAD, Phase.ABORT_UPLOAD), one.subject, one.outcome, one.why, now)
+            for one in some
+        ]
     )

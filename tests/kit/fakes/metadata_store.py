@@ -25,6 +25,7 @@ from pulsar_lifecycle.ports import (
     Deletion,
     DeletionResult,
     Node,
+    NodeDeletion,
     ScanBatch,
     Stat,
     Unread,
@@ -258,7 +259,7 @@ class FakeStore:
         self._effect("delete", (path,), lambda: self.server.delete(path, version))
 
     def delete_many(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> list[DeletionResult]:
-        outcomes: dict[int, str] = {}
+        outcomes: dict[int, NodeDeletion] = {}
         for start in range(0, len(deletions), TRANSACTION):
             batch = list(range(start, min(start + TRANSACTION, len(deletions))))
             lost = 0
@@ -275,12 +276,12 @@ class FakeStore:
                     if lost == ATTEMPTS:
                         raise
                     for i in batch:
-                        if outcome := self._outcome(deletions[i], absent="deleted"):
+                        if outcome := self._outcome(deletions[i], absent=NodeDeletion.DELETED):
                             outcomes[i] = outcome
                     batch = [i for i in batch if i not in outcomes]
                     continue
                 if bad is None:
-                    outcomes.update(dict.fromkeys(batch, "deleted"))
+                    outcomes.update(dict.fromkeys(batch, NodeDeletion.DELETED))
                     break
                 position, outcomes[batch[position]] = bad
                 del batch[position]
@@ -292,14 +293,14 @@ class FakeStore:
     def close(self) -> None:
         self.server.end_session(self._session)
 
-    def _transaction(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> tuple[int, str] | None:
+    def _transaction(self, deletions: Sequence[Deletion], guard: tuple[str, int]) -> tuple[int, NodeDeletion] | None:
         """All or nothing; position and outcome of the first bad deletion, or None."""
         lease = self.server.stat(guard[0])
         if lease is None or lease.version != guard[1]:
             raise LeaseLost(f"{guard[0]} no longer has version {guard[1]}")
         seen: set[str] = set()
         for position, deletion in enumerate(deletions):
-            outcome = "gone" if deletion.path in seen else self._outcome(deletion, absent="gone")
+            outcome = NodeDeletion.GONE if deletion.path in seen else self._outcome(deletion, absent=NodeDeletion.GONE)
             if outcome:
                 return position, outcome
             seen.add(deletion.path)
@@ -307,12 +308,12 @@ class FakeStore:
             self.server.delete(deletion.path, deletion.version)
         return None
 
-    def _outcome(self, deletion: Deletion, absent: str) -> str:
-        """What stands in the way of a deletion; empty if nothing does."""
+    def _outcome(self, deletion: Deletion, absent: NodeDeletion) -> NodeDeletion | None:
+        """What stands in the way of a deletion; None if nothing does."""
         stat = self.server.stat(deletion.path)
         if stat is None:
             return absent
-        return "changed" if stat.version != deletion.version or stat.num_children else ""
+        return NodeDeletion.CHANGED if stat.version != deletion.version or stat.num_children else None
 
     def _node(self, path: str) -> Node | Unread | None:
         stat = self.server.stat(path)

@@ -7,7 +7,7 @@ import pytest
 from pulsar_lifecycle.formats import cursor as cursor_format
 from pulsar_lifecycle.formats.ledger_metadata import LedgerState
 from pulsar_lifecycle.model import Namespace, Position, Topic
-from pulsar_lifecycle.records.outcomes import DELETED, KEPT
+from pulsar_lifecycle.records.outcomes import Outcome
 from tests.simulation.cluster import SimulatedCluster, data_tags, schema_tags
 from tests.simulation.pipeline import Policy, apply_plan, delete, plan, scan, two_scans, whole_round
 
@@ -63,7 +63,7 @@ def test_a_cursor_whose_z_node_has_no_encoded_name_is_like_any_other(cluster: Si
     cluster.put(path, cursor_format.encode(position))
     latest, decisions = whole_round(cluster)
     assert latest.epoch.covered, latest.epoch.gaps
-    assert [(d.info.cursor_name, d.outcome) for d in decisions] == [(raw, DELETED)]
+    assert [(d.info.cursor_name, d.outcome) for d in decisions] == [(raw, Outcome.DELETED)]
     assert (cluster.exists(needed), cluster.exists(leaked)) == (True, False)
 
 
@@ -77,7 +77,7 @@ def test_a_cursor_is_found_by_its_raw_name_when_a_ledger_of_it_is_about_to_go(cl
     position = cursor_format.ManagedCursorInfo(leaked, Position(1, 0))
     cluster.put(f"{cluster.topic_path(TOPIC)}/{raw}", cursor_format.encode(position))
     (decision,) = delete(cluster, latest, before)
-    assert (decision.outcome, decision.reason) == (KEPT, "still in use: its cursor's z-node names it")
+    assert (decision.outcome, decision.reason) == (Outcome.KEPT, "still in use: its cursor's z-node names it")
 
 
 def test_a_schema_with_a_strange_name_whose_ledger_is_gone_keeps_its_namespace(cluster: SimulatedCluster) -> None:
@@ -86,5 +86,5 @@ def test_a_schema_with_a_strange_name_whose_ledger_is_gone_keeps_its_namespace(c
     cluster.topic(Topic.parse("persistent://t/free/live"))
     latest, decisions = whole_round(cluster)
     assert latest.epoch.covered, latest.epoch.gaps
-    assert {d.info.ledger_id for d in decisions if d.outcome == DELETED} == {free}
+    assert {d.info.ledger_id for d in decisions if d.outcome == Outcome.DELETED} == {free}
     assert cluster.exists(kept)

@@ -37,17 +37,7 @@ from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Postponed, TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETED,
-    GONE,
-    KEPT,
-    NOT_DELETED,
-    REFUSED,
-    RETRYING,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.records.referenced import Referenced
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
@@ -139,13 +129,13 @@ def outcomes(decisions: list[Decision]) -> list[str]:
 def test_one_orphan_of_each_component_goes_and_nothing_else(scene: Scene) -> None:
     before = scene.cluster.ledger_ids()
     scene.send_all()
-    assert outcomes(scene.delete()) == [DELETED] * 5
+    assert outcomes(scene.delete()) == [Outcome.DELETED] * 5
     assert before - scene.cluster.ledger_ids() == scene.orphans
     assert scene.waiting == 0
     assert {row.ledger_id for row in scene.cluster.journal.nodes} == scene.orphans
     rows = scene.cluster.journal.rows
     assert [(row.ledger_id, row.outcome, row.plan_id) for row in rows] == [
-        (i, DELETED, "plan") for i in sorted(scene.orphans)
+        (i, Outcome.DELETED, "plan") for i in sorted(scene.orphans)
     ]
     assert {row.bytes for row in rows} == {10}
     assert all(len(row.checksum) == 64 for row in rows)
@@ -158,11 +148,11 @@ def test_a_message_dated_in_the_future_is_dated_anew(scene: Scene) -> None:
     scene.cluster.deletion_topics.waiting[number] = (4_102_444_800_000, ready, raw, properties)
     (decision,) = scene.delete()
     assert (decision.outcome, decision.reason) == (
-        RETRYING,
+        Outcome.RETRYING,
         "its sender's clock is ahead: its copy on the retry topic is dated by ours",
     )
     scene.again()
-    assert outcomes(scene.delete()) == [DELETED]
+    assert outcomes(scene.delete()) == [Outcome.DELETED]
     assert scene.waiting == 0
 
 
@@ -225,12 +215,12 @@ def test_a_message_that_does_not_fit_deletes_nothing_and_is_journalled_and_ackno
     scene.publish(raw)
     zxid = scene.cluster.zookeeper.zxid
     (decision,) = scene.delete()
-    assert (decision.outcome, scene.waiting) == (REFUSED, 0)
+    assert (decision.outcome, scene.waiting) == (Outcome.REFUSED, 0)
     assert why in decision.reason
     assert scene.cluster.journal.nodes == []
     assert scene.cluster.ledger_ids() >= scene.orphans
     (row,) = scene.cluster.journal.rows
-    assert (row.outcome, row.reason) == (REFUSED, decision.reason)
+    assert (row.outcome, row.reason) == (Outcome.REFUSED, decision.reason)
     assert bytes.fromhex(json.loads(row.detail)["raw"]) == raw
     assert scene.cluster.zookeeper.zxid - zxid == 6  # the lease: two nodes above it, itself, its holder twice, version
 
@@ -245,10 +235,10 @@ def test_a_foreign_intent_without_our_extras_passes_the_whole_rule(scene: Scene)
         replace(scene.intent(scene.data), **bare), live, replace(live, ledger_id=young), replace(live, ledger_id=999)
     )
     assert [(d.info.ledger_id, d.outcome) for d in scene.delete()] == [
-        (scene.data, DELETED),
-        (scene.live, KEPT),
-        (young, KEPT),
-        (999, GONE),
+        (scene.data, Outcome.DELETED),
+        (scene.live, Outcome.KEPT),
+        (young, Outcome.KEPT),
+        (999, Outcome.GONE),
     ]
     assert scene.cluster.exists(scene.live)
     assert scene.cluster.exists(young)
@@ -271,7 +261,7 @@ def test_what_is_no_orphan_is_kept_by_its_finding(scene: Scene) -> None:
     base = PendingDeleteLedgerInfo(topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=0)
     scene.publish(*(replace(base, topic_name=str(t), ledger_id=i) for t, i in zip(owners, ids, strict=True)))
     decisions = scene.delete()
-    assert outcomes(decisions) == [KEPT] * 4
+    assert outcomes(decisions) == [Outcome.KEPT] * 4
     assert [d.reason.partition(":")[0] for d in decisions] == ["offload_leftover", "open_orphan", "kept", "foreign"]
     assert cluster.ledger_ids() >= set(ids)
 
@@ -279,36 +269,36 @@ def test_what_is_no_orphan_is_kept_by_its_finding(scene: Scene) -> None:
 def test_an_offload_intent_waits_for_the_run_that_can_check_it(scene: Scene) -> None:
     context = OffloadContext(lsb=1, msb=2, driver_name="aws-s3")
     scene.publish(replace(scene.intent(scene.data), ledger_type=LedgerType.OFFLOAD_LEDGER, offload_context=context))
-    assert outcomes(scene.delete()) == [WAITING]
+    assert outcomes(scene.delete()) == [Outcome.WAITING]
     assert (scene.waiting, scene.cluster.exists(scene.data)) == (1, True)
 
 
 def test_a_message_newer_than_the_scan_waits_for_the_next(scene: Scene) -> None:
     scene.put(scene.intent(scene.data))
-    assert outcomes(scene.delete(run_id="first")) == [WAITING]
+    assert outcomes(scene.delete(run_id="first")) == [Outcome.WAITING]
     scene.publish()
-    assert outcomes(scene.delete(run_id="second")) == [DELETED]
+    assert outcomes(scene.delete(run_id="second")) == [Outcome.DELETED]
     assert scene.waiting == 0
 
 
 def test_a_ledger_that_the_earlier_scan_did_not_confirm_is_kept(scene: Scene) -> None:
     scene.publish(*[scene.intent(scene.data)] * 4)
     late = replace(scene.before, epoch=replace(scene.before.epoch, max_czxid=1))
-    assert outcomes(delete(scene.cluster, scene.now, late, limit=1)) == [KEPT]
+    assert outcomes(delete(scene.cluster, scene.now, late, limit=1)) == [Outcome.KEPT]
     early = replace(scene.before, epoch=replace(scene.before.epoch, started_at=1))
-    assert outcomes(delete(scene.cluster, scene.now, early, limit=1)) == [KEPT]
+    assert outcomes(delete(scene.cluster, scene.now, early, limit=1)) == [Outcome.KEPT]
     referenced = replace(scene.before, refs=scene.before.refs.merge(replace(scene.before.refs)))
     referenced.refs.needed.add(scene.data)
-    assert outcomes(delete(scene.cluster, scene.now, referenced, limit=1)) == [KEPT]
+    assert outcomes(delete(scene.cluster, scene.now, referenced, limit=1)) == [Outcome.KEPT]
     offloaded = replace(scene.before, refs=Referenced(BitMap64(), BitMap64([scene.data])))
-    assert outcomes(delete(scene.cluster, scene.now, offloaded, limit=1)) == [KEPT]
+    assert outcomes(delete(scene.cluster, scene.now, offloaded, limit=1)) == [Outcome.KEPT]
     assert scene.cluster.exists(scene.data)
 
 
 def test_of_two_messages_about_one_ledger_one_is_enough(scene: Scene) -> None:
     info = scene.intent(scene.data)
     scene.publish(info, replace(info, plan_id="another"), replace(info, czxid=1))
-    assert outcomes(scene.delete()) == [DELETED, GONE, REFUSED]
+    assert outcomes(scene.delete()) == [Outcome.DELETED, Outcome.GONE, Outcome.REFUSED]
     assert (scene.waiting, len(scene.cluster.journal.nodes)) == (0, 1)
 
 
@@ -327,11 +317,11 @@ def test_the_twin_of_a_message_that_waits_waits_too(scene: Scene) -> None:
         return ports
 
     decisions = scene.delete(touch)
-    assert outcomes(decisions) == [RETRYING, RETRYING]
+    assert outcomes(decisions) == [Outcome.RETRYING, Outcome.RETRYING]
     assert decisions[0].reason == "its z-node was changed meanwhile"
     scene.again()
     assert (scene.waiting, scene.cluster.exists(scene.data)) == (2, True)
-    assert outcomes(scene.delete()) == [DELETED, GONE]
+    assert outcomes(scene.delete()) == [Outcome.DELETED, Outcome.GONE]
 
 
 # ------------------------------------------------------------------------------------------------ the owner's word
@@ -349,10 +339,10 @@ def test_a_ledger_listed_again_waits_while_the_intent_is_young_and_is_kept_after
     }
     scene.now = scan(scene.cluster)
     early = replace(scene.now, refs=scene.before.refs)
-    assert outcomes(delete(scene.cluster, early, scene.before)) == [RETRYING]
+    assert outcomes(delete(scene.cluster, early, scene.before)) == [Outcome.RETRYING]
     scene.again()
     again = replace(scene.now, refs=scene.before.refs)
-    assert outcomes(delete(scene.cluster, again, scene.before)) == [KEPT]
+    assert outcomes(delete(scene.cluster, again, scene.before)) == [Outcome.KEPT]
     assert scene.cluster.exists(scene.data)
 
 
@@ -368,12 +358,12 @@ def load(scene: Scene, *held: int, state: LedgerState = LedgerState.OPEN, compac
 def test_what_a_broker_holds_in_memory_waits(scene: Scene) -> None:
     load(scene, scene.data)
     scene.publish(scene.intent(scene.data), scene.intent(scene.cursor))
-    assert outcomes(scene.delete()) == [RETRYING, DELETED]
+    assert outcomes(scene.delete()) == [Outcome.RETRYING, Outcome.DELETED]
 
 
 @pytest.mark.parametrize(
     ("compaction", "compacted"),
-    [("NOT_RUN", DELETED), ("SUCCESS", DELETED), ("RUNNING", KEPT), ("ERROR", KEPT)],
+    [("NOT_RUN", Outcome.DELETED), ("SUCCESS", Outcome.DELETED), ("RUNNING", Outcome.KEPT), ("ERROR", Outcome.KEPT)],
 )
 def test_of_a_loaded_topic_compaction_and_delayed_index_are_asked(
     scene: Scene, compaction: str, compacted: str
@@ -381,7 +371,7 @@ def test_of_a_loaded_topic_compaction_and_delayed_index_are_asked(
     load(scene, compaction=compaction)
     scene.cluster.cursor(TOPIC, "s")
     scene.publish(scene.intent(scene.compacted), scene.intent(scene.bucket))
-    assert outcomes(scene.delete()) == [compacted, KEPT]
+    assert outcomes(scene.delete()) == [compacted, Outcome.KEPT]
 
 
 def restart(scene: Scene, manager: str = "ModularLoadManagerImpl") -> None:
@@ -402,7 +392,9 @@ def load_with(scene: Scene, *cursors: str) -> None:
     scene.cluster.admin.internals[TOPIC] = TopicInternals("LedgerOpened", (), {}, properties, None, ())
 
 
-@pytest.mark.parametrize(("cursors", "outcome"), [((), DELETED), (("t",), DELETED), (("t", "s"), KEPT)])
+@pytest.mark.parametrize(
+    ("cursors", "outcome"), [((), Outcome.DELETED), (("t",), Outcome.DELETED), (("t", "s"), Outcome.KEPT)]
+)
 def test_a_snapshot_whose_cursor_has_no_z_node_goes_only_if_its_restarted_broker_has_none_either(
     scene: Scene, cursors: tuple[str, ...], outcome: str
 ) -> None:
@@ -415,14 +407,14 @@ def test_a_snapshot_whose_cursor_has_no_z_node_goes_only_if_its_restarted_broker
 def test_a_snapshot_of_a_topic_that_may_be_loaded_since_before_it_was_made_stays(scene: Scene) -> None:
     load_with(scene)
     scene.publish(scene.intent(scene.bucket))
-    assert outcomes(scene.delete()) == [KEPT]
+    assert outcomes(scene.delete()) == [Outcome.KEPT]
 
 
 def test_a_snapshot_stays_where_the_broker_reports_no_start(scene: Scene) -> None:
     restart(scene, "SimpleLoadManagerImpl")
     load_with(scene)
     scene.publish(scene.intent(scene.bucket))
-    assert outcomes(scene.delete()) == [KEPT]
+    assert outcomes(scene.delete()) == [Outcome.KEPT]
 
 
 def test_a_snapshot_stays_whose_durable_cursor_may_have_it_in_memory_though_its_range_is_trimmed(scene: Scene) -> None:
@@ -431,7 +423,7 @@ def test_a_snapshot_stays_whose_durable_cursor_may_have_it_in_memory_though_its_
     scene.live = scene.cluster.ledger(data_tags(TOPIC))  # far behind ledgers 1 and 2
     load_with(scene, "s")
     scene.cluster.cursor(TOPIC, "s")
-    assert outcomes(scene.delete()) == [KEPT]
+    assert outcomes(scene.delete()) == [Outcome.KEPT]
 
 
 def test_a_snapshot_is_tried_again_where_its_broker_does_not_answer(scene: Scene) -> None:
@@ -440,7 +432,7 @@ def test_a_snapshot_is_tried_again_where_its_broker_does_not_answer(scene: Scene
     scene.publish(scene.intent(scene.bucket))
     del scene.cluster.admin.internals[TOPIC]
     del scene.cluster.admin.topics[TOPIC]
-    assert outcomes(scene.delete()) == [RETRYING]
+    assert outcomes(scene.delete()) == [Outcome.RETRYING]
 
 
 def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it(scene: Scene) -> None:
@@ -448,7 +440,7 @@ def test_a_listed_topic_that_looks_unloaded_is_not_asked_because_asking_loads_it
     scene.publish(scene.intent(scene.data))
     scene.cluster.admin.touched.clear()
     (decision,) = scene.delete()
-    assert (decision.outcome, scene.cluster.admin.touched) == (RETRYING, [])
+    assert (decision.outcome, scene.cluster.admin.touched) == (Outcome.RETRYING, [])
     assert decision.code is Code.NOT_KNOWN_YET
     assert "being unloaded" in decision.reason
 
@@ -457,7 +449,7 @@ def test_a_topic_written_just_now_may_be_loading(scene: Scene) -> None:
     scene.publish(scene.intent(scene.data), scene.intent(scene.compacted))
     scene.cluster.topic(TOPIC, [scene.live])
     decisions = scene.delete()
-    assert outcomes(decisions) == [RETRYING, RETRYING]
+    assert outcomes(decisions) == [Outcome.RETRYING, Outcome.RETRYING]
     assert "some broker may be loading it" in decisions[0].reason
 
 
@@ -469,7 +461,7 @@ def test_a_topic_loaded_after_the_brokers_were_asked_keeps_its_ledgers(scene: Sc
         scene.cluster.wait(5)
         return ports
 
-    assert outcomes(scene.delete(hours_later)) == [RETRYING] * 3
+    assert outcomes(scene.delete(hours_later)) == [Outcome.RETRYING] * 3
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
@@ -477,11 +469,11 @@ def test_a_topic_without_a_z_node_that_a_broker_lists_waits(scene: Scene) -> Non
     scene.publish(scene.intent(scene.data))
     scene.cluster.remove(scene.cluster.topic_path(TOPIC))
     scene.cluster.load(TOPIC)
-    assert outcomes(scene.delete()) == [RETRYING]
+    assert outcomes(scene.delete()) == [Outcome.RETRYING]
     scene.cluster.admin.loaded.clear()
     scene.policy = Policy(max_shrinkage=1)  # what the topic listed is missed
     scene.again()
-    assert outcomes(scene.delete()) == [DELETED]
+    assert outcomes(scene.delete()) == [Outcome.DELETED]
 
 
 @pytest.mark.parametrize("error", [Unavailable("503"), LifecycleError("403")])
@@ -493,7 +485,7 @@ def test_a_broker_that_does_not_answer_keeps(scene: Scene, error: LifecycleError
         scene.cluster.admin.failure = error
         return ports
 
-    assert outcomes(scene.delete(silence)) == [RETRYING] * 4
+    assert outcomes(scene.delete(silence)) == [Outcome.RETRYING] * 4
     assert scene.cluster.ledger_ids() >= scene.orphans
 
 
@@ -515,9 +507,11 @@ def test_a_broker_that_never_says_what_it_holds_of_a_topic_keeps_all_of_it(scene
     scene.again()
     assert scene.now.epoch.gaps == ()
     found = {d.info.ledger_id: d.outcome for d in scene.delete(silence)}
-    expected = KEPT if since == "the scan" else RETRYING
+    expected = Outcome.KEPT if since == "the scan" else Outcome.RETRYING
     assert {found[i] for i in scene.orphans - {scene.schema}} == {expected}
-    assert found[scene.schema] == (KEPT if since == "the scan" else DELETED)  # its locator says so, no memory
+    assert found[scene.schema] == (
+        Outcome.KEPT if since == "the scan" else Outcome.DELETED
+    )  # its locator says so, no memory
 
 
 @pytest.mark.parametrize(
@@ -545,13 +539,13 @@ def test_an_owner_that_cannot_be_read_keeps(scene: Scene, name: str) -> None:
     cluster.zookeeper.unreadable.add(path)
     if not path:
         cluster.reader.failures[held] = Unavailable("every bookie is silent")
-    assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == RETRYING
+    assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == Outcome.RETRYING
     cluster.zookeeper.unreadable.clear()
     cluster.reader.failures.clear()
     scene.again()
     if path and name != "ledger":
         cluster.put(path, b"\xff\xff")
-        assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == RETRYING
+        assert {d.info.ledger_id: d.outcome for d in scene.delete()}[ledger] == Outcome.RETRYING
     assert cluster.exists(ledger)
 
 
@@ -568,7 +562,7 @@ def test_an_owner_whose_entry_was_damaged_after_the_scan_is_kept_and_not_tried_a
         return ports
 
     found = {d.info.ledger_id: d.outcome for d in scene.delete(damage)}
-    assert (found[scene.compacted], found[scene.schema]) == (KEPT, KEPT)
+    assert (found[scene.compacted], found[scene.schema]) == (Outcome.KEPT, Outcome.KEPT)
 
 
 def test_a_clock_that_runs_ahead_makes_no_ledger_older() -> None:
@@ -582,7 +576,7 @@ def test_a_clock_that_runs_ahead_makes_no_ledger_older() -> None:
     with begun(scene.cluster, scene.now, scene.before) as (run, ports):
         scene.cluster.wait(30 * 24)  # the executor's clock, not the store's
         decisions = list(work_off(run, ports, 10, 0))
-    assert [(d.outcome, d.reason.partition(":")[0]) for d in decisions] == [(KEPT, "too_young")]
+    assert [(d.outcome, d.reason.partition(":")[0]) for d in decisions] == [(Outcome.KEPT, "too_young")]
 
 
 # ------------------------------------------------------------------------------------------- stopping and failing
@@ -609,7 +603,7 @@ def test_paused_before_a_batch_takes_nothing_and_within_one_deletes_nothing(scen
     assert (scene.waiting, scene.cluster.journal.nodes) == (5, [])
     assert scene.cluster.ledger_ids() >= scene.orphans
     control.resume(scene.cluster.open_store())
-    assert outcomes(scene.delete()) == [DELETED] * 5
+    assert outcomes(scene.delete()) == [Outcome.DELETED] * 5
 
 
 def test_a_slow_metadata_store_slows_and_then_stops(scene: Scene) -> None:
@@ -626,7 +620,7 @@ def test_a_slow_metadata_store_slows_and_then_stops(scene: Scene) -> None:
         scene.delete(slow(501))
     assert scene.waiting == 5
     scene.cluster.clock.slept.clear()
-    assert outcomes(scene.delete(slow(200))) == [DELETED] * 5
+    assert outcomes(scene.delete(slow(200))) == [Outcome.DELETED] * 5
     assert 0.2 in scene.cluster.clock.slept
 
 
@@ -645,10 +639,10 @@ def test_a_lost_lease_stops_and_what_was_done_is_journalled(scene: Scene) -> Non
     with pytest.raises(LeaseLost):
         scene.delete(take_over)
     ends = [(row.ledger_id, row.outcome) for row in scene.cluster.journal.rows]
-    assert ends == [(i, DELETED) for i in sorted(scene.orphans)[:4]] + [(max(scene.orphans), WAITING)]
+    assert ends == [(i, Outcome.DELETED) for i in sorted(scene.orphans)[:4]] + [(max(scene.orphans), Outcome.WAITING)]
     assert scene.orphans & scene.cluster.ledger_ids() == {max(scene.orphans)}
     assert scene.waiting == 1
-    assert outcomes(scene.delete()) == [DELETED]
+    assert outcomes(scene.delete()) == [Outcome.DELETED]
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -667,11 +661,11 @@ def test_an_unknown_outcome_is_settled_by_reading(scene: Scene, arrived: bool) -
         return ports
 
     if arrived:
-        assert outcomes(scene.delete(cut)) == [DELETED]
+        assert outcomes(scene.delete(cut)) == [Outcome.DELETED]
     else:
         with pytest.raises(OutcomeUnknown):
             scene.delete(cut)
-    assert [row.outcome for row in scene.cluster.journal.rows] == [DELETED if arrived else WAITING]
+    assert [row.outcome for row in scene.cluster.journal.rows] == [Outcome.DELETED if arrived else Outcome.WAITING]
     assert scene.cluster.exists(scene.data) is not arrived
     assert scene.waiting == (0 if arrived else 1)
 
@@ -693,11 +687,11 @@ def test_when_not_even_reading_works_the_message_stays_and_the_journal_says_so(s
     with pytest.raises(LifecycleError):
         scene.delete(cut, run_id="cut off")
     (row,) = scene.cluster.journal.rows
-    assert (row.outcome, scene.waiting) == (WAITING, 1)
+    assert (row.outcome, scene.waiting) == (Outcome.WAITING, 1)
     assert "not known" in row.reason
-    assert outcomes(scene.delete()) == [GONE]
+    assert outcomes(scene.delete()) == [Outcome.GONE]
     said = [(row.outcome, row.run_id) for row in scene.cluster.journal.rows]
-    assert said == [(WAITING, "cut off"), (DELETED, "cut off"), (GONE, "delete-run")]
+    assert said == [(Outcome.WAITING, "cut off"), (Outcome.DELETED, "cut off"), (Outcome.GONE, "delete-run")]
 
 
 def delete_with_a_full_journal(scene: Scene) -> None:
@@ -729,9 +723,9 @@ def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
     lost = scene.orphans - scene.cluster.ledger_ids()
     assert scene.cursor in lost
     assert scan(scene.cluster, Policy(max_shrinkage=0), [scene.now]).epoch.covered
-    assert sorted(outcomes(scene.delete())) == [DELETED] * (5 - len(lost)) + [GONE] * len(lost)
+    assert sorted(outcomes(scene.delete())) == [Outcome.DELETED] * (5 - len(lost)) + [Outcome.GONE] * len(lost)
     rows = {row.ledger_id: row for row in journal.rows if row.run_id == "failed"}
-    assert {row.outcome for row in rows.values()} == {DELETED}
+    assert {row.outcome for row in rows.values()} == {Outcome.DELETED}
     assert {(node.ledger_id, node.at) for node in journal.nodes if node.run_id == "failed"} == {
         (row.ledger_id, row.at) for row in rows.values()
     }
@@ -740,7 +734,7 @@ def test_a_journal_that_fails_after_the_deletion_is_made_up_for_by_the_next_run(
     assert all(row.checksum and "settled_by" in row.detail for row in rows.values())
     assert scan(scene.cluster, Policy(max_shrinkage=0), [scene.now]).epoch.covered
     scene.delete()
-    assert len([row for row in journal.rows if row.outcome == DELETED]) == 5
+    assert len([row for row in journal.rows if row.outcome == Outcome.DELETED]) == 5
 
 
 def test_a_deletion_that_nobody_spoke_of_is_made_up_for_although_its_ledger_is_there_again(scene: Scene) -> None:
@@ -752,7 +746,7 @@ def test_a_deletion_that_nobody_spoke_of_is_made_up_for_although_its_ledger_is_t
     again, *_ = archived = [node for node in journal.nodes if not scene.cluster.exists(node.ledger_id)]
     scene.cluster.put(again.path, again.data)
     scene.delete()
-    said = {row.ledger_id for row in journal.rows if (row.run_id, row.outcome) == ("failed", DELETED)}
+    said = {row.ledger_id for row in journal.rows if (row.run_id, row.outcome) == ("failed", Outcome.DELETED)}
     assert said == {node.ledger_id for node in archived}
 
 
@@ -791,10 +785,10 @@ def test_a_run_killed_at_any_call_is_finished_by_the_next(when: str) -> None:
         gone = before - scene.cluster.ledger_ids()
         journal = scene.cluster.journal
         assert gone <= {node.ledger_id for node in journal.nodes}
-        assert set(outcomes(scene.delete())) <= {DELETED, GONE}
+        assert set(outcomes(scene.delete())) <= {Outcome.DELETED, Outcome.GONE}
         assert before - scene.cluster.ledger_ids() == scene.orphans
         assert scene.waiting == 0
-        deleted = [(row.ledger_id, row.run_id) for row in journal.rows if row.outcome == DELETED]
+        deleted = [(row.ledger_id, row.run_id) for row in journal.rows if row.outcome == Outcome.DELETED]
         assert sorted(deleted) == sorted((i, "killed" if i in gone else "delete-run") for i in scene.orphans)
         assert {row.ledger_id for row in journal.rows} == scene.orphans
 
@@ -814,9 +808,9 @@ def test_an_acknowledgement_that_was_lost_is_made_up_for(scene: Scene) -> None:
         ports.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
         return ports
 
-    assert outcomes(scene.delete(lose)) == [DELETED] * 5
+    assert outcomes(scene.delete(lose)) == [Outcome.DELETED] * 5
     assert scene.waiting == 5
-    assert outcomes(scene.delete()) == [GONE] * 5
+    assert outcomes(scene.delete()) == [Outcome.GONE] * 5
     assert scene.waiting == 0
 
 
@@ -836,10 +830,10 @@ def test_what_fails_is_retried_and_after_the_last_retry_dead_lettered(scene: Sce
 
     for times in range(1, MAX_RETRIES + 1):
         decision = attempt()
-        assert (decision.outcome, scene.cluster.journal.rows[-1].outcome) == (RETRYING, RETRYING)
+        assert (decision.outcome, scene.cluster.journal.rows[-1].outcome) == (Outcome.RETRYING, Outcome.RETRYING)
         assert json.loads(scene.cluster.journal.rows[-1].detail)["reconsume_times"] == times
     decision = attempt()
-    assert decision.outcome == DEAD_LETTERED
+    assert decision.outcome == Outcome.DEAD_LETTERED
     assert "10 retries did not help" in decision.reason
     assert (scene.waiting, len(scene.cluster.deletion_topics.dead)) == (0, 1)
     assert scene.cluster.exists(scene.data)
@@ -860,7 +854,7 @@ def test_what_a_broker_never_says_of_a_topic_is_retried_and_then_dead_lettered(s
         assert decision.reason.startswith("its owner could not be asked: 500: the schema locator")
         found.append(decision.outcome)
         scene.again()
-    assert found == [RETRYING] * MAX_RETRIES + [DEAD_LETTERED]
+    assert found == [Outcome.RETRYING] * MAX_RETRIES + [Outcome.DEAD_LETTERED]
     assert (scene.waiting, len(cluster.deletion_topics.dead), cluster.exists(scene.data)) == (0, 1, True)
 
 
@@ -873,7 +867,7 @@ def test_a_message_that_cannot_be_sent_to_the_retry_topic_stays(scene: Scene) ->
 
     scene.cluster.zookeeper.unreadable.add(scene.cluster.topic_path(TOPIC))
     (decision,) = scene.delete(refuse)
-    assert decision.outcome == WAITING
+    assert decision.outcome == Outcome.WAITING
     assert "could not be sent to the retry topic" in decision.reason
     assert scene.waiting == 1
 
@@ -893,12 +887,12 @@ def test_a_flood_that_must_wait_hides_nothing_whatever_brokers_allow(scene: Scen
     topics.max_unacked = 3
     scene.publish(*(copy_intent(scene, i) for i in FLOOD), *(scene.intent(i) for i in sorted(scene.orphans)))
     decisions = scene.delete(run_id="first")
-    assert Counter(outcomes(decisions)) == {WAITING: len(FLOOD), DELETED: 5}
+    assert Counter(outcomes(decisions)) == {Outcome.WAITING: len(FLOOD), Outcome.DELETED: 5}
     assert scene.waiting == len(FLOOD)
     assert topics.retries == set(topics.waiting)
     scene.again()
-    assert outcomes(scene.delete(run_id="second")) == [WAITING] * len(FLOOD)
-    rows = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == WAITING]
+    assert outcomes(scene.delete(run_id="second")) == [Outcome.WAITING] * len(FLOOD)
+    rows = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == Outcome.WAITING]
     assert len(rows) == 2 * len(FLOOD)
     assert {row["waiting"] for row in rows} == {"no-object-store"}
     assert len({row["waiting_since"] for row in rows}) == 1
@@ -914,9 +908,9 @@ def test_what_a_run_sent_back_is_not_taken_by_it_again_though_brokers_ignore_del
         topics.publish = lambda raw, properties=None, after=0, topic=DELETION_TOPIC: real(raw, properties, 0, topic)
         return ports
 
-    assert Counter(outcomes(scene.delete(at_once, "first"))) == {WAITING: len(FLOOD), DELETED: 1}
+    assert Counter(outcomes(scene.delete(at_once, "first"))) == {Outcome.WAITING: len(FLOOD), Outcome.DELETED: 1}
     assert scene.waiting == len(FLOOD)
-    assert outcomes(scene.delete(run_id="second")) == [WAITING] * len(FLOOD)
+    assert outcomes(scene.delete(run_id="second")) == [Outcome.WAITING] * len(FLOOD)
 
 
 @pytest.mark.parametrize("call", ["record", "acknowledge"])
@@ -932,7 +926,7 @@ def test_a_kill_after_the_copy_loses_nothing_and_a_duplicate_does_no_harm(scene:
     assert scene.waiting == 2
     scene.publish()
     scene.cluster.put(control.LEASE, b"")
-    assert sorted(outcomes(scene.delete(run_id="next"))) == [DELETED, GONE]
+    assert sorted(outcomes(scene.delete(run_id="next"))) == [Outcome.DELETED, Outcome.GONE]
     assert scene.waiting == 0
 
 
@@ -943,10 +937,10 @@ def test_lost_acknowledgements_do_not_make_ever_more_of_what_waits(scene: Scene)
         ports.queue.acknowledge = lambda messages: None  # type: ignore[method-assign]
         return ports
 
-    assert outcomes(scene.delete(forgetful, "forgetful")) == [WAITING] * 3
+    assert outcomes(scene.delete(forgetful, "forgetful")) == [Outcome.WAITING] * 3
     assert scene.waiting == 6
     scene.again()
-    assert outcomes(scene.delete(run_id="next")) == [WAITING] * 6
+    assert outcomes(scene.delete(run_id="next")) == [Outcome.WAITING] * 6
     assert scene.waiting == 3
 
 
@@ -976,9 +970,9 @@ def test_what_cannot_be_sent_back_stays_where_it_is_and_says_so(scene: Scene) ->
         return ports
 
     stays, goes = scene.delete(refuse)
-    assert (stays.outcome, stays.waiting, stays.sent_back) == (WAITING, Waiting.NOT_SENT, False)
+    assert (stays.outcome, stays.waiting, stays.sent_back) == (Outcome.WAITING, Waiting.NOT_SENT, False)
     assert "object_store is not set" in stays.reason
-    assert (goes.outcome, goes.waiting, goes.sent_back) == (WAITING, Waiting.NO_OBJECT_STORE, True)
+    assert (goes.outcome, goes.waiting, goes.sent_back) == (Outcome.WAITING, Waiting.NO_OBJECT_STORE, True)
     assert scene.waiting == 2
 
 
@@ -988,12 +982,12 @@ def test_the_time_that_a_message_waits_does_not_make_it_younger(scene: Scene) ->
         topic_name=str(TOPIC), component=LedgerComponent.MANAGED_LEDGER, ledger_id=scene.live
     )
     scene.put(info)
-    assert outcomes(scene.delete(run_id="first")) == [WAITING]
+    assert outcomes(scene.delete(run_id="first")) == [Outcome.WAITING]
     scene.cluster.wait(2)
-    assert outcomes(scene.delete(run_id="second")) == [WAITING]  # no scan since
+    assert outcomes(scene.delete(run_id="second")) == [Outcome.WAITING]  # no scan since
     scene.cluster.wait(0.6)
     scene.now = scan(scene.cluster, previous=[scene.now])
-    assert outcomes(scene.delete(run_id="third")) == [KEPT]
+    assert outcomes(scene.delete(run_id="third")) == [Outcome.KEPT]
 
 
 def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(
@@ -1007,7 +1001,7 @@ def test_what_was_deleted_is_journalled_though_the_retry_topic_cannot_be_asked(
 
     monkeypatch.setattr(FakeDeletionQueue, "reconsume_later", silent)
     outcomes = {d.info.ledger_id: d.outcome for d in scene.delete()}
-    assert outcomes == {scene.data: DELETED, scene.cursor: WAITING}
+    assert outcomes == {scene.data: Outcome.DELETED, scene.cursor: Outcome.WAITING}
     assert {row.ledger_id: row.outcome for row in scene.cluster.journal.rows[-2:]} == outcomes
     assert scene.waiting == 1
 
@@ -1026,10 +1020,10 @@ def test_a_ledger_that_we_took_out_of_its_topic_needs_neither_age_nor_an_earlier
         return decision
 
     other = delete_marked(stat.czxid + 1, marked_at)
-    assert (other.outcome, "younger than the grace period" in other.reason) == (KEPT, True)
+    assert (other.outcome, "younger than the grace period" in other.reason) == (Outcome.KEPT, True)
     late = delete_marked(stat.czxid, scene.now.epoch.started_at)
-    assert (late.outcome, late.reason) == (WAITING, "no covered scan has started since it left its topic")
-    assert delete_marked(stat.czxid, marked_at).outcome == DELETED
+    assert (late.outcome, late.reason) == (Outcome.WAITING, "no covered scan has started since it left its topic")
+    assert delete_marked(stat.czxid, marked_at).outcome == Outcome.DELETED
 
 
 def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
@@ -1041,7 +1035,7 @@ def test_a_marked_ledger_that_something_refers_to_is_kept(scene: Scene) -> None:
     )
     scene.publish(info, info)
     just_now = scene.now.epoch.started_at - 1
-    for marked_at, outcome in ((just_now, RETRYING), (1, KEPT)):
+    for marked_at, outcome in ((just_now, Outcome.RETRYING), (1, Outcome.KEPT)):
         (decision,) = delete(cluster, scene.now, scene.before, limit=1, marked={scene.live: (stat.czxid, marked_at)})
         assert (decision.outcome, cluster.exists(scene.live)) == (outcome, True)
 
@@ -1066,11 +1060,11 @@ def test_what_passes_by_itself_does_not_end_the_intent_of_a_marked_ledger(
     troubled = replace(scene.now, context=trouble)
     marked = {ledger: (stat.czxid, scene.now.epoch.started_at - 1)}
     (ours,) = delete(cluster, troubled, scene.before, limit=1, marked=marked)
-    assert (ours.outcome, how in ours.reason) == (RETRYING, True)
+    assert (ours.outcome, how in ours.reason) == (Outcome.RETRYING, True)
     (foreign,) = delete(cluster, troubled, scene.before, limit=1)
-    assert (foreign.outcome, cluster.exists(ledger)) == (KEPT, True)
+    assert (foreign.outcome, cluster.exists(ledger)) == (Outcome.KEPT, True)
     scene.again()
-    assert outcomes(delete(cluster, scene.now, scene.before, marked=marked)) == [DELETED]
+    assert outcomes(delete(cluster, scene.now, scene.before, marked=marked)) == [Outcome.DELETED]
 
 
 def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(scene: Scene) -> None:
@@ -1083,7 +1077,7 @@ def test_a_hold_ends_the_intent_of_a_marked_ledger_that_is_under_replicated_too(
     thin = replace(scene.now, context=replace(scene.now.context, under_replicated=BitMap64([scene.data])))
     held = Policy(holds=frozenset({str(TOPIC)}))
     (decision,) = delete(cluster, thin, scene.before, held, marked={scene.data: (stat.czxid, 1)})
-    assert (decision.outcome, cluster.exists(scene.data)) == (KEPT, True)
+    assert (decision.outcome, cluster.exists(scene.data)) == (Outcome.KEPT, True)
 
 
 def test_a_foreign_first_phase_that_the_scan_caught_half_way_is_retried(scene: Scene) -> None:
@@ -1101,17 +1095,19 @@ def test_a_foreign_first_phase_that_the_scan_caught_half_way_is_retried(scene: S
     cluster.topic(TOPIC, [scene.live])
     cluster.clock.sleep(1)
     (decision,) = scene.delete()
-    assert (decision.outcome, decision.reason) == (RETRYING, "still in use: something refers to it")
+    assert (decision.outcome, decision.reason) == (Outcome.RETRYING, "still in use: something refers to it")
     scene.policy = Policy(max_shrinkage=1)  # what the topic listed is missed
     scene.again()
-    assert scene.delete()[0].outcome == KEPT  # the earlier scan found it listed; the orphan scan goes on looking
+    assert (
+        scene.delete()[0].outcome == Outcome.KEPT
+    )  # the earlier scan found it listed; the orphan scan goes on looking
     assert cluster.exists(scene.data)
 
 
 def test_of_a_plan_that_is_worked_off_without_messages_nothing_waits(scene: Scene) -> None:
     cluster = scene.cluster
     rows = scene.now.findings
-    wanted = {scene.data: NOT_DELETED, scene.cursor: DELETED}
+    wanted = {scene.data: Outcome.NOT_DELETED, scene.cursor: Outcome.DELETED}
     rows = rows.filter([i in wanted for i in rows.column("ledger_id").to_pylist()])
     sent_at = cluster.clock.now_ms()
     cluster.wait(2)
@@ -1131,5 +1127,5 @@ def test_of_a_plan_that_is_worked_off_without_messages_nothing_waits(scene: Scen
     decisions = scene.delete(trouble)
     assert {d.info.ledger_id: d.outcome for d in decisions} == wanted
     assert {row.ledger_id: row.outcome for row in cluster.journal.rows} == wanted
-    (row,) = [row for row in cluster.journal.rows if row.outcome == NOT_DELETED]
+    (row,) = [row for row in cluster.journal.rows if row.outcome == Outcome.NOT_DELETED]
     assert row.reason == "its z-node was changed meanwhile; apply the plan again"

@@ -33,18 +33,7 @@ from pulsar_lifecycle.ports import TopicInternals
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.copies import Asked
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_OFFLOADED,
-    DELETED,
-    GONE,
-    KEPT,
-    OPERATOR_WORD,
-    REFUSED,
-    RETRYING,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.metadata_store import Operation
 from tests.simulation.cluster import data_tags
@@ -93,9 +82,9 @@ class Scene(Offloading):
         assert (decision.outcome, reason in decision.reason) == (outcome, True), (decision.outcome, decision.reason)
         assert self.keys == keys
         assert not [r for r in self.store.requests if r[0] == "delete_many"]
-        (row,) = [row for row in self.cluster.journal.rows if row.action != OPERATOR_WORD]
+        (row,) = [row for row in self.cluster.journal.rows if row.action != Action.OPERATOR_WORD]
         assert (row.phase, row.outcome, row.reason) == ("delete", outcome, decision.reason)
-        waits = outcome in (WAITING, RETRYING)
+        waits = outcome in (Outcome.WAITING, Outcome.RETRYING)
         assert len(self.cluster.deletion_topics.waiting) == waits
 
 
@@ -111,14 +100,19 @@ def test_exactly_the_unreferenced_pair_goes_and_the_journal_names_it_before(scen
         row.outcome for row in scene.cluster.journal.rows if name == "delete_many"
     )
     (decision,) = scene.delete()
-    assert (decision.outcome, decision.reason) == (DELETED, "nothing refers to it")
+    assert (decision.outcome, decision.reason) == (Outcome.DELETED, "nothing refers to it")
     assert scene.keys == scene.live_keys
     assert seen == ["deleting"]
     before, after = scene.cluster.journal.rows
-    assert (before.phase, before.outcome, after.phase, after.outcome) == ("archive", "deleting", "delete", DELETED)
+    assert (before.phase, before.outcome, after.phase, after.outcome) == (
+        "archive",
+        "deleting",
+        "delete",
+        Outcome.DELETED,
+    )
     for row in (before, after):
         assert (row.action, row.ledger_id, row.topic, row.bytes) == (
-            DELETE_OFFLOADED,
+            Action.DELETE_OFFLOADED,
             scene.gone,
             str(TOPIC),
             len(DATA) + len(INDEX),
@@ -140,23 +134,23 @@ def test_both_copies_of_a_ledger_go_by_a_message_each(scene: Scene) -> None:
     scene.age()
     intent = scene.intent
     scene.send(intent, replace(intent, ledger_type=LedgerType.LEDGER, offload_context=None))
-    assert {d.outcome for d in scene.delete()} == {DELETED}
+    assert {d.outcome for d in scene.delete()} == {Outcome.DELETED}
     assert scene.keys == scene.live_keys
     assert not scene.cluster.exists(scene.gone)
 
 
 def test_a_message_repeated_is_gone(scene: Scene) -> None:
     scene.send(scene.intent, scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED, GONE]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED, Outcome.GONE]
     scene.send(scene.intent)
-    assert [(d.outcome, d.reason) for d in scene.delete()] == [(GONE, "neither of its objects exists any more")]
+    assert [(d.outcome, d.reason) for d in scene.delete()] == [(Outcome.GONE, "neither of its objects exists any more")]
 
 
 @pytest.mark.parametrize("missing", ["data", "index"])
 def test_half_a_pair_is_deleted_too(scene: Scene, missing: str) -> None:
     scene.buckets.objects[BUCKET].pop(next(k for k in scene.gone_keys if k.endswith("-index") == (missing == "index")))
     scene.send(scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert scene.keys == scene.live_keys
 
 
@@ -164,7 +158,7 @@ def test_a_topic_that_is_gone_names_nothing(scene: Scene) -> None:
     scene.cluster.remove(scene.cluster.topic_path(TOPIC))
     scene.age()
     scene.send(scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert scene.keys == scene.live_keys
 
 
@@ -178,19 +172,19 @@ def test_a_message_newer_than_the_scan_waits(scene: Scene) -> None:
     now = scene.now
     scene.send(scene.intent)
     scene.now = now
-    scene.one(WAITING, "no covered scan has started since it was sent")
+    scene.one(Outcome.WAITING, "no covered scan has started since it was sent")
 
 
 @pytest.mark.parametrize("driver", ["google-cloud-storage", "azureblob", "aliyun-oss", "filesystem", "transient", "x"])
 def test_objects_of_another_driver_are_kept(scene: Scene, driver: str) -> None:
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, driver=driver))
-    scene.one(KEPT, f"its driver is {driver}")
+    scene.one(Outcome.KEPT, f"its driver is {driver}")
 
 
 def test_without_an_object_store_a_message_waits(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.offload = None
-    scene.one(WAITING, "object_store is not set")
+    scene.one(Outcome.WAITING, "object_store is not set")
 
 
 @pytest.mark.parametrize(
@@ -199,34 +193,34 @@ def test_without_an_object_store_a_message_waits(scene: Scene) -> None:
 def test_a_bucket_that_is_not_declared_is_refused(scene: Scene, bucket: str | None, why: str) -> None:
     scene.put(scene.gone_uuid, scene.gone, TOPIC, bucket="elsewhere")
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket=bucket))
-    scene.one(REFUSED, why)
+    scene.one(Outcome.REFUSED, why)
     assert scene.store.requests == []
     assert len(scene.buckets.keys("elsewhere")) == 2
 
 
 def test_a_message_about_the_live_copy_is_kept_whoever_sends_it(scene: Scene) -> None:
     scene.send(scene.message(scene.live_uuid, scene.live, TOPIC))
-    scene.one(KEPT, "still in use: the newest scan found its UUID")
+    scene.one(Outcome.KEPT, "still in use: the newest scan found its UUID")
 
 
 def test_a_live_copy_is_kept_even_if_our_own_first_phase_marked_its_ledger(scene: Scene) -> None:
     scene.mark(scene.live)
     scene.send(scene.message(scene.live_uuid, scene.live, TOPIC))
-    scene.one(KEPT, "still in use")
+    scene.one(Outcome.KEPT, "still in use")
 
 
 def test_a_uuid_that_another_topic_names_is_kept(scene: Scene) -> None:
     other = scene.ledger(OTHER)
     scene.cluster.topic(OTHER, [other], offloaded={other: attempt(scene.gone_uuid)})
     scene.send(scene.intent)
-    scene.one(KEPT, "the newest scan found its UUID")
+    scene.one(Outcome.KEPT, "the newest scan found its UUID")
 
 
 def test_a_shadow_topic_that_lists_the_ledger_keeps_it(scene: Scene) -> None:
     shadow = Topic.parse("persistent://acme/orders/shadow")
     scene.cluster.topic(shadow, [scene.gone], offloaded={scene.gone: attempt(scene.gone_uuid)}, shadow_of=str(TOPIC))
     scene.send(scene.intent)
-    scene.one(KEPT, "kept: source of a shadow topic")
+    scene.one(Outcome.KEPT, "kept: source of a shadow topic")
     scene.policy = Policy()
 
 
@@ -240,13 +234,13 @@ def test_an_attempt_under_way_is_kept(scene: Scene, segment: bool) -> None:
     )
     scene.list(TOPIC, **{f"_{scene.gone}": context})
     scene.send(scene.intent)
-    scene.one(KEPT, "still in use")
+    scene.one(Outcome.KEPT, "still in use")
 
 
 def test_what_a_topic_names_only_now_is_retried_while_young_and_kept_later(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.list(TOPIC, **{f"_{scene.gone}": attempt(scene.gone_uuid)})
-    scene.one(KEPT, "its topic's z-node names its UUID")
+    scene.one(Outcome.KEPT, "its topic's z-node names its UUID")
 
 
 def test_while_the_message_is_young_a_first_phase_may_be_under_way(scene: Scene) -> None:
@@ -259,17 +253,17 @@ def test_while_the_message_is_young_a_first_phase_may_be_under_way(scene: Scene)
     topics.waiting[number] = (published + 2 * 3_600_000 - 60_000, due, *rest)
     scene.cluster.wait(0.01)
     scene.rescan()
-    scene.one(RETRYING, "still in use")
+    scene.one(Outcome.RETRYING, "still in use")
 
 
 def test_a_forger_who_names_another_topic_is_told_by_the_object(scene: Scene) -> None:
     scene.send(scene.message(scene.gone_uuid, scene.gone, OTHER))
-    scene.one(KEPT, f"the object is of {TOPIC.managed_ledger}")
+    scene.one(Outcome.KEPT, f"the object is of {TOPIC.managed_ledger}")
 
 
 def test_a_forger_who_names_a_live_ledgers_other_topic_finds_its_uuid_in_use(scene: Scene) -> None:
     scene.send(scene.message(scene.live_uuid, scene.live, OTHER))
-    scene.one(KEPT, "still in use")
+    scene.one(Outcome.KEPT, "still in use")
 
 
 @pytest.mark.parametrize(
@@ -294,14 +288,14 @@ def test_an_object_that_does_not_say_it_is_ours_is_kept(
         objects[key] = replace(objects[key], metadata=stored)
         break
     scene.send(scene.intent)
-    scene.one(KEPT, why)
+    scene.one(Outcome.KEPT, why)
 
 
 def test_an_object_younger_than_the_message_is_another_attempts(scene: Scene) -> None:
     scene.mark(scene.gone)
     scene.send(scene.intent)
     scene.put(scene.gone_uuid, scene.gone, TOPIC)
-    scene.one(KEPT, "younger than the message")
+    scene.one(Outcome.KEPT, "younger than the message")
 
 
 @pytest.mark.parametrize(
@@ -325,19 +319,19 @@ def test_owners_that_keep_their_ledgers_keep_their_objects(
     scene.put(scene.gone_uuid, scene.gone, topic)
     scene.mark(scene.gone, topic)
     scene.send(scene.message(scene.gone_uuid, scene.gone, topic))
-    scene.one(KEPT, why)
+    scene.one(Outcome.KEPT, why)
 
 
 @pytest.mark.parametrize("name", ["persistent://acme/orders/..", "persistent://acme/orders/."])
 def test_a_topic_that_cannot_be_is_refused(scene: Scene, name: str) -> None:
     scene.send(replace(scene.intent, topic_name=name))
-    scene.one(REFUSED, "which no topic can be called")
+    scene.one(Outcome.REFUSED, "which no topic can be called")
 
 
 def test_undecoded_topics_may_name_anything(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.undecoded = 1
-    scene.one(WAITING, "could not be decoded")
+    scene.one(Outcome.WAITING, "could not be decoded")
 
 
 # ---------------------------------------------------------------------------- what our own first phase did not ask for
@@ -346,7 +340,7 @@ def test_undecoded_topics_may_name_anything(scene: Scene) -> None:
 def test_a_foreign_message_needs_the_operators_word_that_the_buckets_are_ours_alone(scene: Scene) -> None:
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(scene.intent)
-    scene.one(KEPT, "object_store.exclusive is not set")
+    scene.one(Outcome.KEPT, "object_store.exclusive is not set")
 
 
 def test_our_own_first_phase_needs_no_earlier_scan_and_no_grace_period(scene: Scene) -> None:
@@ -358,7 +352,7 @@ def test_our_own_first_phase_needs_no_earlier_scan_and_no_grace_period(scene: Sc
     scene.mark(ledger)
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(scene.message(uuid, ledger, TOPIC))
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert scene.keys == scene.live_keys | scene.gone_keys
 
 
@@ -366,7 +360,7 @@ def test_the_mark_is_of_one_topic(scene: Scene) -> None:
     scene.mark(scene.gone, OTHER)
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(scene.intent)
-    scene.one(KEPT, "object_store.exclusive is not set")
+    scene.one(Outcome.KEPT, "object_store.exclusive is not set")
 
 
 def test_a_message_about_another_attempt_has_no_part_in_the_mark_of_ours(scene: Scene) -> None:
@@ -379,8 +373,8 @@ def test_a_message_about_another_attempt_has_no_part_in_the_mark_of_ours(scene: 
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(*(scene.message(uuid, ledger, TOPIC) for uuid in (uuid4(), stale, ours)))
     assert [(d.outcome, d.reason) for d in scene.delete()] == [
-        *[(KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")] * 2,
-        (DELETED, "nothing refers to it"),
+        *[(Outcome.KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set")] * 2,
+        (Outcome.DELETED, "nothing refers to it"),
     ]
 
 
@@ -391,12 +385,12 @@ def test_a_message_that_names_another_bucket_has_no_part_in_the_mark_of_ours(sce
     scene.offload = OffloadPolicy(POLICY.buckets, CLUSTER)
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="empty"), scene.intent)
     assert [(d.outcome, d.reason) for d in scene.delete()] == [
-        (KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set"),
-        (DELETED, "nothing refers to it"),
+        (Outcome.KEPT, "our own first phase did not ask for it, and object_store.exclusive is not set"),
+        (Outcome.DELETED, "nothing refers to it"),
     ]
     scene.offload = POLICY
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="empty"))
-    assert [d.outcome for d in scene.delete()] == [GONE]
+    assert [d.outcome for d in scene.delete()] == [Outcome.GONE]
     assert json.loads(scene.cluster.journal.rows[-1].detail)["bucket"] == "empty"
 
 
@@ -404,7 +398,7 @@ def test_a_mark_newer_than_the_scan_waits(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.cluster.wait(1)
     scene.mark(scene.gone)
-    scene.one(WAITING, "since its ledger left its topic")
+    scene.one(Outcome.WAITING, "since its ledger left its topic")
 
 
 def test_a_marked_ledger_that_its_topic_still_lists_is_in_use(scene: Scene) -> None:
@@ -412,7 +406,7 @@ def test_a_marked_ledger_that_its_topic_still_lists_is_in_use(scene: Scene) -> N
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.gone)
     scene.list(TOPIC, **{f"_{scene.gone}": attempt(uuid4())})
     scene.send(scene.intent)
-    scene.one(KEPT, "its topic's z-node lists the ledger")
+    scene.one(Outcome.KEPT, "its topic's z-node lists the ledger")
 
 
 def test_what_the_earlier_scan_still_found_named_is_not_confirmed(scene: Scene) -> None:
@@ -420,13 +414,13 @@ def test_what_the_earlier_scan_still_found_named_is_not_confirmed(scene: Scene) 
     scene.age()
     scene.list(TOPIC)
     scene.send(scene.intent)
-    scene.one(KEPT, "not confirmed: the earlier scan still found its UUID")
+    scene.one(Outcome.KEPT, "not confirmed: the earlier scan still found its UUID")
 
 
 def test_objects_younger_than_the_earlier_scan_or_the_grace_period_are_kept(scene: Scene) -> None:
     scene.put(scene.gone_uuid, scene.gone, TOPIC)
     scene.send(scene.intent)
-    scene.one(KEPT, "not confirmed: younger than the earlier of two scans")
+    scene.one(Outcome.KEPT, "not confirmed: younger than the earlier of two scans")
 
 
 def test_objects_within_the_grace_period_are_kept(scene: Scene) -> None:
@@ -437,18 +431,18 @@ def test_objects_within_the_grace_period_are_kept(scene: Scene) -> None:
     scene.before = scene.now
     scene.cluster.wait(25)
     scene.send(scene.intent)
-    scene.one(KEPT, "younger than the grace period")
+    scene.one(Outcome.KEPT, "younger than the grace period")
 
 
 @pytest.mark.parametrize(
     ("context", "in_bookkeeper", "outcome"),
     [
-        (None, True, DELETED),
-        (None, False, KEPT),
-        (attempt(UUID(int=7), complete=False), True, DELETED),
-        (attempt(UUID(int=7), complete=False), False, KEPT),
-        (attempt(UUID(int=7), complete=False, bookkeeper_deleted=True), True, KEPT),
-        (attempt(UUID(int=7), bookkeeper_deleted=True), False, DELETED),
+        (None, True, Outcome.DELETED),
+        (None, False, Outcome.KEPT),
+        (attempt(UUID(int=7), complete=False), True, Outcome.DELETED),
+        (attempt(UUID(int=7), complete=False), False, Outcome.KEPT),
+        (attempt(UUID(int=7), complete=False, bookkeeper_deleted=True), True, Outcome.KEPT),
+        (attempt(UUID(int=7), bookkeeper_deleted=True), False, Outcome.DELETED),
     ],
 )
 def test_an_earlier_attempt_of_a_listed_ledger_goes_only_if_another_copy_is_known(
@@ -459,11 +453,11 @@ def test_an_earlier_attempt_of_a_listed_ledger_goes_only_if_another_copy_is_know
     read = scene.put(UUID(int=7), scene.gone, TOPIC) if context and context.complete else set[str]()
     relist(scene, context)
     scene.send(scene.intent)
-    if outcome == DELETED:
-        assert [d.outcome for d in scene.delete()] == [DELETED]
+    if outcome == Outcome.DELETED:
+        assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
         assert scene.keys == scene.live_keys | read
     else:
-        scene.one(KEPT, "no other copy of it is known")
+        scene.one(Outcome.KEPT, "no other copy of it is known")
 
 
 def relist(scene: Scene, context: OffloadContext | None) -> None:
@@ -503,7 +497,7 @@ def test_an_earlier_attempt_stays_where_the_objects_that_its_topic_reads_are_not
     relist(scene, attempt(UUID(int=7), bookkeeper_deleted=delisted))
     damage(scene)
     scene.send(scene.intent)
-    scene.one(KEPT, f"the copy that its topic reads is not proven: {reason}")
+    scene.one(Outcome.KEPT, f"the copy that its topic reads is not proven: {reason}")
 
 
 @pytest.mark.parametrize(("driver", "bucket"), [("aws-s3", "elsewhere"), ("google-cloud-storage", BUCKET)])
@@ -513,11 +507,11 @@ def test_an_earlier_attempt_stays_where_its_topic_reads_what_we_cannot_look_at(
     scene.put(UUID(int=7), scene.gone, TOPIC, bucket=bucket)
     relist(scene, OffloadContext(UUID(int=7), True, True, 1, driver, {"bucket": bucket}))
     scene.send(scene.intent)
-    scene.one(KEPT, "it lies in none of object_store.buckets")
+    scene.one(Outcome.KEPT, "it lies in none of object_store.buckets")
 
 
 @pytest.mark.parametrize(
-    ("error", "outcome"), [(Unavailable("503 SlowDown"), RETRYING), (AccessDenied("403"), WAITING)]
+    ("error", "outcome"), [(Unavailable("503 SlowDown"), Outcome.RETRYING), (AccessDenied("403"), Outcome.WAITING)]
 )
 def test_an_earlier_attempt_stays_until_the_objects_that_its_topic_reads_can_be_looked_at(
     scene: Scene, error: LifecycleError, outcome: str
@@ -572,21 +566,21 @@ def test_the_z_node_of_a_ledger_proves_no_copy_in_bookkeeper(
     relist(scene, None)
     scene.send(scene.intent)
     what(scene)
-    scene.one(KEPT, reason)
+    scene.one(Outcome.KEPT, reason)
 
 
 def test_a_ledger_that_only_another_topic_lists_needs_another_copy_too(scene: Scene) -> None:
     scene.cluster.topic(OTHER, [scene.gone])
     scene.age()
     scene.send(scene.intent)
-    scene.one(KEPT, "no other copy of it is known")
+    scene.one(Outcome.KEPT, "no other copy of it is known")
 
 
 def test_a_ledger_is_not_unlisted_while_its_topic_is_away(scene: Scene) -> None:
     relist(scene, None)
     scene.cluster.remove(scene.cluster.topic_path(TOPIC))
     scene.send(scene.intent)
-    scene.one(KEPT, "not confirmed: an earlier scan still found its ledger listed")
+    scene.one(Outcome.KEPT, "not confirmed: an earlier scan still found its ledger listed")
 
 
 def test_our_own_first_phase_took_the_ledger_off_the_list_that_an_earlier_scan_saw(scene: Scene) -> None:
@@ -594,7 +588,7 @@ def test_our_own_first_phase_took_the_ledger_off_the_list_that_an_earlier_scan_s
     scene.list(TOPIC)
     scene.mark(scene.gone)
     scene.send(scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
 
 
 # ------------------------------------------------------------------------------------------------ every entry of a copy
@@ -633,7 +627,7 @@ def copies(
 @pytest.mark.parametrize("offloaded", [False, True])
 def test_a_copy_goes_once_every_entry_of_another_is_the_same(scene: Scene, offloaded: bool, index: bool) -> None:
     copies(scene, MANY, MANY, offloaded=offloaded, index=index)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert not any(str(scene.gone_uuid) in key for key in scene.keys)
 
 
@@ -642,7 +636,7 @@ def test_a_copy_goes_once_every_entry_of_another_is_the_same(scene: Scene, offlo
 @pytest.mark.parametrize("at", [0, 1234, len(MANY) - 1])
 def test_one_entry_that_differs_keeps_a_copy(scene: Scene, at: int, offloaded: bool, index: bool) -> None:
     copies(scene, MANY, changed(at), offloaded=offloaded, index=index)
-    scene.one(KEPT, f"was to be the same: entry {at} has CRC32C")
+    scene.one(Outcome.KEPT, f"was to be the same: entry {at} has CRC32C")
 
 
 @pytest.mark.parametrize("offloaded", [False, True])
@@ -652,19 +646,19 @@ def test_a_copy_that_has_another_end_stays(
 ) -> None:
     copies(scene, stale, other, offloaded=offloaded)
     shorter = offloaded and len(other) < len(MANY)
-    scene.one(KEPT, "its ledger takes 66128 at least" if shorter else f"has entry {len(MANY) - 1}, ")
+    scene.one(Outcome.KEPT, "its ledger takes 66128 at least" if shorter else f"has entry {len(MANY) - 1}, ")
 
 
 def test_an_entry_that_bookkeeper_cannot_give_keeps_a_copy(scene: Scene) -> None:
     copies(scene, MANY, MANY, offloaded=False)
     scene.cluster.reader.failures[scene.gone] = CorruptFormat("entry 3:1234", 24, "its digest")
-    scene.one(KEPT, "one of them cannot be read: entry 3:1234")
+    scene.one(Outcome.KEPT, "one of them cannot be read: entry 3:1234")
 
 
 def test_a_bookie_that_is_silent_while_entries_are_read_is_asked_again(scene: Scene) -> None:
     copies(scene, MANY, MANY, offloaded=False)
     scene.cluster.reader.failures[scene.gone] = Unavailable("bookie-1: timed out")
-    scene.one(RETRYING, "the copies of its ledger could not be looked at: bookie-1: timed out")
+    scene.one(Outcome.RETRYING, "the copies of its ledger could not be looked at: bookie-1: timed out")
 
 
 @pytest.mark.parametrize("offloaded", [False, True])
@@ -674,7 +668,7 @@ def test_damage_of_its_own_keeps_a_copy(scene: Scene, offloaded: bool) -> None:
     data = bytearray(scene.buckets.data[BUCKET, key])
     data[200] ^= 1
     scene.buckets.data[BUCKET, key] = bytes(data)
-    scene.one(KEPT, "was to be the same" if data[200] in range(48, 58) else "one of them")
+    scene.one(Outcome.KEPT, "was to be the same" if data[200] in range(48, 58) else "one of them")
 
 
 def test_a_batch_compares_as_much_as_it_may_and_the_others_have_their_turn_later(
@@ -687,10 +681,13 @@ def test_a_batch_compares_as_much_as_it_may_and_the_others_have_their_turn_later
     scene.age()
     scene.send(scene.message(second, scene.gone, TOPIC))
     monkeypatch.setattr(offloaded_copies, "COMPARED_AT_ONCE", 1)
-    assert sorted((d.outcome, d.waiting) for d in scene.delete()) == [(DELETED, None), (WAITING, Waiting.TURN)]
+    assert sorted((d.outcome, d.waiting) for d in scene.delete()) == [
+        (Outcome.DELETED, None),
+        (Outcome.WAITING, Waiting.TURN),
+    ]
     scene.cluster.wait(1)
     scene.rescan()
-    assert [d.outcome for d in scene.delete(run_id="next")] == [DELETED]
+    assert [d.outcome for d in scene.delete(run_id="next")] == [Outcome.DELETED]
 
 
 def test_a_pause_ends_the_reading_and_the_budget_counts_it(scene: Scene) -> None:
@@ -710,29 +707,29 @@ def test_a_pause_ends_the_reading_and_the_budget_counts_it(scene: Scene) -> None
     with pytest.raises(Paused):
         scene.delete(paced)
     (row,) = scene.cluster.journal.rows
-    assert (row.outcome, row.reason.startswith("the run was stopped: paused")) == (WAITING, True)
+    assert (row.outcome, row.reason.startswith("the run was stopped: paused")) == (Outcome.WAITING, True)
     assert len(told) == 5
     scene.cluster.remove(control.PAUSE)
     scene.cluster.journal.rows.clear()
     told.extend([0] * 5)
-    assert [d.outcome for d in scene.delete(paced)] == [DELETED]
+    assert [d.outcome for d in scene.delete(paced)] == [Outcome.DELETED]
     assert sum(told) > 2 * sum(map(len, MANY))
 
 
 @pytest.mark.parametrize(
     ("change", "outcome", "reason"),
     [
-        (lambda s: s.cluster.remove(s.cluster.path(s.gone)), KEPT, "BookKeeper does not have it"),
-        (name_it, KEPT, "its topic's z-node names its UUID"),
+        (lambda s: s.cluster.remove(s.cluster.path(s.gone)), Outcome.KEPT, "BookKeeper does not have it"),
+        (name_it, Outcome.KEPT, "its topic's z-node names its UUID"),
         (
             lambda s: attempts.begin(
                 s.cluster.open_store(),
                 Attempt(s.gone, str(TOPIC), s.gone_uuid, "aws-s3", (("bucket", BUCKET),), 1, "run", 0),
             ),
-            KEPT,
+            Outcome.KEPT,
             "it is an open offload attempt of ours",
         ),
-        (lambda s: s.put(s.gone_uuid, s.gone, TOPIC, entries=[b"new"]), KEPT, "younger than the message"),
+        (lambda s: s.put(s.gone_uuid, s.gone, TOPIC, entries=[b"new"]), Outcome.KEPT, "younger than the message"),
     ],
 )
 def test_what_changes_while_copies_are_read_is_seen(
@@ -752,7 +749,7 @@ def test_what_changes_while_copies_are_read_is_seen(
 
 def test_copies_that_no_topic_lists_are_not_read(scene: Scene) -> None:
     scene.send(scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert not [r for r in scene.store.requests if r[0] == "get"]
 
 
@@ -762,19 +759,19 @@ def test_copies_that_no_topic_lists_are_not_read(scene: Scene) -> None:
 def test_an_owner_that_cannot_be_read_is_asked_again(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.cluster.zookeeper.unreadable.add(scene.cluster.topic_path(TOPIC))
-    scene.one(RETRYING, "its owner could not be asked")
+    scene.one(Outcome.RETRYING, "its owner could not be asked")
 
 
 def test_an_owner_that_cannot_be_decoded_is_asked_again(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff\xff\xff")
-    scene.one(RETRYING, "its owner could not be asked")
+    scene.one(Outcome.RETRYING, "its owner could not be asked")
 
 
 def test_a_topic_just_written_may_be_loading(scene: Scene) -> None:
     scene.send(scene.intent)
     scene.list(TOPIC)
-    scene.one(RETRYING, "its topic's z-node was just written")
+    scene.one(Outcome.RETRYING, "its topic's z-node was just written")
 
 
 def test_what_a_broker_holds_in_memory_is_asked_again(scene: Scene) -> None:
@@ -784,7 +781,7 @@ def test_what_a_broker_holds_in_memory_is_asked_again(scene: Scene) -> None:
     scene.cluster.admin.internals[TOPIC] = TopicInternals("LedgerOpened", (scene.gone,), {}, {}, None, ())
     scene.age()
     scene.send(scene.intent)
-    scene.one(RETRYING, "its broker holds it in memory")
+    scene.one(Outcome.RETRYING, "its broker holds it in memory")
 
 
 def test_a_topic_that_a_broker_lists_without_a_z_node_is_asked_again(scene: Scene) -> None:
@@ -792,7 +789,7 @@ def test_a_topic_that_a_broker_lists_without_a_z_node_is_asked_again(scene: Scen
     scene.cluster.load(TOPIC)
     scene.age()
     scene.send(scene.intent)
-    scene.one(RETRYING, "still lists it")
+    scene.one(Outcome.RETRYING, "still lists it")
 
 
 # ------------------------------------------------------------------------------------- our own open offload attempts
@@ -811,20 +808,20 @@ def test_an_open_attempt_of_ours_is_kept_though_no_topic_names_it(scene: Scene, 
     if marked:
         scene.mark(scene.gone)
     scene.send(scene.intent)
-    scene.one(KEPT, "still in use: it is an open offload attempt of ours")
+    scene.one(Outcome.KEPT, "still in use: it is an open offload attempt of ours")
 
 
 def test_an_attempt_begun_after_the_scan_is_seen(scene: Scene) -> None:
     scene.send(scene.intent)
     begin(scene, scene.gone_uuid, scene.gone)
-    scene.one(KEPT, "an open offload attempt of ours")
+    scene.one(Outcome.KEPT, "an open offload attempt of ours")
 
 
 def test_an_attempt_of_another_ledger_or_uuid_keeps_nothing(scene: Scene) -> None:
     begin(scene, uuid4(), scene.gone)
     begin(scene, scene.gone_uuid, scene.last)
     scene.send(scene.intent)
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
     assert scene.keys == scene.live_keys
 
 
@@ -836,13 +833,13 @@ def test_an_attempt_that_cannot_be_read_may_be_any(scene: Scene, data: bytes | N
     else:
         scene.cluster.put(path, data)
     scene.send(scene.intent)
-    scene.one(WAITING, path)
+    scene.one(Outcome.WAITING, path)
 
 
 def test_an_attempt_that_cannot_be_read_hinders_no_other_ledger(scene: Scene) -> None:
     scene.cluster.put(begin(scene, uuid4(), scene.live).path, b"{}")
     scene.send(scene.message(scene.live_uuid, scene.live, TOPIC), scene.intent)
-    assert [d.outcome for d in scene.delete()] == [KEPT, DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.KEPT, Outcome.DELETED]
     assert scene.keys == scene.live_keys
 
 
@@ -862,7 +859,7 @@ def test_an_attempt_that_is_committed_and_ended_while_it_is_asked_for_is_seen_on
         ports.store.after = commit  # type: ignore[attr-defined]
         return ports
 
-    scene.one(KEPT, "still in use", wrap)
+    scene.one(Outcome.KEPT, "still in use", wrap)
     assert attempts.open_attempts(scene.cluster.open_store()) == []
 
 
@@ -872,10 +869,10 @@ def test_an_attempt_that_is_committed_and_ended_while_it_is_asked_for_is_seen_on
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (Unavailable("503 SlowDown"), RETRYING),
-        (StoreError("400"), RETRYING),
-        (AccessDenied("403"), WAITING),
-        (NotFound("there is no bucket"), WAITING),
+        (Unavailable("503 SlowDown"), Outcome.RETRYING),
+        (StoreError("400"), Outcome.RETRYING),
+        (AccessDenied("403"), Outcome.WAITING),
+        (NotFound("there is no bucket"), Outcome.WAITING),
     ],
 )
 def test_objects_that_cannot_be_looked_at_stay(scene: Scene, error: LifecycleError, outcome: str) -> None:
@@ -892,7 +889,7 @@ def test_objects_that_cannot_be_looked_at_stay(scene: Scene, error: LifecycleErr
 def test_a_declared_bucket_that_is_not_there_makes_messages_wait(scene: Scene) -> None:
     scene.offload = OffloadPolicy(frozenset({"no-such-bucket"}), CLUSTER, exclusive=True)
     scene.send(scene.message(scene.gone_uuid, scene.gone, TOPIC, bucket="no-such-bucket"))
-    scene.one(WAITING, "there is no bucket no-such-bucket")
+    scene.one(Outcome.WAITING, "there is no bucket no-such-bucket")
 
 
 @pytest.mark.parametrize("hook", ["before", "after"])
@@ -906,14 +903,14 @@ def test_after_a_deletion_without_an_answer_what_is_there_decides(scene: Scene, 
     setattr(scene.store, hook, lost)
     (decision,) = scene.delete()
     if hook == "after":
-        assert (decision.outcome, scene.keys) == (DELETED, scene.live_keys)
+        assert (decision.outcome, scene.keys) == (Outcome.DELETED, scene.live_keys)
         return
-    assert (decision.outcome, decision.reason) == (RETRYING, "it was not deleted: connection reset")
+    assert (decision.outcome, decision.reason) == (Outcome.RETRYING, "it was not deleted: connection reset")
     assert scene.keys == scene.live_keys | scene.gone_keys
     scene.store.before = lambda name, bucket, keys: None
     scene.cluster.wait(1)
     scene.rescan()
-    assert [d.outcome for d in scene.delete()] == [DELETED]
+    assert [d.outcome for d in scene.delete()] == [Outcome.DELETED]
 
 
 def test_when_nothing_answers_after_the_deletion_the_next_run_finds_it_gone(scene: Scene) -> None:
@@ -934,14 +931,14 @@ def test_when_nothing_answers_after_the_deletion_the_next_run_finds_it_gone(scen
     pair = {f"s3://{BUCKET}/{key}" for key in scene.gone_keys}
     scene.store.before, scene.store.after = fail, cut
     first, twin = scene.delete()
-    assert (first.outcome, twin.outcome) == (RETRYING, RETRYING)
+    assert (first.outcome, twin.outcome) == (Outcome.RETRYING, Outcome.RETRYING)
     assert "not known" in first.reason
     assert lost() == pair
     down = False
     scene.store.after = lambda name, bucket, keys: None
     scene.cluster.wait(1)
     scene.rescan()
-    assert [d.outcome for d in scene.delete()] == [GONE, GONE]
+    assert [d.outcome for d in scene.delete()] == [Outcome.GONE, Outcome.GONE]
     assert lost() == pair
 
 
@@ -961,7 +958,7 @@ def test_a_copy_that_is_seen_after_a_deletion_without_an_answer_is_not_lost(scen
     scene.offload = replace(POLICY, cluster="another")
     scene.cluster.wait(1)
     scene.rescan()
-    assert [d.outcome for d in scene.delete()] == [KEPT]
+    assert [d.outcome for d in scene.delete()] == [Outcome.KEPT]
     assert lost_copies(asdict(row) for row in scene.cluster.journal.rows) == {}
 
 
@@ -975,11 +972,11 @@ def test_a_store_that_never_answers_ends_in_the_dead_letter_topic(scene: Scene) 
     found = ""
     for _ in range(12):
         found = scene.delete()[0].outcome
-        if found == DEAD_LETTERED:
+        if found == Outcome.DEAD_LETTERED:
             break
         scene.cluster.wait(1)
         scene.rescan()
-    assert found == DEAD_LETTERED
+    assert found == Outcome.DEAD_LETTERED
     assert len(scene.cluster.deletion_topics.dead) == 1
     assert scene.keys == scene.live_keys | scene.gone_keys
 
@@ -988,7 +985,7 @@ def test_a_versioned_bucket_is_said_to_keep_the_bytes(scene: Scene) -> None:
     scene.buckets.versioned.add(BUCKET)
     scene.send(scene.intent)
     (decision,) = scene.delete()
-    assert decision.outcome == DELETED
+    assert decision.outcome == Outcome.DELETED
     assert "delete marker" in decision.reason
 
 
@@ -1015,7 +1012,7 @@ def test_a_lost_lease_deletes_nothing(scene: Scene) -> None:
     with pytest.raises(LeaseLost):
         scene.delete(stopped_at(scene, steal))
     assert scene.keys == scene.live_keys | scene.gone_keys
-    assert [row.outcome for row in scene.cluster.journal.rows] == ["deleting", WAITING]
+    assert [row.outcome for row in scene.cluster.journal.rows] == ["deleting", Outcome.WAITING]
     assert len(scene.cluster.deletion_topics.waiting) == 1
 
 
@@ -1044,4 +1041,4 @@ def test_scans_without_a_list_of_uuids_make_messages_wait(scene: Scene) -> None:
     scene.send(scene.intent)
     assert scene.now is not None
     scene.now = replace(scene.now, offload_uuids=Missing())
-    scene.one(WAITING, "run the job scan again")
+    scene.one(Outcome.WAITING, "run the job scan again")

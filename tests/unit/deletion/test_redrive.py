@@ -22,7 +22,7 @@ from pulsar_lifecycle.journal.queries import GivenUp
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow, Received, Resent
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
+from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.runs import control
 from tests.kit.builders import BILLS, ORDERS, intent
 from tests.kit.fakes.clock import FakeClock
@@ -124,9 +124,9 @@ def test_dead_letters_go_back_as_they_were_sent_first(scene: Scene) -> None:
 def test_the_filter_says_which(scene: Scene, wanted: LetterFilter, sent: list[int]) -> None:
     scene.bury(intent(1), intent(2), intent(3, BILLS), offloaded(4))
     reasons = {
-        (1, DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, "changed; 10 retries did not help"),
-        (4, DELETE_OFFLOADED): GivenUp(Code.OBJECTS_UNREAD, ""),
-        (4, DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, ""),
+        (1, Action.DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, "changed; 10 retries did not help"),
+        (4, Action.DELETE_OFFLOADED): GivenUp(Code.OBJECTS_UNREAD, ""),
+        (4, Action.DELETE_LEDGER): GivenUp(Code.CHANGED_MEANWHILE, ""),
     }
     assert scene.redrive(wanted, reasons=reasons).sent == len(sent)
     assert scene.sent == sent

@@ -9,18 +9,9 @@ import pytest
 
 from pulsar_lifecycle.deletion import workers
 from pulsar_lifecycle.deletion.orphans import FINDINGS
-from pulsar_lifecycle.deletion.workers import (
-    LIMITED,
-    NOT_COMPARED,
-    STOPPED,
-    WITHHELD,
-    OutcomeCount,
-    PlanQueue,
-    _Worker,
-    not_handed_out,
-)
+from pulsar_lifecycle.deletion.workers import OutcomeCount, PlanQueue, RunEnd, _Worker, not_handed_out
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.records.outcomes import DELETED, WAITING
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.cluster import Cluster
 from pulsar_lifecycle.runs.tasks import LocalTasks
 from tests.kit.fakes.broker_admin import FakeBrokerAdmin
@@ -71,7 +62,7 @@ SETTINGS: Any = SimpleNamespace(
     deletion=SimpleNamespace(twoPhaseDeletionLedgerDeletionParallelism=1, max_messages=10),
 )
 RUN: Any = SimpleNamespace(run_id="run", now=1_000)
-WAITS = OutcomeCount(WAITING, "object_store is not set", 160, 0)
+WAITS = OutcomeCount(Outcome.WAITING, "object_store is not set", 160, 0)
 
 
 @pytest.fixture
@@ -94,19 +85,24 @@ def looked_at_by(reader: FakeQueueReader) -> Cluster:
 
 def test_what_was_withheld_is_said_with_where_and_what_waits(reader: FakeQueueReader) -> None:
     (said,) = not_handed_out(looked_at_by(reader), RUN, [WAITS])
-    assert (said.outcome, said.ledgers) == (WITHHELD, 8)
+    assert (said.outcome, said.ledgers) == (RunEnd.WITHHELD, 8)
     assert said.reason.startswith(f"{MAIN}: 8; 160 wait: object_store is not set; another consumer")
 
 
 def test_a_queue_that_cannot_be_looked_at_is_not_taken_for_empty(reader: FakeQueueReader) -> None:
     reader.failure = Unavailable("the binary port does not answer")
     assert not_handed_out(looked_at_by(reader), RUN, []) == [
-        OutcomeCount(NOT_COMPARED, "the binary port does not answer", 1, 0)
+        OutcomeCount(RunEnd.NOT_COMPARED, "the binary port does not answer", 1, 0)
     ]
 
 
 @pytest.mark.parametrize(
-    ("ended", "words"), [(DELETED, [DELETED, WITHHELD]), (STOPPED, [STOPPED]), (LIMITED, [LIMITED])]
+    ("ended", "words"),
+    [
+        (Outcome.DELETED, [Outcome.DELETED, RunEnd.WITHHELD]),
+        (RunEnd.STOPPED, [RunEnd.STOPPED]),
+        (RunEnd.LIMITED, [RunEnd.LIMITED]),
+    ],
 )
 def test_only_a_run_that_went_on_to_the_end_of_the_queue_is_compared(
     reader: FakeQueueReader, monkeypatch: pytest.MonkeyPatch, ended: str, words: list[str]

@@ -26,7 +26,7 @@ from pulsar_lifecycle.records.copies import Released
 from pulsar_lifecycle.records.epoch import Epoch
 from pulsar_lifecycle.records.findings import Context, Finding
 from pulsar_lifecycle.records.gaps import Gap
-from pulsar_lifecycle.records.outcomes import DELETE_LEDGER, DELETE_OFFLOADED
+from pulsar_lifecycle.records.outcomes import Action
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.records.tables import REFERENCES
 from tests.kit.builders import A_GAP
@@ -109,7 +109,7 @@ def world() -> World:
 def journalled(outcome: str, at: int = 1) -> dict[str, object]:
     topic = "persistent://shop/orders/placed"
     reason = "orphan: nothing refers to it"
-    said = {"run_id": "run-9", "action": DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
+    said = {"run_id": "run-9", "action": Action.DELETE_LEDGER, "phase": "delete", "outcome": outcome, "reason": reason}
     return {**said, "ledger_id": 7, "topic": topic, "detail": "{}", "at": at, "code": None}
 
 
@@ -437,7 +437,7 @@ def test_a_ledger_that_is_there_again_says_so(world: World) -> None:
 
 def test_an_intent_is_what_the_journal_last_said_of_it(world: World) -> None:
     sent = journalled("sent", 1) | {"phase": "send"}
-    copy = journalled("sent", 9) | {"phase": "send", "action": DELETE_OFFLOADED}
+    copy = journalled("sent", 9) | {"phase": "send", "action": Action.DELETE_OFFLOADED}
     said = {"": (copy,), IN_FLIGHT: (sent, journalled("retrying", 2)), "kept": (sent, journalled("kept", 2))}
     said |= {DEAD: (sent, journalled("dead-lettered", 2), copy)}
     for state, journal in said.items():
@@ -445,7 +445,7 @@ def test_an_intent_is_what_the_journal_last_said_of_it(world: World) -> None:
 
 
 def test_the_deletion_of_an_offloaded_copy_is_none_of_the_ledger(world: World) -> None:
-    copy = journalled("deleted") | {"action": DELETE_OFFLOADED}
+    copy = journalled("deleted") | {"action": Action.DELETE_OFFLOADED}
     note = "run run-9 deleted an offloaded copy of it, which no undo brings back: orphan: nothing refers to it"
     world.history = replace(world.history, journal=(copy,))
     found = world.explain(7)
@@ -462,7 +462,7 @@ def test_a_ledger_that_its_topic_reads_offloaded_says_so_although_we_deleted_a_c
     world.topic(LedgerInfo(7, offload=OffloadContext(uuid, True, True, 1, "aws-s3", {"bucket": "b"})))
     for swept, read in ((other, True), (uuid, False)):
         objects = {"objects": [{"bucket": "b", "key": f"{swept}-ledger-7"}]}
-        copy = journalled("deleted", 2) | {"action": DELETE_OFFLOADED, "detail": json.dumps(objects)}
+        copy = journalled("deleted", 2) | {"action": Action.DELETE_OFFLOADED, "detail": json.dumps(objects)}
         world.history = replace(world.history, journal=(journalled("deleted"), copy))
         found = world.explain(7)
         assert found.verdict is Verdict.DELETED
@@ -485,15 +485,15 @@ def test_a_ledger_that_went_with_its_topic_names_the_run(world: World) -> None:
 
 
 def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: World) -> None:
-    begun = journalled("deleting") | {"action": DELETE_OFFLOADED, "phase": "archive", "reason": ""}
+    begun = journalled("deleting") | {"action": Action.DELETE_OFFLOADED, "phase": "archive", "reason": ""}
     world.history = replace(world.history, journal=(begun,))
     (note,) = world.explain(7).notes
     assert note.startswith("run run-9 was the last to delete an offloaded copy of it, which no undo brings back")
-    unasked = journalled("waiting", 2) | {"action": DELETE_OFFLOADED}
+    unasked = journalled("waiting", 2) | {"action": Action.DELETE_OFFLOADED}
     world.history = replace(world.history, journal=(begun, unasked))
     assert len(world.explain(7).notes) == 1
     there = journalled("retrying", 2) | {
-        "action": DELETE_OFFLOADED,
+        "action": Action.DELETE_OFFLOADED,
         "code": Code.STILL_THERE,
         "detail": '{"objects": []}',
     }
@@ -502,7 +502,10 @@ def test_an_offloaded_copy_whose_run_died_is_named_until_it_is_found(world: Worl
 
 
 def test_a_ledger_that_was_lost_stays_so_whatever_becomes_of_its_offloaded_copy(world: World) -> None:
-    lost, copy = journalled("lost", 3) | {"phase": "undo"}, journalled("deleted", 4) | {"action": DELETE_OFFLOADED}
+    lost, copy = (
+        journalled("lost", 3) | {"phase": "undo"},
+        journalled("deleted", 4) | {"action": Action.DELETE_OFFLOADED},
+    )
     world.history = replace(world.history, journal=(journalled("deleted", 2), lost, copy))
     assert any("found it lost" in note for note in world.explain(7).notes)
 

@@ -37,16 +37,7 @@ from pulsar_lifecycle.journal.tallies import tallied
 from pulsar_lifecycle.ports import Archived, JournalRow
 from pulsar_lifecycle.records.codes import Code
 from pulsar_lifecycle.records.copies import Asked, Begun, Released
-from pulsar_lifecycle.records.outcomes import (
-    DELETE_LEDGER,
-    DELETED,
-    MARKED,
-    OFFLOAD,
-    PROOF_FAILED,
-    RELEASE,
-    REVERTED,
-    VERIFIED,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from tests.kit.builders import NODE, NOON, PROOF, ROW
 from tests.kit.fakes.journal import FakeJournal
 
@@ -144,25 +135,25 @@ def test_rows_of_a_version_without_codes_read_back_without_one(tmp_path):
 
 def test_the_last_reason_of_a_dead_letter_counts_and_nothing_else_is_read(tmp_path, columns_read):
     journal = FileJournal(str(tmp_path))
-    dead = replace(ROW, phase="delete", outcome="dead-lettered", action=DELETE_LEDGER)
+    dead = replace(ROW, phase="delete", outcome="dead-lettered", action=Action.DELETE_LEDGER)
     journal.record([replace(dead, code=Code.UNREAD, reason="the last", at=TOMORROW)])
     journal.record([replace(dead, reason="the first"), replace(dead, ledger_id=1, reason="alone")])
     journal.record([replace(dead, action="delete-offload-ledger", reason="of the other copy")])
     journal.record([replace(dead, cluster="neighbour", at=TOMORROW), replace(dead, outcome="retrying", at=TOMORROW)])
     assert dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", 0) == {
-        (4711, DELETE_LEDGER): GivenUp(Code.UNREAD, "the last"),
-        (1, DELETE_LEDGER): GivenUp("", "alone"),
+        (4711, Action.DELETE_LEDGER): GivenUp(Code.UNREAD, "the last"),
+        (1, Action.DELETE_LEDGER): GivenUp("", "alone"),
         (4711, "delete-offload-ledger"): GivenUp("", "of the other copy"),
     }
     of_late = dead_letter_reasons(FileJournal(str(tmp_path)), "sandbox", TOMORROW)
-    assert of_late == {(4711, DELETE_LEDGER): GivenUp(Code.UNREAD, "the last")}
+    assert of_late == {(4711, Action.DELETE_LEDGER): GivenUp(Code.UNREAD, "the last")}
     assert columns_read == [["ledger_id", "action", "code", "reason", "at"]] * 2
 
 
 def test_deletions_are_added_up_by_topic(tmp_path, columns_read):
     assert deleted_by_topic(FileJournal(str(tmp_path)), "sandbox").num_rows == 0
     journal = FileJournal(str(tmp_path))
-    deleted = replace(ROW, outcome=DELETED, bytes=10)
+    deleted = replace(ROW, outcome=Outcome.DELETED, bytes=10)
     journal.record([deleted, replace(deleted, ledger_id=1), replace(deleted, topic="persistent://a/b/d", bytes=5)])
     journal.record([replace(deleted, run_id="run-2", ledger_id=2, bytes=1), replace(deleted, cluster="neighbour"), ROW])
     every = deleted_by_topic(FileJournal(str(tmp_path)), "sandbox").sort_by("topic").to_pylist()
@@ -185,7 +176,11 @@ def test_a_time_that_no_calendar_has_is_no_error(journal, since):
 def test_what_a_run_deleted_of_offloaded_copies_is_named(journal):
     objects = [{"bucket": "b", "key": "u-ledger-1"}, {"bucket": "b", "key": "u-ledger-1-index"}]
     row = replace(ROW, action="delete-offload-ledger", outcome="deleted", detail=json.dumps({"objects": objects}))
-    others = [replace(row, outcome="gone"), replace(row, cluster="neighbour"), replace(row, action=DELETE_LEDGER)]
+    others = [
+        replace(row, outcome="gone"),
+        replace(row, cluster="neighbour"),
+        replace(row, action=Action.DELETE_LEDGER),
+    ]
     journal.record(
         [replace(row, ledger_id=2, detail="{}"), row, *(replace(one, ledger_id=3, detail="{}") for one in others)]
     )
@@ -205,7 +200,9 @@ def test_only_the_copy_that_went_with_a_ledger_is_lost_to_it(journal):
 
     def marked(ledger_id, copy, **also):
         detail = json.dumps({"czxid": 1, "uuid": str(UUID(int=copy)) if copy else "", "bucket": "b"} | also)
-        row = replace(ROW, phase="mark", outcome=MARKED, action=DELETE_LEDGER, ledger_id=ledger_id, detail=detail)
+        row = replace(
+            ROW, phase="mark", outcome=Outcome.MARKED, action=Action.DELETE_LEDGER, ledger_id=ledger_id, detail=detail
+        )
         return replace(row, at=NOON + 5)
 
     older = replace(marked(7, 0), ledger_id=4, detail="{}")  # from before marks said which copy they ask for
@@ -499,7 +496,7 @@ UUIDS = [UUID(int=1), UUID(int=2)]
 
 
 def test_the_newest_proof_of_each_copy_is_found(journal) -> None:
-    row = replace(ROW, action=OFFLOAD, phase=OFFLOAD, outcome=VERIFIED)
+    row = replace(ROW, action=Action.OFFLOAD, phase=Action.OFFLOAD, outcome=Outcome.VERIFIED)
     for at, (uuid, etag) in enumerate([(UUIDS[0], "old"), (UUIDS[0], "new"), (UUIDS[1], "other")]):
         detail = json.dumps({**PROOF, "data_etag": etag, "uuid": str(uuid)})
         journal.record([replace(row, detail=detail, at=row.at + at)])
@@ -513,36 +510,40 @@ def test_the_newest_proof_of_each_copy_is_found(journal) -> None:
 
 def test_a_released_ledger_is_one_until_it_is_deleted(journal) -> None:
     detail = {**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9}
-    row = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=json.dumps(detail))
+    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=json.dumps(detail))
     journal.record([row, replace(row, ledger_id=2, detail="{}"), replace(row, ledger_id=3)])
     found = released_ledgers(journal, "sandbox")
     assert found == {i: Released(ROW.topic, UUIDS[0], "b", 9, PROOF) for i in (ROW.ledger_id, 3)}
-    journal.record([replace(ROW, ledger_id=3, action=DELETE_LEDGER, phase="delete", outcome=DELETED, at=ROW.at + 1)])
+    journal.record(
+        [replace(ROW, ledger_id=3, action=Action.DELETE_LEDGER, phase="delete", outcome=Outcome.DELETED, at=ROW.at + 1)]
+    )
     assert set(released_ledgers(journal, "sandbox")) == {ROW.ledger_id}
     assert released_ledgers(journal, "another") == {}
 
 
 def test_a_release_of_what_failed_a_later_proof_is_none_any_more(journal) -> None:
     detail = json.dumps({**PROOF, "uuid": str(UUIDS[0]), "bucket": "b", "czxid": 9})
-    row = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=detail)
-    journal.record([replace(row, outcome=PROOF_FAILED, at=row.at - 1), row])
+    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=detail)
+    journal.record([replace(row, outcome=Outcome.PROOF_FAILED, at=row.at - 1), row])
     assert set(released_ledgers(journal, "sandbox")) == {ROW.ledger_id}
-    journal.record([replace(row, outcome=PROOF_FAILED, at=row.at + 1)])
+    journal.record([replace(row, outcome=Outcome.PROOF_FAILED, at=row.at + 1)])
     assert released_ledgers(journal, "sandbox") == {}
 
 
 def test_a_failed_proof_stands_until_the_same_copy_is_proven_or_taken_back(journal) -> None:
     detail = json.dumps({"uuid": str(UUIDS[0]), "bucket": "b"})
-    row = replace(ROW, action=RELEASE, phase="release", outcome=PROOF_FAILED, detail=detail)
+    row = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.PROOF_FAILED, detail=detail)
     journal.record([row, replace(row, ledger_id=2), replace(row, ledger_id=3, detail="{}")])
-    journal.record([replace(row, ledger_id=2, action=OFFLOAD, outcome=VERIFIED, at=row.at + 1, run_id="later")])
+    journal.record(
+        [replace(row, ledger_id=2, action=Action.OFFLOAD, outcome=Outcome.VERIFIED, at=row.at + 1, run_id="later")]
+    )
     other = json.dumps({**PROOF, "uuid": str(UUIDS[1])})
-    whole = replace(row, action=OFFLOAD, outcome=VERIFIED)
+    whole = replace(row, action=Action.OFFLOAD, outcome=Outcome.VERIFIED)
     journal.record([replace(whole, detail=other, at=row.at + 1), replace(whole, at=row.at - 1)])
     journal.record([replace(whole, at=row.at + 1)])  # of an executor whose clock is ahead: the run proves none again
     assert failed_proofs(journal, "sandbox") == {(ROW.ledger_id, UUIDS[0]): row}
     assert failed_proofs(journal, "another") == {}
-    journal.record([replace(whole, outcome=REVERTED, at=row.at + 2)])
+    journal.record([replace(whole, outcome=Outcome.REVERTED, at=row.at + 2)])
     assert failed_proofs(journal, "sandbox") == {}
     journal.record([replace(row, at=row.at + 3)])
     assert list(failed_proofs(journal, "sandbox")) == [(ROW.ledger_id, UUIDS[0])]

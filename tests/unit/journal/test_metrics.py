@@ -32,37 +32,37 @@ def test_each_metric_has_its_words_in_the_order_of_the_pip() -> None:
 
 
 def test_what_was_sent() -> None:
-    sent = replace(ROW, phase="send", outcome=outcomes.SENT)
+    sent = replace(ROW, phase="send", outcome=outcomes.Outcome.SENT)
     assert counted(sent) == {"ledgers_sent": 1}
-    assert counted(replace(sent, action=outcomes.DELETE_OFFLOADED)) == {"offload_ledgers_sent": 1}
-    assert counted(replace(sent, outcome=outcomes.SEND_FAILED)) == {}
+    assert counted(replace(sent, action=outcomes.Action.DELETE_OFFLOADED)) == {"offload_ledgers_sent": 1}
+    assert counted(replace(sent, outcome=outcomes.Outcome.SEND_FAILED)) == {}
 
 
-@pytest.mark.parametrize("action", [outcomes.DELETE_LEDGER, outcomes.DELETE_OFFLOADED])
+@pytest.mark.parametrize("action", [outcomes.Action.DELETE_LEDGER, outcomes.Action.DELETE_OFFLOADED])
 @pytest.mark.parametrize(
     ("outcome", "counts"),
     [
-        (outcomes.DELETED, {"messages_received", "{}s_deleted", "messages_acknowledged"}),
-        (outcomes.GONE, {"messages_received", "messages_acknowledged"}),
-        (outcomes.KEPT, {"messages_received", "messages_acknowledged"}),
-        (outcomes.REFUSED, {"messages_received", "messages_acknowledged"}),
-        (outcomes.RETRYING, {"messages_received", "{}_deletions_failed", "messages_acknowledged"}),
+        (outcomes.Outcome.DELETED, {"messages_received", "{}s_deleted", "messages_acknowledged"}),
+        (outcomes.Outcome.GONE, {"messages_received", "messages_acknowledged"}),
+        (outcomes.Outcome.KEPT, {"messages_received", "messages_acknowledged"}),
+        (outcomes.Outcome.REFUSED, {"messages_received", "messages_acknowledged"}),
+        (outcomes.Outcome.RETRYING, {"messages_received", "{}_deletions_failed", "messages_acknowledged"}),
         (
-            outcomes.DEAD_LETTERED,
+            outcomes.Outcome.DEAD_LETTERED,
             {"messages_received", "{}_deletions_failed", "messages_acknowledged", "messages_max_retries_reached"},
         ),
-        (outcomes.WAITING, {"messages_received"}),
-        (outcomes.NOT_DELETED, {"messages_received"}),
+        (outcomes.Outcome.WAITING, {"messages_received"}),
+        (outcomes.Outcome.NOT_DELETED, {"messages_received"}),
     ],
 )
 def test_what_became_of_a_message(action: str, outcome: str, counts: set[str]) -> None:
-    ledgers = "ledger" if action == outcomes.DELETE_LEDGER else "offload_ledger"
+    ledgers = "ledger" if action == outcomes.Action.DELETE_LEDGER else "offload_ledger"
     assert counted(replace(ROW, action=action, outcome=outcome)) == {name.format(ledgers): 1 for name in counts}
 
 
 @pytest.mark.parametrize("phase", ["mark", "redrive", "undo"])
 def test_other_phases_count_for_nothing(phase: str) -> None:
-    for outcome in (outcomes.DELETED, outcomes.DEAD_LETTERED, outcomes.SENT, "marked"):
+    for outcome in (outcomes.Outcome.DELETED, outcomes.Outcome.DEAD_LETTERED, outcomes.Outcome.SENT, "marked"):
         assert counted(replace(ROW, phase=phase, outcome=outcome)) == {}
 
 
@@ -73,7 +73,7 @@ def test_clusters_are_told_apart() -> None:
 def test_parts_add_up_to_the_whole() -> None:
     rows = [
         replace(ROW, run_id=run, outcome=outcome, at=AT + hour * HOUR_MS, bytes=hour)
-        for run, outcome, hour in product("ab", [outcomes.DELETED, outcomes.WAITING], range(3))
+        for run, outcome, hour in product("ab", [outcomes.Outcome.DELETED, outcomes.Outcome.WAITING], range(3))
     ]
     whole = metrics.add_up([tally(*rows)])
     parts = metrics.add_up([tally(*rows[:5]), tally(*rows[5:]), metrics.TALLY.empty_table()])
@@ -86,10 +86,10 @@ def test_parts_add_up_to_the_whole() -> None:
 def test_runs_in_the_order_of_their_end_with_outcomes_and_bytes() -> None:
     rows = [
         replace(ROW, run_id="second", at=AT + 9),
-        replace(ROW, run_id="second", outcome=outcomes.RETRYING, at=AT + HOUR_MS),
+        replace(ROW, run_id="second", outcome=outcomes.Outcome.RETRYING, at=AT + HOUR_MS),
         replace(ROW, run_id="first", at=AT + 8),
         replace(ROW, run_id="first", bytes=5, at=AT + 7),
-        replace(ROW, run_id="sender", phase="send", outcome=outcomes.SENT),
+        replace(ROW, run_id="sender", phase="send", outcome=outcomes.Outcome.SENT),
     ]
     first, second = metrics.deletion_runs(tally(*rows), "c")
     assert (first.run_id, first.last_at, first.outcomes, first.deleted_bytes) == ("first", AT + 8, {"deleted": 2}, 15)
@@ -100,9 +100,9 @@ def test_intervals_have_no_holes_and_leave_out_what_is_older() -> None:
     rows = [
         replace(ROW, at=AT - HOUR_MS),
         ROW,
-        replace(ROW, outcome=outcomes.RETRYING),
-        replace(ROW, at=AT + 2 * HOUR_MS, outcome=outcomes.DEAD_LETTERED),
-        replace(ROW, phase="send", outcome=outcomes.SENT),
+        replace(ROW, outcome=outcomes.Outcome.RETRYING),
+        replace(ROW, at=AT + 2 * HOUR_MS, outcome=outcomes.Outcome.DEAD_LETTERED),
+        replace(ROW, phase="send", outcome=outcomes.Outcome.SENT),
     ]
     start = AT - 5
     assert metrics.over_time(tally(*rows), "c", AT, AT + 2 * HOUR_MS, HOUR_MS) == [

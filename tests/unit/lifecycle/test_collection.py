@@ -14,9 +14,10 @@ from pulsar_lifecycle.lifecycle.collection import (
     remedies,
     waves,
 )
-from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionOutcome, CollectionRun
+from pulsar_lifecycle.lifecycle.collection_run import POLL, CollectionRun
 from pulsar_lifecycle.lifecycle.placement import Placed, Placement
 from pulsar_lifecycle.ports import LedgerDirectory
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import CollectionSettings
 from pulsar_lifecycle.runs import control
 from tests.kit.fakes.bookie_admin import IDLE, FakeBookieAdmin, status
@@ -176,7 +177,7 @@ def test_each_collects_minor_then_major_one_at_a_time():
     found = scene.run()
     assert scene.bookies.collections == [(bookie, major) for bookie in "abc" for major in (False, True)]
     assert scene.most == 1
-    assert outcomes(found) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert outcomes(found) == dict.fromkeys("abc", Outcome.COLLECTED)
     assert found["a"].freed == 70 * GB
     assert scene.rows[:3] == [("a", said, said) for said in ("collecting", "collecting", "collected")]
 
@@ -191,7 +192,7 @@ def test_several_collect_at_once_and_never_of_two_racks():
 def test_no_major_compaction_where_little_is_left_after_the_minor_one():
     scene = Scene()
     scene.settings = CollectionSettings(min_bytes=16 * GB)
-    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
     assert not any(major for _, major in scene.bookies.collections)
 
 
@@ -218,9 +219,9 @@ def test_trouble_stops_the_run_and_what_collects_is_left_at_it(changes, reason):
     spoil(scene, "b", **changes)
     found = scene.run()
     assert outcomes(found) == {
-        "a": CollectionOutcome.COLLECTED,
-        "b": CollectionOutcome.LEFT_AT_IT,
-        "c": CollectionOutcome.NOT_STARTED,
+        "a": Outcome.COLLECTED,
+        "b": Outcome.LEFT_AT_IT,
+        "c": Outcome.NOT_STARTED,
     }
     assert found["b"].stop is reason
     assert ("b", "left-collecting", reason.value) in scene.rows
@@ -237,7 +238,7 @@ def test_a_bookie_that_goes_away_stops_the_run():
     scene.clock.sleep = sleeps
     found = scene.run()
     assert found["a"].stop is StopReason.BOOKIE_AWAY
-    assert found["c"].outcome is CollectionOutcome.NOT_STARTED
+    assert found["c"].outcome is Outcome.NOT_STARTED
 
 
 def test_one_that_shows_no_progress_stops_the_run_and_is_named():
@@ -261,7 +262,7 @@ def test_progress_of_any_kind_lets_it_go_on():
         tick()
 
     scene.tick = ticks
-    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
 
 
 def test_one_that_was_restarted_is_named_and_the_others_go_on():
@@ -271,8 +272,8 @@ def test_one_that_was_restarted_is_named_and_the_others_go_on():
     spoil(scene, "a", compactions=(IDLE,), collecting=False)
     scene.left.clear()
     found = scene.run()
-    assert found["a"].outcome is CollectionOutcome.RESTARTED
-    assert found["c"].outcome is CollectionOutcome.COLLECTED
+    assert found["a"].outcome is Outcome.RESTARTED
+    assert found["c"].outcome is Outcome.COLLECTED
 
 
 def test_one_that_cannot_be_told_is_named_and_the_others_go_on():
@@ -285,9 +286,9 @@ def test_one_that_cannot_be_told_is_named_and_the_others_go_on():
 
     scene.bookies.on_collect = begin
     assert outcomes(scene.run()) == {
-        "a": CollectionOutcome.NOT_ANSWERING,
-        "b": CollectionOutcome.COLLECTED,
-        "c": CollectionOutcome.COLLECTED,
+        "a": Outcome.NOT_ANSWERING,
+        "b": Outcome.COLLECTED,
+        "c": Outcome.COLLECTED,
     }
 
 
@@ -299,7 +300,7 @@ def test_one_whose_answer_got_lost_is_watched():
         raise OutcomeUnknown("lost")
 
     scene.bookies.on_collect = begin
-    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
     assert scene.most == 1
 
 
@@ -313,7 +314,7 @@ def test_one_that_collects_already_is_left_at_it():
         scene.set("b", collecting=True)
 
     scene.bookies.on_collect = both
-    assert scene.run()["b"].outcome is CollectionOutcome.LEFT_AT_IT
+    assert scene.run()["b"].outcome is Outcome.LEFT_AT_IT
     assert not [one for one in scene.bookies.collections if one[0] == "b"]
 
 
@@ -342,9 +343,9 @@ def test_a_major_compaction_is_not_begun_once_the_run_may_not(how):
     scene.clock.sleep = gives_up
     found = scene.run()
     assert scene.bookies.collections == [("a", False)]
-    assert found["a"].outcome is CollectionOutcome.COLLECTED
+    assert found["a"].outcome is Outcome.COLLECTED
     assert "the major one was not begun" in found["a"].text
-    assert found["b"].outcome is CollectionOutcome.NOT_STARTED
+    assert found["b"].outcome is Outcome.NOT_STARTED
 
 
 def test_no_compaction_ran_where_the_counters_did_not_move():
@@ -371,9 +372,9 @@ def test_a_pause_stops_before_the_next_bookie():
 
     scene.bookies.on_collect = pausing
     assert outcomes(scene.run()) == {
-        "a": CollectionOutcome.COLLECTED,
-        "b": CollectionOutcome.NOT_STARTED,
-        "c": CollectionOutcome.NOT_STARTED,
+        "a": Outcome.COLLECTED,
+        "b": Outcome.NOT_STARTED,
+        "c": Outcome.NOT_STARTED,
     }
 
 
@@ -392,7 +393,7 @@ def test_no_bookie_is_told_while_a_run_deletes_or_restores():
         sleep(seconds)
 
     scene.clock.sleep = sleeps
-    assert outcomes(scene.run()) == dict.fromkeys("abc", CollectionOutcome.COLLECTED)
+    assert outcomes(scene.run()) == dict.fromkeys("abc", Outcome.COLLECTED)
 
 
 def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_for_each(monkeypatch):
@@ -410,8 +411,8 @@ def test_a_metadata_store_that_does_not_say_who_deletes_ends_the_run_with_a_row_
     monkeypatch.setattr(control, "is_held", fails)
     found = scene.run()
     assert outcomes(found) == {
-        "a": CollectionOutcome.COLLECTED,
-        "b": CollectionOutcome.NOT_STARTED,
-        "c": CollectionOutcome.NOT_STARTED,
+        "a": Outcome.COLLECTED,
+        "b": Outcome.NOT_STARTED,
+        "c": Outcome.NOT_STARTED,
     }
     assert "not known" in found["a"].text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pulsar_lifecycle.errors import Unavailable
-from pulsar_lifecycle.lifecycle.suspension import SuspensionOutcome
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from tests.kit.command import run
 from tests.kit.fakes.bookie_admin import FakeBookieAdmin
@@ -63,7 +63,7 @@ def test_one_that_does_not_answer_is_named_and_the_others_are_told(scene: Scene)
     scene.bookies.statuses["a"] = Unavailable("a: no answer")
     assert scene.run("suspend", "--all") == 1
     assert [row.outcome for row in scene.journal.rows] == ["telling", "not-told", "telling", "suspended"]
-    assert scene.journal.rows[1].code == SuspensionOutcome.NOT_TOLD
+    assert scene.journal.rows[1].code == Outcome.NOT_TOLD
 
 
 @pytest.mark.parametrize("words", [("suspend",), ("suspend", "a", "--all"), ("resume", "a", "no-such")])

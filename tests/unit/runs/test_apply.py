@@ -11,7 +11,7 @@ import pytest
 from pulsar_lifecycle.errors import Paused, Refused, Unavailable
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import JournalRow
-from pulsar_lifecycle.records.outcomes import SEND_FAILED, SENT
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import chosen
 from pulsar_lifecycle.runs.caps import Caps, Order
@@ -38,7 +38,7 @@ def planned(cluster: SimulatedCluster) -> Plan:
 
 
 def sent_ids(cluster: SimulatedCluster) -> list[int]:
-    return [row.ledger_id for row in cluster.journal.rows if row.outcome == SENT]
+    return [row.ledger_id for row in cluster.journal.rows if row.outcome == Outcome.SENT]
 
 
 def test_one_message_per_row_delayed_and_journalled(cluster: SimulatedCluster, planned) -> None:
@@ -68,7 +68,7 @@ def test_what_failed_is_journalled_and_sent_by_the_next_try(cluster: SimulatedCl
     queue.refused = {3, 5}
     applied = apply_plan(cluster, planned, queue=queue)
     assert (applied.sent, applied.failed, applied.first_error) == (3, 2, "refused by the test")
-    assert [row.ledger_id for row in cluster.journal.rows if row.outcome == SEND_FAILED] == [3, 5]
+    assert [row.ledger_id for row in cluster.journal.rows if row.outcome == Outcome.SEND_FAILED] == [3, 5]
     again = apply_plan(cluster, planned)
     assert (again.sent, again.already, again.failed) == (2, 3, 0)
 

@@ -38,23 +38,11 @@ from pulsar_lifecycle.journal.offloads import released_ledgers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import (
-    DELETED,
-    GONE,
-    KEPT,
-    LEFT,
-    MARKED,
-    REFUSED,
-    RELEASED,
-    RETRYING,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.tiered.bookkeeper_copies import Due
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER
 from tests.kit.builders import CHUNK
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
 from tests.kit.release_scene import BROKEN, CONTEXT, LAG, SITE
@@ -101,7 +89,7 @@ def test_a_topic_that_is_loaded_to_be_read_is_released_by_the_same_run() -> None
     scene = Scene()
     scene.cluster.admin.on_read = lambda topic, position: scene.broker.load() if not scene.broker.memory else None
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
@@ -113,7 +101,7 @@ def test_what_was_proven_is_where_brokers_read(scene: Scene, changed: dict[str, 
         scene.change(ledger_id, driver_metadata={**metadata, **changed})
     scene.cluster.wait(1)
     said = scene.release()
-    assert set(outcomes(said).values()) == {REFUSED}
+    assert set(outcomes(said).values()) == {Outcome.REFUSED}
     assert all("old" in one.reason for one in said.values())
     assert scene.released_ids == []
 
@@ -123,13 +111,13 @@ def test_what_brokers_could_not_read_when_last_asked_stays_in_bookkeeper(scene: 
     scene.off.failed_locations = frozenset({SITE})
     for n in range(20):  # it is no message's fault: none becomes a dead letter, however long it lasts
         found = scene.delete(run_id=f"run-{n}")
-        assert {(d.outcome, d.waiting) for d in found} == {(WAITING, Waiting.UNREAD_LOCATION)}
+        assert {(d.outcome, d.waiting) for d in found} == {(Outcome.WAITING, Waiting.UNREAD_LOCATION)}
         assert all("could not read an offloaded ledger of the same location" in d.reason for d in found)
         scene.scan()
     assert scene.left == scene.due
     scene.off.failed_locations = frozenset({(SITE[0], "b", *SITE[2:]), ("s3", *SITE[1:])})
     scene.scan()
-    assert {d.outcome for d in scene.delete()} == {DELETED}
+    assert {d.outcome for d in scene.delete()} == {Outcome.DELETED}
 
 
 def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_first(scene: Scene) -> None:
@@ -143,7 +131,7 @@ def test_another_ledger_of_the_topic_is_asked_for_where_rest_cannot_show_the_fir
     scene.cluster.admin.on_read = read
     scene.read_check = ReadCheck(False, [str(TOPIC)])
     scene.cluster.reader.payloads[scene.due[0]] = [CHUNK]
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert asked == scene.due[1:]
 
 
@@ -171,7 +159,7 @@ def test_other_ledgers_are_asked_for_in_the_next_run() -> None:
 
     scene.cluster.clock.sleep(0.001)
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
 
 
 @pytest.mark.parametrize("spoil", ["reverted", "offloaded anew", "the last"])
@@ -195,7 +183,7 @@ def test_a_ledger_that_its_broker_may_read_in_bookkeeper_is_not_asked_for(spoil:
     asked: list[int] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(position.ledger_id)
     scene.read_check = ReadCheck(False, [str(TOPIC)])
-    assert set(outcomes(scene.release(*proven)).values()) == {REFUSED}
+    assert set(outcomes(scene.release(*proven)).values()) == {Outcome.REFUSED}
     assert (asked, scene.read_check.reads(SITE, ""), scene.released_ids) == ([], False, [])
 
 
@@ -210,7 +198,7 @@ def test_what_was_proven_leaves_bookkeeper_and_nothing_else(loaded: bool) -> Non
     assert scene.released_ids == scene.due
     assert (scene.broker.memory, scene.left_pending) == (None, [])
     why = "its topic released its copy in BookKeeper, and its offloaded one is whole"
-    assert settled(scene.delete()) == {(DELETED, why)}
+    assert settled(scene.delete()) == {(Outcome.DELETED, why)}
     assert before - scene.cluster.ledger_ids() == set(scene.due)
     assert scene.off.buckets.keys(BUCKET) == keys
     assert {n.ledger_id for n in scene.cluster.journal.nodes} == set(scene.due)
@@ -222,12 +210,17 @@ def test_the_journal_proves_it(scene: Scene) -> None:
     scene.delete()
     first = scene.due[0]
     said = [(phase, outcome) for i, phase, outcome in scene.rows if i == first]
-    assert said == [("send", "sent"), ("release", MARKED), ("release", RELEASED), ("delete", DELETED)]
+    assert said == [
+        ("send", "sent"),
+        ("release", Outcome.MARKED),
+        ("release", Outcome.RELEASED),
+        ("delete", Outcome.DELETED),
+    ]
     reasons = {row.reason for row in scene.cluster.journal.rows if row.phase == "send"}
     assert reasons == {"its topic is written next"}  # a released ledger stays listed
     marked, deleted = (
         next(row for row in scene.cluster.journal.rows if (row.ledger_id, row.outcome) == (first, outcome))
-        for outcome in (MARKED, DELETED)
+        for outcome in (Outcome.MARKED, Outcome.DELETED)
     )
     proof = json.loads(marked.detail)
     assert (proof["uuid"], proof["bucket"], proof["data_size"]) == (str(scene.uuids[first]), BUCKET, len(DATA))
@@ -237,10 +230,10 @@ def test_the_journal_proves_it(scene: Scene) -> None:
 def test_a_second_run_is_harmless(scene: Scene) -> None:
     scene.release()
     before = scene.cluster.zookeeper.stat(scene.path)
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert scene.cluster.zookeeper.stat(scene.path) == before
     scene.scan()
-    assert sorted(d.outcome for d in scene.delete()) == [DELETED, DELETED, GONE, GONE]
+    assert sorted(d.outcome for d in scene.delete()) == [Outcome.DELETED, Outcome.DELETED, Outcome.GONE, Outcome.GONE]
 
 
 # ------------------------------------------------------------------------------------------------- what is not released
@@ -250,7 +243,7 @@ def refusal(scene: Scene, *due: Due, **given: Any) -> str:
     """Why the first ledger is not released; nothing may have happened to it."""
     version, sent = scene.cluster.zookeeper.stat(scene.path), scene.waiting
     said = scene.release(*(due or [scene.proven(scene.due[0])]), **given)[scene.due[0]]
-    assert said.outcome == REFUSED
+    assert said.outcome == Outcome.REFUSED
     assert (scene.cluster.zookeeper.stat(scene.path), scene.waiting, scene.rows) == (version, sent, [])
     return said.reason
 
@@ -260,7 +253,7 @@ def test_the_lag_must_have_passed(scene: Scene) -> None:
     assert timestamp
     age = scene.cluster.clock.now_ms() - timestamp
     assert "lag" in refusal(scene, lag=age + 1_000_000)
-    assert outcomes(scene.release(lag=age - 1)) == dict.fromkeys(scene.due, RELEASED)
+    assert outcomes(scene.release(lag=age - 1)) == dict.fromkeys(scene.due, Outcome.RELEASED)
 
 
 @pytest.mark.parametrize("lag", [None, -1])
@@ -268,7 +261,7 @@ def test_without_a_lag_nothing_goes_by_itself(scene: Scene, lag: int | None) -> 
     assert refusal(scene, lag=lag) == "no deletion lag is set"
     scene.change(scene.due[0], bookkeeper_deleted=True)
     scene.cluster.wait(1)
-    assert outcomes(scene.release(lag=lag)) == {scene.due[0]: RELEASED, scene.due[1]: REFUSED}
+    assert outcomes(scene.release(lag=lag)) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.REFUSED}
 
 
 @pytest.mark.parametrize("timestamp", [None, 0, 1 << 60])
@@ -391,19 +384,19 @@ def test_a_loaded_topic_that_the_policy_does_not_name_gets_no_message() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
     said = scene.release()
-    assert outcomes(said) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert outcomes(said) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
     assert (scene.released_ids, scene.waiting, scene.left_pending) == ([], 0, [])
     scene.change(scene.due[0], bookkeeper_deleted=True)
-    assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT_TO_BROKER}
+    assert outcomes(scene.release()) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.LEFT_TO_BROKER}
 
 
 def test_no_loaded_topic_without_an_unload_left() -> None:
     scene = Scene(loaded=True)
     scene.limit = 0
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
     assert scene.released_ids == []
     scene.scan()
-    assert {d.outcome for d in scene.delete()} == {RETRYING}
+    assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}
     assert scene.left == scene.due
 
 
@@ -413,7 +406,7 @@ def test_no_loaded_topic_without_an_unload_left() -> None:
 def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene: Scene) -> None:
     scene.refused = {scene.due[0]}
     said = scene.release()
-    assert outcomes(said) == {scene.due[0]: LEFT, scene.due[1]: RELEASED}
+    assert outcomes(said) == {scene.due[0]: Outcome.LEFT, scene.due[1]: Outcome.RELEASED}
     assert scene.released_ids == scene.due[1:]
     scene.scan()
     scene.delete()
@@ -422,7 +415,7 @@ def test_a_message_that_is_not_acknowledged_leaves_its_ledger_and_no_other(scene
 
 def test_without_any_acknowledgement_nothing_is_written(scene: Scene) -> None:
     scene.refused = set(scene.due)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT)
     assert (scene.released_ids, [phase for _, phase, _ in scene.rows]) == ([], ["send", "send"])
 
 
@@ -450,7 +443,7 @@ def test_an_error_at_any_step_deletes_nothing_and_the_next_run_finishes(error: t
 def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bool) -> None:
     scene = Scene(loaded=loaded)
     scene.on_write(raising(OutcomeUnknown("no answer")), when)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.RELEASED)
     assert (scene.released_ids, scene.broker.memory, scene.left_pending) == (scene.due, None, [])
 
 
@@ -460,10 +453,10 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
             scene.change(i, bookkeeper_deleted=True)
 
     scene.on_write(act)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, RELEASED)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.RELEASED)
     scene.cluster.remove(scene.cluster.path(scene.due[0]))  # and deletes it
     scene.scan()
-    assert sorted(d.outcome for d in scene.delete()) == [DELETED, GONE]
+    assert sorted(d.outcome for d in scene.delete()) == [Outcome.DELETED, Outcome.GONE]
 
 
 @pytest.mark.parametrize(
@@ -479,7 +472,7 @@ def test_a_broker_that_gave_it_up_itself_is_left_to_it(scene: Scene) -> None:
 def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable[[Scene], object], why: str) -> None:
     scene.on_write(lambda: act(scene))
     said = scene.release()
-    assert outcomes(said) == dict.fromkeys(scene.due, LEFT)
+    assert outcomes(said) == dict.fromkeys(scene.due, Outcome.LEFT)
     assert all(why in one.reason for one in said.values())
     scene.scan()
     scene.delete()
@@ -489,12 +482,12 @@ def test_a_topic_that_changes_between_look_and_write(scene: Scene, act: Callable
 def test_a_ledger_that_becomes_the_last_between_look_and_write(scene: Scene) -> None:
     scene.loaded_topics = True
     scene.on_write(lambda: scene.list_only(scene.due))
-    assert outcomes(scene.release()) == {scene.due[0]: RELEASED, scene.due[1]: LEFT}
+    assert outcomes(scene.release()) == {scene.due[0]: Outcome.RELEASED, scene.due[1]: Outcome.LEFT}
 
 
 def test_a_topic_that_is_loaded_between_look_and_write_is_read_again(scene: Scene) -> None:
     scene.on_write(scene.broker.load)
-    assert outcomes(scene.release()) == dict.fromkeys(scene.due, LEFT_TO_BROKER)
+    assert outcomes(scene.release()) == dict.fromkeys(scene.due, Outcome.LEFT_TO_BROKER)
     assert scene.released_ids == []
 
 
@@ -505,7 +498,7 @@ def test_an_unload_that_fails_keeps_the_copies_until_it_is_settled() -> None:
     assert all("is pending" in one.reason for one in said.values())
     assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
-    assert {d.outcome for d in scene.delete()} == {RETRYING}
+    assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}
     assert scene.left == scene.due
     scene.cluster.admin.on_unload = scene.broker.unload
     scene.release()
@@ -527,10 +520,10 @@ def test_an_unload_that_another_run_settles_before_our_write_is_owed_all_the_sam
 
     scene.on_write(settle, when)
     scene.cluster.admin.on_unload = raising(Unavailable("down"))
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert (scene.released_ids, scene.left_pending) == (scene.due, [True])
     scene.scan()
-    assert {d.outcome for d in scene.delete()} == {RETRYING}
+    assert {d.outcome for d in scene.delete()} == {Outcome.RETRYING}
 
 
 # ---------------------------------------------------------------------------- what happens between release and deletion
@@ -553,7 +546,7 @@ def test_an_object_that_is_lost(scene: Scene, key: Callable[[UUID, int], str]) -
     scene.released()
     for i in scene.due:
         scene.lose(i, key)
-    assert all(why.endswith("is not there any more") for why in kept(scene, KEPT))
+    assert all(why.endswith("is not there any more") for why in kept(scene, Outcome.KEPT))
     assert scene.waiting == 0
 
 
@@ -563,7 +556,7 @@ def test_an_object_that_is_replaced(scene: Scene, key: Callable[[UUID, int], str
     scene.released()
     for i in scene.due:
         scene.off.buckets.put(BUCKET, key(scene.uuids[i], i), data)
-    assert all("is another one" in why for why in kept(scene, KEPT))
+    assert all("is another one" in why for why in kept(scene, Outcome.KEPT))
 
 
 def test_a_copy_that_is_put_back_as_it_was_is_released_by_the_next_run(scene: Scene) -> None:
@@ -580,7 +573,11 @@ def test_a_copy_that_is_put_back_as_it_was_is_released_by_the_next_run(scene: Sc
 
 @pytest.mark.parametrize(
     ("error", "outcome"),
-    [(Unavailable("503"), RETRYING), (StoreError("500"), RETRYING), (AccessDenied("403"), WAITING)],
+    [
+        (Unavailable("503"), Outcome.RETRYING),
+        (StoreError("500"), Outcome.RETRYING),
+        (AccessDenied("403"), Outcome.WAITING),
+    ],
 )
 def test_a_bucket_that_does_not_answer(scene: Scene, error: LifecycleError, outcome: str) -> None:
     scene.released()
@@ -596,14 +593,14 @@ def test_a_bucket_that_does_not_answer(scene: Scene, error: LifecycleError, outc
 def test_a_bucket_that_is_not_configured_any_more(scene: Scene) -> None:
     scene.released()
     scene.off.store.allowed = ["empty"]
-    kept(scene, WAITING)
+    kept(scene, Outcome.WAITING)
 
 
 def test_without_an_object_store_it_waits(scene: Scene) -> None:
     scene.released()
     decisions = scene.delete(lambda ports: replace(ports, objects=None))
     assert settled(decisions) == {
-        (WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
+        (Outcome.WAITING, "object_store is not set: whether its offloaded copy is there cannot be known")
     }
     assert scene.left == scene.due
 
@@ -671,42 +668,42 @@ def test_its_topic_is_deleted_and_made_anew(scene: Scene) -> None:
     scene.released()
     scene.cluster.remove(scene.path)
     scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC))])
-    assert kept(scene, RETRYING) == {"its topic does not list it any more: the next scan decides"}
+    assert kept(scene, Outcome.RETRYING) == {"its topic does not list it any more: the next scan decides"}
 
 
 def test_another_topic_lists_it_by_the_newest_scan(scene: Scene) -> None:
     scene.release()
     scene.cluster.topic(OTHER, scene.due)
     scene.scan()
-    assert all("something refers to it" in why for why in kept(scene, RETRYING))
+    assert all("something refers to it" in why for why in kept(scene, Outcome.RETRYING))
 
 
 @pytest.mark.parametrize("policy", [Policy(holds=frozenset({"acme/orders"})), Policy(holds=frozenset({str(TOPIC)}))])
 def test_a_hold_that_is_new(scene: Scene, policy: Policy) -> None:
     scene.released()
     scene.off.policy = policy
-    assert kept(scene, KEPT) == {"kept: legal hold"}
+    assert kept(scene, Outcome.KEPT) == {"kept: legal hold"}
 
 
 def test_a_namespace_that_is_foreign_by_then(scene: Scene) -> None:
     scene.released()
     assert scene.off.now
     scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, namespaces=frozenset()))
-    assert all("foreign or gone" in why for why in kept(scene, KEPT))
+    assert all("foreign or gone" in why for why in kept(scene, Outcome.KEPT))
 
 
 def test_a_shadow_topic_that_is_new(scene: Scene) -> None:
     scene.release()
     scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))], shadow_of=str(TOPIC))
     scene.scan()
-    assert kept(scene, KEPT) == {"kept: source of a shadow topic"}
+    assert kept(scene, Outcome.KEPT) == {"kept: source of a shadow topic"}
 
 
 def test_an_under_replicated_ledger_is_retried(scene: Scene) -> None:
     scene.released()
     assert scene.off.now
     scene.off.now = replace(scene.off.now, context=replace(scene.off.now.context, under_replicated=BitMap64(scene.due)))
-    assert kept(scene, RETRYING) == {"under-replicated"}
+    assert kept(scene, Outcome.RETRYING) == {"under-replicated"}
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -716,7 +713,7 @@ def test_a_ledger_that_is_open_again(scene: Scene, state: LedgerState) -> None:
         newest = scene.cluster._last_id
         scene.cluster.ledger(data_tags(TOPIC), state=state, ledger_id=i)
         scene.cluster._last_id = newest
-    assert kept(scene, KEPT) == {"offloaded, and never closed in BookKeeper"}
+    assert kept(scene, Outcome.KEPT) == {"offloaded, and never closed in BookKeeper"}
 
 
 def issued_again(scene: Scene, ledger_id: int) -> None:
@@ -731,10 +728,10 @@ def test_an_id_that_was_issued_again(scene: Scene) -> None:
     scene.released()
     for i in scene.due:
         issued_again(scene, i)
-    assert all(why.startswith("another ledger has this id now") for why in kept(scene, REFUSED))
+    assert all(why.startswith("another ledger has this id now") for why in kept(scene, Outcome.REFUSED))
     for message in (forged(i) for i in scene.due):  # without our extras
         scene.off.send(message)
-    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    assert all("offload_leftover" in why for why in kept(scene, Outcome.KEPT))
 
 
 def forged(ledger_id: int, topic: str = str(TOPIC)) -> PendingDeleteLedgerInfo:
@@ -746,14 +743,14 @@ def test_a_forged_message_about_what_we_never_released(scene: Scene) -> None:
         scene.change(i, bookkeeper_deleted=True)
     scene.cluster.wait(1)
     scene.off.send(*(forged(i) for i in scene.due))
-    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    assert all("offload_leftover" in why for why in kept(scene, Outcome.KEPT))
 
 
 def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> None:
     """Marked, and never released: the process died between the two."""
 
     def die(name: str) -> None:
-        if name == "before write" and any(outcome == MARKED for _, _, outcome in scene.rows):
+        if name == "before write" and any(outcome == Outcome.MARKED for _, _, outcome in scene.rows):
             raise Crash
 
     scene.tick = die
@@ -762,7 +759,7 @@ def test_a_forged_message_about_what_is_about_to_be_released(scene: Scene) -> No
     scene.tick = lambda name: None
     scene.cluster.wait(2)
     scene.off.send(*(forged(i) for i in scene.due))
-    kept(scene, KEPT, RETRYING)
+    kept(scene, Outcome.KEPT, Outcome.RETRYING)
 
 
 def test_a_forged_message_that_names_another_topic(scene: Scene) -> None:
@@ -770,21 +767,21 @@ def test_a_forged_message_that_names_another_topic(scene: Scene) -> None:
     scene.cluster.deletion_topics.waiting.clear()
     scene.cluster.topic(OTHER, [scene.cluster.ledger(data_tags(OTHER))])
     scene.off.send(*(forged(i, str(OTHER)) for i in scene.due))
-    assert all("the ledger is of" in why for why in kept(scene, REFUSED))
+    assert all("the ledger is of" in why for why in kept(scene, Outcome.REFUSED))
 
 
 def test_a_rows_of_ours_that_cannot_be_read_proves_nothing(scene: Scene) -> None:
     scene.released()
     rows = scene.cluster.journal.rows
-    rows[:] = [replace(row, detail="{}") if row.outcome == MARKED else row for row in rows]
-    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    rows[:] = [replace(row, detail="{}") if row.outcome == Outcome.MARKED else row for row in rows]
+    assert all("offload_leftover" in why for why in kept(scene, Outcome.KEPT))
 
 
 def test_a_release_of_another_cluster_proves_nothing(scene: Scene) -> None:
     scene.released()
     rows = scene.cluster.journal.rows
     rows[:] = [replace(row, cluster="another") for row in rows]
-    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    assert all("offload_leftover" in why for why in kept(scene, Outcome.KEPT))
 
 
 def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
@@ -794,7 +791,7 @@ def test_a_deletion_that_was_undone_needs_another_proof(scene: Scene) -> None:
         scene.cluster.put(node.path, node.data)
     scene.cluster.wait(2)
     scene.off.send(*(forged(i) for i in scene.due))
-    assert all("offload_leftover" in why for why in kept(scene, KEPT))
+    assert all("offload_leftover" in why for why in kept(scene, Outcome.KEPT))
     scene.lose(scene.due[0])
     scene.release(scene.proven(scene.due[1]))
     scene.scan()
@@ -807,7 +804,7 @@ def test_a_scan_from_before_the_message_lets_it_wait(scene: Scene) -> None:
     scene.release()
     scene.scan()
     scene.release()
-    assert {d.outcome for d in scene.delete()} == {DELETED, WAITING}
+    assert {d.outcome for d in scene.delete()} == {Outcome.DELETED, Outcome.WAITING}
 
 
 # ------------------------------------------------------------------------------------------------ a crash at every call

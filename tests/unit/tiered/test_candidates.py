@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pulsar_lifecycle.records.gaps import Gap, GapCode
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans import offload_plan
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, DONE, KEEP, OFFLOAD, RELEASE, WITHHELD, OffloadPlan
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice, OffloadPlan
 from pulsar_lifecycle.tiered.candidates import TopicState, judge
 from pulsar_lifecycle.topics.offload_policy import OffloadPolicy
 from pulsar_lifecycle.topics.retention_policy import Level, RetentionPolicy
@@ -134,7 +134,7 @@ def test_the_walk_is_a_brokers_without_what_we_never_offload(
     last = max(rows, default=None)
     never = {i["ledger_id"] for i in found if not i["size"] or not i["entries"] or i["ledger_id"] == last}
     expected = maybe_offload(found, size, seconds, NOW) - never
-    assert {i for i, row in rows.items() if row["action"] == OFFLOAD} == expected
+    assert {i for i, row in rows.items() if row["action"] == OffloadChoice.OFFLOAD} == expected
     assert all(row["reason"] for row in rows.values())
 
 
@@ -149,17 +149,25 @@ def test_by_size_the_oldest_go_and_equality_stays() -> None:
     topic = state(*(ledger(n) for n in range(4)), LAST)
     for threshold, going in ((40, []), (39, [0]), (30, [0]), (29, [0, 1]), (10, [0, 1, 2]), (9, [0, 1, 2, 3])):
         rows = judged(topic, replace(POLICY, threshold_bytes=threshold))
-        assert [i for i, row in rows.items() if row["action"] == OFFLOAD] == going
+        assert [i for i, row in rows.items() if row["action"] == OffloadChoice.OFFLOAD] == going
     assert rows[0]["reason"] == "40 bytes from here on, the threshold is 9"
 
 
 def test_what_is_offloaded_already_still_counts() -> None:
     rows = judged(state(ledger(1), complete(2, size=1000), ledger(3), LAST), replace(POLICY, threshold_bytes=50))
-    assert [rows[i]["action"] for i in (1, 2, 3)] == [OFFLOAD, RELEASE, KEEP]
+    assert [rows[i]["action"] for i in (1, 2, 3)] == [OffloadChoice.OFFLOAD, OffloadChoice.RELEASE, OffloadChoice.KEEP]
 
 
 @pytest.mark.parametrize(
-    ("age", "action"), [(4999, KEEP), (5000, OFFLOAD), (5001, OFFLOAD), (0, KEEP), (-1, KEEP), (-100_000, KEEP)]
+    ("age", "action"),
+    [
+        (4999, OffloadChoice.KEEP),
+        (5000, OffloadChoice.OFFLOAD),
+        (5001, OffloadChoice.OFFLOAD),
+        (0, OffloadChoice.KEEP),
+        (-1, OffloadChoice.KEEP),
+        (-100_000, OffloadChoice.KEEP),
+    ],
 )
 def test_by_age_equality_goes(age: int, action: str) -> None:
     policy = replace(POLICY, threshold_bytes=-1, threshold_seconds=5)
@@ -168,13 +176,13 @@ def test_by_age_equality_goes(age: int, action: str) -> None:
 
 def test_an_age_that_is_negative_passes_no_threshold_of_zero() -> None:
     policy = replace(POLICY, threshold_bytes=-1, threshold_seconds=0)
-    assert one(ledger(1, timestamp=NOW), policy)[0] == OFFLOAD
-    assert one(ledger(1, timestamp=NOW + 1), policy)[0] == KEEP
+    assert one(ledger(1, timestamp=NOW), policy)[0] == OffloadChoice.OFFLOAD
+    assert one(ledger(1, timestamp=NOW + 1), policy)[0] == OffloadChoice.KEEP
 
 
 def test_a_size_without_a_closing_time_is_not_summed() -> None:
     rows = judged(state(ledger(1), ledger(2, timestamp=0, size=1000), LAST), replace(POLICY, threshold_bytes=50))
-    assert [rows[i]["action"] for i in (1, 2)] == [KEEP, KEEP]
+    assert [rows[i]["action"] for i in (1, 2)] == [OffloadChoice.KEEP, OffloadChoice.KEEP]
 
 
 # ------------------------------------------------------------------------------------------------------ what is never
@@ -182,10 +190,10 @@ def test_a_size_without_a_closing_time_is_not_summed() -> None:
 
 def test_the_last_ledger_is_never_offloaded_even_if_it_is_closed() -> None:
     rows = judged(state(ledger(1), ledger(2)), everything=True)
-    assert (rows[2]["action"], rows[2]["reason"]) == (KEEP, "the last ledger of its topic")
-    assert rows[1]["action"] == OFFLOAD
-    assert judged(state(ledger(2), ledger(1)))[2]["action"] == KEEP
-    assert judged(state(ledger(1)))[1]["action"] == KEEP
+    assert (rows[2]["action"], rows[2]["reason"]) == (OffloadChoice.KEEP, "the last ledger of its topic")
+    assert rows[1]["action"] == OffloadChoice.OFFLOAD
+    assert judged(state(ledger(2), ledger(1)))[2]["action"] == OffloadChoice.KEEP
+    assert judged(state(ledger(1)))[1]["action"] == OffloadChoice.KEEP
     assert judged(state()) == {}
 
 
@@ -205,7 +213,7 @@ def test_the_last_ledger_is_never_offloaded_even_if_it_is_closed() -> None:
 @pytest.mark.parametrize("everything", [False, True])
 def test_what_is_not_offloaded_whoever_asks(changes: dict[str, Any], why: str, everything: bool) -> None:
     action, reason = one(ledger(1, **changes), everything=everything)
-    assert (action, why in reason) == (KEEP, True)
+    assert (action, why in reason) == (OffloadChoice.KEEP, True)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +236,15 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
     rows = judged(state(ledger(0), item, complete(3), released, LAST), ours=ours, everything=everything, leftovers={5})
     found = {i: rows[i]["action"] for i in (0, 1, 3, 5)}
     if alone:
-        assert found == {0: KEEP, 1: KEEP, 3: DONE, 5: DONE}
+        assert found == {0: OffloadChoice.KEEP, 1: OffloadChoice.KEEP, 3: OffloadChoice.DONE, 5: OffloadChoice.DONE}
         assert all(f"attempt {attempt} of ledger 1 is not complete" in rows[i]["reason"] for i in (0, 1, 3, 5))
     else:
-        assert found == {0: OFFLOAD, 1: OFFLOAD, 3: RELEASE, 5: RELEASE}
+        assert found == {
+            0: OffloadChoice.OFFLOAD,
+            1: OffloadChoice.OFFLOAD,
+            3: OffloadChoice.RELEASE,
+            5: OffloadChoice.RELEASE,
+        }
 
 
 @pytest.mark.parametrize(
@@ -249,16 +262,21 @@ def test_a_topic_with_an_attempt_of_its_brokers_is_left_alone_whole(
 def test_a_policy_by_which_nothing_is_offloaded(changes: dict[str, Any], retention: RetentionPolicy, why: str) -> None:
     policy = replace(POLICY, **changes)
     action, reason = one(ledger(1, size=9 << 20), policy, retention=retention)
-    assert (action, why in reason) == (KEEP, True)
+    assert (action, why in reason) == (OffloadChoice.KEEP, True)
     asked, _ = one(ledger(1, size=9 << 20), policy, retention=retention, everything=True)
-    assert asked == (OFFLOAD if policy.acts else KEEP)  # whoever asks for all outdoes thresholds, not drivers
+    assert asked == (
+        OffloadChoice.OFFLOAD if policy.acts else OffloadChoice.KEEP
+    )  # whoever asks for all outdoes thresholds, not drivers
 
 
 def test_a_topic_that_is_not_touched() -> None:
-    assert one(ledger(1), rule="legal hold") == (KEEP, "legal hold")
-    assert one(ledger(1), rule="legal hold", everything=True) == (KEEP, "legal hold")
-    assert one(complete(1), rule="legal hold") == (DONE, "offloaded; its copy in BookKeeper stays: legal hold")
-    assert one(complete(1, bookkeeper_deleted=True), rule="legal hold", leftovers={1})[0] == DONE
+    assert one(ledger(1), rule="legal hold") == (OffloadChoice.KEEP, "legal hold")
+    assert one(ledger(1), rule="legal hold", everything=True) == (OffloadChoice.KEEP, "legal hold")
+    assert one(complete(1), rule="legal hold") == (
+        OffloadChoice.DONE,
+        "offloaded; its copy in BookKeeper stays: legal hold",
+    )
+    assert one(complete(1, bookkeeper_deleted=True), rule="legal hold", leftovers={1})[0] == OffloadChoice.DONE
 
 
 # ------------------------------------------------------------------------------------------------------------ releasing
@@ -267,15 +285,15 @@ def test_a_topic_that_is_not_touched() -> None:
 @pytest.mark.parametrize(
     ("lag", "since", "action"),
     [
-        (1000, NOW - 1000, DONE),
-        (1000, NOW - 1001, RELEASE),
-        (1000, NOW + 5, DONE),
-        (1000, None, DONE),
-        (1000, 0, DONE),
-        (0, NOW, DONE),
-        (0, NOW - 1, RELEASE),
-        (-1, 0, DONE),
-        (None, 0, DONE),
+        (1000, NOW - 1000, OffloadChoice.DONE),
+        (1000, NOW - 1001, OffloadChoice.RELEASE),
+        (1000, NOW + 5, OffloadChoice.DONE),
+        (1000, None, OffloadChoice.DONE),
+        (1000, 0, OffloadChoice.DONE),
+        (0, NOW, OffloadChoice.DONE),
+        (0, NOW - 1, OffloadChoice.RELEASE),
+        (-1, 0, OffloadChoice.DONE),
+        (None, 0, OffloadChoice.DONE),
     ],
 )
 def test_the_copy_in_bookkeeper_goes_once_our_lag_has_passed(lag: int | None, since: int | None, action: str) -> None:
@@ -288,17 +306,17 @@ def test_nothing_is_released_where_brokers_release_by_themselves(lag: int | None
     policy = replace(POLICY, deletion_lag_ms=lag)
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
         action, reason = one(item, policy, leftovers={1})
-        assert (action, "it must be -1" in reason) == (WITHHELD, True)
-    assert one(complete(1, offloaded_at=NOW), policy)[0] == DONE
-    assert one(ledger(1), policy)[0] == OFFLOAD
+        assert (action, "it must be -1" in reason) == (OffloadChoice.WITHHELD, True)
+    assert one(complete(1, offloaded_at=NOW), policy)[0] == OffloadChoice.DONE
+    assert one(ledger(1), policy)[0] == OffloadChoice.OFFLOAD
 
 
 def test_what_a_run_would_leave_to_brokers_is_said_before_it() -> None:
     released = complete(3, bookkeeper_deleted=True)
     rows = judged(state(ledger(1), complete(2), released, ledger(4, size=0), LAST, left=True), leftovers={3})
     assert {i: row["outlook"] for i, row in rows.items()} == {
-        1: LEFT_TO_BROKER,
-        2: LEFT_TO_BROKER,
+        1: Outcome.LEFT_TO_BROKER,
+        2: Outcome.LEFT_TO_BROKER,
         3: "",  # nothing is written
         4: "",
         99: "",
@@ -307,30 +325,30 @@ def test_what_a_run_would_leave_to_brokers_is_said_before_it() -> None:
 
 
 def test_a_driver_that_does_not_act_releases_nothing() -> None:
-    assert one(complete(1), replace(POLICY, driver="azureblob"))[0] == DONE
-    assert one(complete(1), replace(POLICY, driver=""))[0] == DONE
+    assert one(complete(1), replace(POLICY, driver="azureblob"))[0] == OffloadChoice.DONE
+    assert one(complete(1), replace(POLICY, driver=""))[0] == OffloadChoice.DONE
 
 
 def test_what_is_released_already_is_done_unless_bookkeeper_has_it_still() -> None:
     gone = complete(1, bookkeeper_deleted=True)
-    assert one(gone) == (DONE, "offloaded; its copy in BookKeeper was released")
-    assert one(gone, leftovers={2})[0] == DONE
-    assert one(gone, leftovers={1})[0] == RELEASE
-    assert one(ledger(1, bookkeeper_deleted=True), leftovers={1})[0] == KEEP
-    assert one(complete(1, offloaded_at=NOW), leftovers={1})[0] == DONE
+    assert one(gone) == (OffloadChoice.DONE, "offloaded; its copy in BookKeeper was released")
+    assert one(gone, leftovers={2})[0] == OffloadChoice.DONE
+    assert one(gone, leftovers={1})[0] == OffloadChoice.RELEASE
+    assert one(ledger(1, bookkeeper_deleted=True), leftovers={1})[0] == OffloadChoice.KEEP
+    assert one(complete(1, offloaded_at=NOW), leftovers={1})[0] == OffloadChoice.DONE
 
 
 @pytest.mark.parametrize("released", [False, True])
 def test_an_offload_without_a_name_is_never_proven_so_never_released(released: bool) -> None:
     nameless = complete(1, bookkeeper_deleted=released, offload_uuid=None)
     action, reason = one(nameless, leftovers={1})
-    assert (action, "does not name the attempt" in reason) == (DONE, True)
+    assert (action, "does not name the attempt" in reason) == (OffloadChoice.DONE, True)
 
 
 @pytest.mark.parametrize("driver", ["azureblob", ""])
 def test_what_is_released_stays_where_its_driver_does_not_act(driver: str) -> None:
     gone = complete(1, bookkeeper_deleted=True)
-    assert one(gone, replace(POLICY, driver=driver), leftovers={1})[0] == DONE
+    assert one(gone, replace(POLICY, driver=driver), leftovers={1})[0] == OffloadChoice.DONE
 
 
 @pytest.mark.parametrize(("lag", "offloads"), [(0, False), (1000, False), (-1, True), (None, True)])
@@ -343,33 +361,33 @@ def test_where_brokers_read_bookkeeper_first_no_copy_there_comes_to_go(
     policy = replace(POLICY, deletion_lag_ms=lag, tiered_first=False)
     our_lag = LAG if release else None
     action, reason = one(ledger(1), policy, our_lag_ms=our_lag, everything=everything)
-    assert action == (OFFLOAD if offloads else KEEP)
+    assert action == (OffloadChoice.OFFLOAD if offloads else OffloadChoice.KEEP)
     assert offloads or "managedLedgerDataReadPriority" in reason
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
         action, reason = one(item, policy, our_lag_ms=our_lag, everything=everything, leftovers={1})
-        assert (action, "managedLedgerDataReadPriority" in reason) == (DONE, True)
+        assert (action, "managedLedgerDataReadPriority" in reason) == (OffloadChoice.DONE, True)
 
 
 def test_copies_are_the_brokers_to_release_unless_they_are_ours() -> None:
     theirs = replace(POLICY, deletion_lag_ms=LAG)
     for item in (complete(1), complete(1, bookkeeper_deleted=True)):
         action, reason = one(item, theirs, leftovers={1}, our_lag_ms=None)
-        assert (action, "offload.release" in reason) == (DONE, True)
-    assert one(ledger(1), our_lag_ms=None)[0] == OFFLOAD
+        assert (action, "offload.release" in reason) == (OffloadChoice.DONE, True)
+    assert one(ledger(1), our_lag_ms=None)[0] == OffloadChoice.OFFLOAD
 
 
 def test_thresholds_and_retention_are_no_matter_of_releasing() -> None:
-    assert one(complete(1), replace(POLICY, threshold_bytes=-1))[0] == RELEASE
-    assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=kept(1, 1))[0] == RELEASE
+    assert one(complete(1), replace(POLICY, threshold_bytes=-1))[0] == OffloadChoice.RELEASE
+    assert one(complete(1), replace(POLICY, threshold_seconds=60), retention=kept(1, 1))[0] == OffloadChoice.RELEASE
 
 
 @pytest.mark.parametrize("released", [False, True])
 def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(released: bool) -> None:
     item = complete(1, offload_bucket="old", bookkeeper_deleted=released)
     row = judged(state(item, LAST), leftovers={1})[1]
-    assert (row["action"], row["bucket"]) == (RELEASE, "old")
+    assert (row["action"], row["bucket"]) == (OffloadChoice.RELEASE, "old")
     row = judged(state(item, LAST), leftovers={1}, buckets={"b"})[1]
-    assert (row["action"], row["bucket"]) == (DONE, "old")
+    assert (row["action"], row["bucket"]) == (OffloadChoice.DONE, "old")
     assert row["reason"].endswith("; its copy in BookKeeper stays: name old in object_store.buckets")
     theirs = replace(POLICY, deletion_lag_ms=LAG)
     assert one(item, theirs, leftovers={1}, buckets={"b"}, our_lag_ms=None)[1].endswith("(offload.release)")
@@ -378,12 +396,15 @@ def test_a_copy_is_looked_for_where_it_lies_whatever_the_policy_says_by_now(rele
 @pytest.mark.parametrize("named", [None, ""])
 def test_a_copy_of_which_its_topic_names_no_bucket_cannot_be_proven(named: str | None) -> None:
     action, reason = one(complete(1, offload_bucket=named))
-    assert (action, reason.endswith("its topic does not say which bucket it was offloaded to")) == (DONE, True)
+    assert (action, reason.endswith("its topic does not say which bucket it was offloaded to")) == (
+        OffloadChoice.DONE,
+        True,
+    )
 
 
 def test_what_is_offloaded_again_goes_where_its_policy_says() -> None:
     row = judged(state(ledger(1, offload_bucket="old"), LAST))[1]
-    assert (row["action"], row["bucket"]) == (OFFLOAD, "b")
+    assert (row["action"], row["bucket"]) == (OffloadChoice.OFFLOAD, "b")
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
@@ -393,7 +414,7 @@ def test_a_row_says_where_and_why() -> None:
     rows = judged(state(ledger(1), complete(2), LAST), retention=kept(0, 0))
     assert rows[1] == {
         "ledger_id": 1,
-        "action": OFFLOAD,
+        "action": OffloadChoice.OFFLOAD,
         "reason": "20 bytes from here on, the threshold is 0",
         "topic": TOPIC,
         "namespace": "t/n",

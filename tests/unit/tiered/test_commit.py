@@ -43,16 +43,7 @@ from pulsar_lifecycle.journal.read_checks import locations_that_failed, location
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.copies import NamespaceLocation, OffloadLocation
 from pulsar_lifecycle.records.offload_uuids import OffloadUuids
-from pulsar_lifecycle.records.outcomes import (
-    ATTEMPT_ABORTED,
-    FOREIGN_ATTEMPT,
-    LEFT,
-    OFFLOAD,
-    OFFLOADED,
-    PREPARED,
-    REFUSED,
-    REVERTED,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import commit as tiered_commit
 from pulsar_lifecycle.tiered import revert
@@ -61,7 +52,6 @@ from pulsar_lifecycle.tiered.commit import Proven, ReadCheckFailed
 from pulsar_lifecycle.tiered.interrupted import Ownership, finish_attempts, remove_objects
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.read_check import ASKED, ReadCheck, Unheld, why_unread
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from tests.kit.builders import CHUNK, entry
 from tests.kit.crash import Crash, Tell, before_calls, killed_at_every_step, raising
 from tests.kit.fakes.metadata_store import Operation
@@ -87,7 +77,7 @@ def test_a_whole_run_leaves_complete_contexts_and_nothing_else(loaded: bool) -> 
     scene = Scene(loaded=loaded)
     scene.waived = not loaded
     before = scene.version
-    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert scene.complete == scene.wanted
     for i in scene.wanted:
         offload = scene.items[i].offload
@@ -107,11 +97,11 @@ def test_a_whole_run_leaves_complete_contexts_and_nothing_else(loaded: bool) -> 
 def test_the_journal_has_each_step_with_its_proof(scene: Scene) -> None:
     scene.waived = True
     scene.proceed()
-    assert scene.rows == [(i, PREPARED) for i in scene.wanted] + [(i, OFFLOADED) for i in scene.wanted]
+    assert scene.rows == [(i, Outcome.PREPARED) for i in scene.wanted] + [(i, Outcome.OFFLOADED) for i in scene.wanted]
     row = scene.cluster.journal.rows[-1]
     assert (row.action, row.phase, row.topic, row.bytes, row.checksum, row.run_id, row.cluster) == (
-        OFFLOAD,
-        OFFLOAD,
+        Action.OFFLOAD,
+        Action.OFFLOAD,
         str(TOPIC),
         ENTRY_BYTES,
         "sum",
@@ -156,7 +146,7 @@ def test_a_host_whose_clock_is_wrong_shortens_no_deletion_lag(scene: Scene, by: 
     session, proven = begun(scene, scene.ids[:1])
     scene.cluster.wait(1)  # copying took a while since the lease was taken
     session.ports = replace(session.ports, clock=Off(scene, by))
-    assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
+    assert outcomes(session.commit(proven)) == {scene.ids[0]: Outcome.OFFLOADED}
     offload = scene.items[scene.ids[0]].offload
     assert offload
     assert offload.timestamp
@@ -199,7 +189,7 @@ def test_the_others_follow_where_reading_the_read_check_has_loaded_its_topic(sce
         unload(topic)
 
     scene.cluster.admin.on_unload = unloading
-    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert scene.complete == scene.wanted
     assert unloads == [scene.wanted[:1], scene.wanted]  # after the read, and after all of them
     assert (scene.open_attempts, scene.left_pending, scene.broker.memory) == ([], [], None)
@@ -208,7 +198,7 @@ def test_the_others_follow_where_reading_the_read_check_has_loaded_its_topic(sce
 def test_nothing_follows_in_a_topic_that_others_have_loaded_before_the_read_check(scene: Scene) -> None:
     session, proven = begun(scene)
     scene.on_write(scene.broker.load)
-    assert {one.outcome for one in session.commit(proven)} == {LEFT_TO_BROKER}
+    assert {one.outcome for one in session.commit(proven)} == {Outcome.LEFT_TO_BROKER}
     assert scene.cluster.admin.touched == []
 
 
@@ -277,10 +267,10 @@ def test_a_ledger_that_rest_cannot_show_leaves_the_role_of_the_read_check_to_the
     session, proven = begun(scene)
     fill(scene, scene.ids[0], [CHUNK])
     (found,) = session.commit(proven[:1])
-    assert found.outcome == FAILED
+    assert found.outcome == Outcome.FAILED
     assert "its broker must read it first: none of its first 20 entries" in found.reason
     assert (scene.complete, scene.open_attempts) == ([], scene.wanted)
-    assert outcomes(session.commit(proven)) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(session.commit(proven)) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
     assert words(scene)[0]["ledger_id"] == scene.ids[1]
 
@@ -292,7 +282,7 @@ def test_bookies_that_are_away_settle_nothing(scene: Scene) -> None:
     for ledger_id in scene.wanted:
         scene.cluster.reader.failures[ledger_id] = Unavailable("no bookie answers")
     _, found = scene.session_again().finish_attempts(())
-    assert set(outcomes(found).values()) == {FAILED}
+    assert set(outcomes(found).values()) == {Outcome.FAILED}
     assert scene.open_attempts == scene.wanted
 
 
@@ -304,10 +294,10 @@ def test_a_ledger_that_rest_cannot_show_is_settled_by_another_of_its_place(scene
         fill(scene, ledger_id, [CHUNK])
     scene.cluster.wait(1)
     _, found = scene.session_again().finish_attempts(())
-    assert set(outcomes(found).values()) == {OFFLOADED if shown else FAILED}
+    assert set(outcomes(found).values()) == {Outcome.OFFLOADED if shown else Outcome.FAILED}
     scene.seen = {HERE: scene.cluster.clock.now_ms()}
     _, found = scene.session_again().finish_attempts(())
-    assert set(outcomes(found).values()) == (set() if shown else {OFFLOADED})
+    assert set(outcomes(found).values()) == (set() if shown else {Outcome.OFFLOADED})
     assert scene.open_attempts == []
 
 
@@ -348,7 +338,7 @@ def test_a_second_run_changes_nothing(scene: Scene) -> None:
     scene.cluster.wait(1)
     before, keys = scene.cluster.zookeeper.stat(scene.path), scene.keys
     again = scene.proceed()
-    assert {one.outcome for one in again} == {REFUSED}
+    assert {one.outcome for one in again} == {Outcome.REFUSED}
     assert all(one.reason.startswith("offloaded already, as ") for one in again)
     assert (scene.cluster.zookeeper.stat(scene.path), scene.keys, scene.open_attempts) == (before, keys, [])
 
@@ -361,7 +351,7 @@ def refused(scene: Scene, ledger_id: int, **changes: Any) -> str:
     before = scene.cluster.zookeeper.stat(scene.path)
     begun, found = scene.session().begin([ledger_id], **changes)
     assert begun == []
-    assert [(one.ledger_id, one.outcome) for one in found] == [(ledger_id, REFUSED)]
+    assert [(one.ledger_id, one.outcome) for one in found] == [(ledger_id, Outcome.REFUSED)]
     assert scene.open_attempts == []
     assert scene.cluster.zookeeper.stat(scene.path) == before
     return found[0].reason
@@ -411,10 +401,10 @@ def test_an_attempt_of_its_brokers(loaded: bool) -> None:
     settled(scene)
     before = scene.version
     begun, found = scene.session().begin(scene.wanted)
-    assert (begun, set(outcomes(found).values())) == ([], {FOREIGN_ATTEMPT})
+    assert (begun, set(outcomes(found).values())) == ([], {Outcome.FOREIGN_ATTEMPT})
     assert all(f"of ledger {scene.ids[0]} is not complete" in one.reason for one in found)
     assert (scene.version, scene.open_attempts, scene.cluster.admin.touched) == (before, [], [])
-    assert [outcome for _, outcome in scene.rows] == [FOREIGN_ATTEMPT] * 3
+    assert [outcome for _, outcome in scene.rows] == [Outcome.FOREIGN_ATTEMPT] * 3
 
 
 def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
@@ -423,7 +413,7 @@ def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
     begun, (found,) = scene.session().begin(scene.ids[:1])
     assert (begun, found.outcome, "offload.loaded_topics does not name it" in found.reason) == (
         [],
-        LEFT_TO_BROKER,
+        Outcome.LEFT_TO_BROKER,
         True,
     )
     assert scene.open_attempts == []
@@ -432,7 +422,7 @@ def test_a_loaded_topic_that_the_policy_does_not_name() -> None:
 def test_brokers_that_were_not_heard(scene: Scene) -> None:
     scene.error = "timed out"
     begun, (found,) = scene.session().begin(scene.ids[:1])
-    assert (begun, found.outcome) == ([], LEFT_TO_BROKER)
+    assert (begun, found.outcome) == ([], Outcome.LEFT_TO_BROKER)
     assert "the brokers did not answer: timed out" in found.reason
 
 
@@ -484,7 +474,7 @@ def test_a_ledger_with_an_open_attempt(scene: Scene) -> None:
     ((attempt,), _) = session.begin(scene.ids[:1])
     begun, (one,) = session.begin(scene.ids[:1])
     assert begun == []
-    assert (one.outcome, "another open offload attempt" in one.reason) == (REFUSED, True)
+    assert (one.outcome, "another open offload attempt" in one.reason) == (Outcome.REFUSED, True)
     assert attempts.whole(attempts.open_attempts(scene.store)) == [attempt]
 
 
@@ -503,8 +493,8 @@ def test_a_topic_that_cannot_be_read(scene: Scene, data: bytes | None) -> None:
 def test_some_ledgers_of_a_topic_are_begun_and_others_refused(scene: Scene) -> None:
     begun, (one,) = scene.session().begin([scene.ids[0], scene.ids[3]])
     assert [attempt.ledger_id for attempt in begun] == scene.open_attempts == [scene.ids[0]]
-    assert (one.ledger_id, one.outcome) == (scene.ids[3], REFUSED)
-    assert scene.rows == [(scene.ids[0], PREPARED)]
+    assert (one.ledger_id, one.outcome) == (scene.ids[3], Outcome.REFUSED)
+    assert scene.rows == [(scene.ids[0], Outcome.PREPARED)]
 
 
 # ---------------------------------------------------------------------------------- what a broker does in the meantime
@@ -527,9 +517,17 @@ def test_a_broker_that_offloaded_one_itself(scene: Scene) -> None:
     scene.write(scene.ids[1], theirs)
     scene.cluster.wait(1)
     found = session.commit(proven)
-    assert outcomes(found) == {scene.ids[0]: LEFT_TO_BROKER, scene.ids[1]: REFUSED, scene.ids[2]: LEFT_TO_BROKER}
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.LEFT_TO_BROKER,
+        scene.ids[1]: Outcome.REFUSED,
+        scene.ids[2]: Outcome.LEFT_TO_BROKER,
+    }
     found = scene.proceed()
-    assert outcomes(found) == {scene.ids[0]: OFFLOADED, scene.ids[1]: REFUSED, scene.ids[2]: OFFLOADED}
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.OFFLOADED,
+        scene.ids[1]: Outcome.REFUSED,
+        scene.ids[2]: Outcome.OFFLOADED,
+    }
     assert scene.items[scene.ids[1]].offload == theirs
     assert scene.open_attempts == []
     assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))  # ours are removed
@@ -542,7 +540,7 @@ def test_a_broker_that_is_about_to_offload_one_itself() -> None:
     theirs = context()
     scene.write(scene.ids[1], theirs)
     found = session.commit(proven)
-    assert outcomes(found) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
+    assert outcomes(found) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert scene.items[scene.ids[1]].offload == theirs
     assert (scene.complete, scene.open_attempts) == ([], scene.wanted)
     assert scene.broker.memory is not None  # its broker goes on with it
@@ -556,7 +554,11 @@ def test_a_broker_that_trimmed_one(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, scene.ids[1:])
     scene.cluster.remove(scene.cluster.path(scene.ids[0]))
     found = session.commit(proven)
-    assert outcomes(found) == {scene.ids[0]: REFUSED, scene.ids[1]: OFFLOADED, scene.ids[2]: OFFLOADED}
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.REFUSED,
+        scene.ids[1]: Outcome.OFFLOADED,
+        scene.ids[2]: Outcome.OFFLOADED,
+    }
     assert scene.open_attempts == scene.ids[:1]
     assert scene.proceed(())[0].reason == "its topic does not list its ledger any more; its objects are removed"
     assert scene.open_attempts == []
@@ -582,7 +584,7 @@ def test_a_topic_without_a_z_node_that_a_broker_may_have(scene: Scene, silent: b
     else:
         scene.cluster.load(TOPIC)
     _, found = scene.session_again().finish_attempts()
-    assert {one.outcome for one in found} == {FAILED}
+    assert {one.outcome for one in found} == {Outcome.FAILED}
     assert ("did not answer" if silent else "still lists") in found[0].reason
     assert (len(scene.open_attempts), scene.keys) == (len(proven), keys)
 
@@ -591,7 +593,7 @@ def test_a_topic_that_was_deleted_and_made_anew(scene: Scene) -> None:
     begun(scene)
     scene.cluster.topic(TOPIC)
     scene.cluster.wait(1)
-    assert {one.outcome for one in scene.proceed(())} == {ATTEMPT_ABORTED}
+    assert {one.outcome for one in scene.proceed(())} == {Outcome.ATTEMPT_ABORTED}
     assert scene.keys == set()
 
 
@@ -599,7 +601,7 @@ def test_a_topic_that_was_loaded_between_look_and_write(scene: Scene) -> None:
     session, proven = begun(scene)
     scene.on_write(scene.broker.load)
     found = session.commit(proven)
-    assert {one.outcome for one in found} == {LEFT_TO_BROKER}
+    assert {one.outcome for one in found} == {Outcome.LEFT_TO_BROKER}
     assert scene.complete == []
     assert scene.broker.version == scene.version
 
@@ -609,7 +611,7 @@ def test_a_rollover_between_look_and_write() -> None:
     scene.waived = True
     session, proven = begun(scene)
     scene.on_write(scene.broker.load)
-    assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
+    assert set(outcomes(session.commit(proven)).values()) == {Outcome.OFFLOADED}
     assert scene.complete == scene.wanted
     assert (scene.broker.memory, scene.left_pending) == (None, [])
 
@@ -644,7 +646,7 @@ def test_a_write_without_answer_is_judged_by_what_is_there(when: str, loaded: bo
     scene.waived = True
     session, proven = begun(scene)
     scene.on_write(raising(OutcomeUnknown("connection lost")), when)
-    assert set(outcomes(session.commit(proven)).values()) == {OFFLOADED}
+    assert set(outcomes(session.commit(proven)).values()) == {Outcome.OFFLOADED}
     assert scene.complete == scene.wanted
     assert scene.open_attempts == []
     assert scene.left_pending == ([] if loaded else [False])
@@ -664,7 +666,7 @@ def test_an_unload_that_fails_stays_pending_and_no_read_is_asked_for() -> None:
     assert scene.open_attempts == scene.wanted
     scene.broker.reads = False
     scene.cluster.admin.on_unload = scene.broker.unload
-    assert outcomes(scene.settle_later())[scene.ids[0]] == REVERTED
+    assert outcomes(scene.settle_later())[scene.ids[0]] == Outcome.REVERTED
     assert scene.complete == []
 
 
@@ -674,7 +676,7 @@ def test_without_the_read_check_an_unload_that_fails_is_said(scene: Scene) -> No
     session, proven = begun(scene)
     scene.cluster.admin.on_unload = raising(Unavailable("503"))
     found = session.commit(proven)
-    assert {one.outcome for one in found} == {OFFLOADED}
+    assert {one.outcome for one in found} == {Outcome.OFFLOADED}
     assert {"is pending: 503" in one.reason for one in found} == {True}
     assert scene.left_pending == [True]
 
@@ -684,7 +686,7 @@ def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
     scene.waived, scene.limit = True, 0
     session, proven = begun(scene)
     found = session.commit(proven)
-    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(LEFT_TO_BROKER, True)}
+    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(Outcome.LEFT_TO_BROKER, True)}
     assert scene.complete == []
 
 
@@ -695,7 +697,7 @@ def test_no_read_check_that_could_not_be_reverted(loaded: bool, limit: int) -> N
     scene.limit = limit
     session, proven = begun(scene)
     found = session.commit(proven)
-    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(LEFT_TO_BROKER, True)}
+    assert {(one.outcome, "trimming.max_unloads" in one.reason) for one in found} == {(Outcome.LEFT_TO_BROKER, True)}
     assert scene.complete == []
     assert scene.open_attempts == scene.wanted
 
@@ -769,9 +771,9 @@ def test_what_brokers_cannot_read_is_taken_back(loaded: bool) -> None:
     assert all(item.offload is None for item in scene.info.ledgers)
     assert scene.open_attempts == scene.wanted
     assert (scene.broker.memory, scene.left_pending) == (None, [])
-    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (OFFLOADED, "read-failed", REVERTED)]
+    assert scene.rows[-3:] == [(scene.ids[0], one) for one in (Outcome.OFFLOADED, "read-failed", Outcome.REVERTED)]
     scene.cluster.wait(1)
-    assert {one.outcome for one in scene.proceed(())} == {ATTEMPT_ABORTED}
+    assert {one.outcome for one in scene.proceed(())} == {Outcome.ATTEMPT_ABORTED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
@@ -782,7 +784,7 @@ def test_once_brokers_can_read_the_next_run_goes_on_under_the_same_uuids() -> No
     keys = scene.keys
     scene.broker.reads = True
     scene.cluster.wait(1)
-    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert scene.keys == keys
 
 
@@ -816,7 +818,7 @@ def test_what_bookkeeper_may_not_have_any_more_is_not_taken_back(act: Callable[[
     with pytest.raises(ReadCheckFailed, match=why):
         session.commit(proven)
     assert scene.complete == scene.open_attempts == scene.ids[:1]
-    assert scene.rows[-2:] == [(scene.ids[0], "read-failed"), (scene.ids[0], FAILED)]
+    assert scene.rows[-2:] == [(scene.ids[0], "read-failed"), (scene.ids[0], Outcome.FAILED)]
 
 
 def test_one_that_a_broker_offloaded_again_is_left_to_it() -> None:
@@ -841,7 +843,7 @@ def test_a_read_check_whose_topic_never_comes_to_rest_stops_the_run_and_is_read_
     with pytest.raises(ReadCheckFailed, match="whether it was reverted is not known"):
         session.commit(proven)
     assert scene.complete == scene.ids[:1]
-    assert outcomes(scene.settle_later())[scene.ids[0]] == REVERTED
+    assert outcomes(scene.settle_later())[scene.ids[0]] == Outcome.REVERTED
 
 
 def test_a_read_check_that_is_refused_leaves_the_role_to_the_next_ledger() -> None:
@@ -885,7 +887,7 @@ def test_a_read_check_that_was_never_read_is_read_by_the_next_run(at: str, loade
     cut_off(scene, at, scene.ids[:1])
     assert scene.complete == scene.open_attempts == scene.ids[:1]
     (one,) = scene.proceed(())
-    assert one.outcome == (OFFLOADED if reads else REVERTED)
+    assert one.outcome == (Outcome.OFFLOADED if reads else Outcome.REVERTED)
     assert scene.complete == (scene.ids[:1] if reads else [])
     assert scene.open_attempts == ([] if reads else scene.ids[:1])
     assert scene.left_pending == []
@@ -907,8 +909,8 @@ def test_a_read_check_waits_for_the_attempt_that_its_broker_has_begun_meanwhile(
     scene.cluster.put(scene.path, managed_ledger.encode(replace(scene.info, ledgers=ledgers)))
     before = scene.version
     (one,) = scene.settle_later()
-    assert (one.outcome, str(theirs.uuid) in one.reason) == (FOREIGN_ATTEMPT, True)
-    assert scene.rows[-1] == (scene.ids[0], FOREIGN_ATTEMPT)
+    assert (one.outcome, str(theirs.uuid) in one.reason) == (Outcome.FOREIGN_ATTEMPT, True)
+    assert scene.rows[-1] == (scene.ids[0], Outcome.FOREIGN_ATTEMPT)
     assert (scene.version, scene.broker.memory is None, scene.open_attempts) == (before, False, scene.ids[:1])
 
 
@@ -917,7 +919,7 @@ def test_a_read_check_whose_topic_has_a_pending_unload_is_not_read() -> None:
     cut_off(scene, "before unload", scene.ids[:1])
     assert scene.left_pending == [True]
     _, (one,) = scene.session_again().finish_attempts()
-    assert (one.outcome, "an unload of its topic is pending" in one.reason) == (FAILED, True)
+    assert (one.outcome, "an unload of its topic is pending" in one.reason) == (Outcome.FAILED, True)
     assert scene.open_attempts == scene.ids[:1]
 
 
@@ -926,7 +928,7 @@ def test_a_read_check_that_could_not_be_taken_back_waits() -> None:
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.limit = 0
     _, (one,) = scene.session_again().finish_attempts()
-    assert (one.outcome, "trimming.max_unloads" in one.reason) == (FAILED, True)
+    assert (one.outcome, "trimming.max_unloads" in one.reason) == (Outcome.FAILED, True)
     assert scene.open_attempts == scene.complete == scene.ids[:1]
 
 
@@ -935,7 +937,7 @@ def test_where_the_read_check_is_waived_a_committed_attempt_is_done() -> None:
     cut_off(scene, "before read_entry", scene.ids[:1])
     scene.waived = True
     _, (one,) = scene.session_again().finish_attempts()
-    assert one.outcome == OFFLOADED
+    assert one.outcome == Outcome.OFFLOADED
     assert scene.open_attempts == []
 
 
@@ -944,9 +946,9 @@ def test_one_attempt_that_cannot_be_settled_hinders_no_other(scene: Scene) -> No
     scene.cluster.put(attempts.path_of(scene.ids[0]), b"{}")
     _, found = scene.session_again().finish_attempts()
     assert [(one.ledger_id, one.outcome) for one in found] == [
-        (-1, FAILED),
-        (scene.ids[1], ATTEMPT_ABORTED),
-        (scene.ids[2], ATTEMPT_ABORTED),
+        (-1, Outcome.FAILED),
+        (scene.ids[1], Outcome.ATTEMPT_ABORTED),
+        (scene.ids[2], Outcome.ATTEMPT_ABORTED),
     ]
     assert attempts.path_of(scene.ids[0]) in found[0].reason
 
@@ -963,13 +965,13 @@ def test_objects_that_cannot_be_removed_keep_their_attempt_open(scene: Scene, me
     setattr(scene.objects, fault, fail)
     _, (one,) = scene.session_again().finish_attempts()
     if (method, fault) == ("list_uploads", "after"):
-        assert one.outcome == ATTEMPT_ABORTED
+        assert one.outcome == Outcome.ATTEMPT_ABORTED
         return
-    assert (one.outcome, "could not be removed" in one.reason) == (FAILED, True)
+    assert (one.outcome, "could not be removed" in one.reason) == (Outcome.FAILED, True)
     assert scene.open_attempts == scene.ids[:1]
     setattr(scene.objects, fault, lambda name, bucket, keys: None)
     _, (one,) = scene.session_again().finish_attempts()
-    assert one.outcome == ATTEMPT_ABORTED
+    assert one.outcome == Outcome.ATTEMPT_ABORTED
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
@@ -977,7 +979,7 @@ def test_an_attempt_in_a_bucket_that_does_not_exist_ends(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     del scene.buckets.objects[BUCKET]
     _, (one,) = scene.session_again().finish_attempts()
-    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (ATTEMPT_ABORTED, True)
+    assert (one.outcome, f"there is no bucket {BUCKET}" in one.reason) == (Outcome.ATTEMPT_ABORTED, True)
     assert scene.open_attempts == []
 
 
@@ -986,7 +988,7 @@ def test_an_attempt_in_a_bucket_that_is_named_no_more_fails_no_run_and_says_the_
     keys = scene.keys
     scene.objects.allowed = ["another"]
     _, (found,) = scene.session_again().finish_attempts()
-    assert found.outcome == LEFT
+    assert found.outcome == Outcome.LEFT
     assert "not one of object_store.buckets" in found.reason
     assert one.attempt.path in found.reason
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
@@ -1019,7 +1021,11 @@ def test_objects_that_may_be_all_that_is_left_are_not_abandoned(
     act(scene)
     keys = scene.keys
     _, (one,) = scene.session_again().finish_attempts()
-    assert (one.outcome, "all that is left of its ledger" in one.reason, why in one.reason) == (FAILED, True, True)
+    assert (one.outcome, "all that is left of its ledger" in one.reason, why in one.reason) == (
+        Outcome.FAILED,
+        True,
+        True,
+    )
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
@@ -1044,14 +1050,14 @@ def test_a_run_that_lost_its_lease_while_it_abandons_deletes_nothing(scene: Scen
     def taken_over() -> None:
         session.close()
         scene.cluster.wait(1)
-        assert outcomes(scene.session().proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
+        assert outcomes(scene.session().proceed(scene.ids[:1])) == {scene.ids[0]: Outcome.OFFLOADED}
 
     while_uploads_are_listed(scene, taken_over)
     with pytest.raises(LeaseLost):
         late.finish_attempts()
     assert scene.complete == scene.ids[:1]
     assert scene.pair(scene.items[scene.ids[0]]) == scene.keys
-    assert [outcome for _, outcome in scene.rows].count(ATTEMPT_ABORTED) == 1
+    assert [outcome for _, outcome in scene.rows].count(Outcome.ATTEMPT_ABORTED) == 1
 
 
 def commit_by_hand(scene: Scene, attempt: Attempt) -> None:
@@ -1073,7 +1079,7 @@ def test_what_changes_while_uploads_are_dropped_is_seen_before_objects_go(
     keys = scene.keys
     while_uploads_are_listed(scene, lambda: act(scene, one.attempt))
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, why in found.reason) == (FAILED, True)
+    assert (found.outcome, why in found.reason) == (Outcome.FAILED, True)
     assert scene.keys == keys
 
 
@@ -1085,19 +1091,19 @@ def test_a_pair_is_kept_while_bookkeeper_cannot_give_its_ledger_whole(scene: Sce
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, scene.keys, scene.open_attempts) == (FAILED, keys, scene.ids[:1])
+    assert (found.outcome, scene.keys, scene.open_attempts) == (Outcome.FAILED, keys, scene.ids[:1])
     assert "all that is left of its ledger: BookKeeper cannot give it whole: entry 1: CRC32C" in found.reason
     assert session.copy(one.attempt) == one
     scene.cluster.reader.failures.clear()
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, scene.keys, scene.open_attempts) == (ATTEMPT_ABORTED, set(), [])
+    assert (found.outcome, scene.keys, scene.open_attempts) == (Outcome.ATTEMPT_ABORTED, set(), [])
 
 
 def test_a_pair_is_kept_while_bookkeeper_has_less_than_its_topic_lists(scene: Scene) -> None:
     begun(scene, scene.ids[:1])
     scene.cluster.ledger(data_tags(TOPIC), ledger_id=scene.ids[0], entries=[b"x" * 9])
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, "its topic says 1 entries of 10 bytes" in found.reason) == (FAILED, True)
+    assert (found.outcome, "its topic says 1 entries of 10 bytes" in found.reason) == (Outcome.FAILED, True)
     assert len(scene.keys) == 2
 
 
@@ -1108,9 +1114,9 @@ def test_half_a_pair_is_no_copy(scene: Scene, key: Callable[[UUID, int], str]) -
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     _, (found,) = scene.session_again().finish_attempts()
     if key is data_key:
-        assert (found.outcome, scene.keys) == (ATTEMPT_ABORTED, set())
+        assert (found.outcome, scene.keys) == (Outcome.ATTEMPT_ABORTED, set())
     else:  # no broker can read it, but every entry may be in it
-        assert found.outcome == FAILED
+        assert found.outcome == Outcome.FAILED
         assert "its objects may be all that is left of its ledger" in found.reason
 
 
@@ -1126,7 +1132,7 @@ def test_a_pair_that_cannot_be_seen_is_not_abandoned(scene: Scene) -> None:
 
     scene.objects.before = fail
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, len(scene.keys), scene.open_attempts) == (FAILED, 2, scene.ids[:1])
+    assert (found.outcome, len(scene.keys), scene.open_attempts) == (Outcome.FAILED, 2, scene.ids[:1])
 
 
 @pytest.mark.parametrize("released", [False, True])
@@ -1161,7 +1167,7 @@ def test_a_pair_is_kept_while_the_one_that_its_topic_names_is_not_there(
     keys = scene.keys
     scene.cluster.reader.failures[scene.ids[0]] = ROTTEN
     _, (found,) = scene.session_again().finish_attempts()
-    assert found.outcome == (ATTEMPT_ABORTED if there else FAILED)
+    assert found.outcome == (Outcome.ATTEMPT_ABORTED if there else Outcome.FAILED)
     assert scene.keys == (scene.pair(scene.items[scene.ids[0]]) if there else keys)
     if not there:
         assert ("objects are not there" if released else "CRC32C") in found.reason
@@ -1201,7 +1207,7 @@ def test_a_uuid_of_ours_that_is_named_in_another_way_is_not_abandoned(scene: Sce
     scene.write(ledger, context(one.attempt.uuid))
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, "names its UUID" in found.reason) == (FAILED, True)
+    assert (found.outcome, "names its UUID" in found.reason) == (Outcome.FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
@@ -1210,7 +1216,7 @@ def test_a_topic_that_cannot_be_read_keeps_its_attempts_open(scene: Scene) -> No
     scene.cluster.put(scene.path, b"\xff\xff")
     scene.law = lambda: None  # type: ignore[method-assign]
     _, found = scene.session_again().finish_attempts(scene.wanted)
-    assert {one.outcome for one in found} == {FAILED}
+    assert {one.outcome for one in found} == {Outcome.FAILED}
     assert len(scene.keys) == 6
 
 
@@ -1218,7 +1224,7 @@ def test_attempts_of_wanted_ledgers_are_taken_up_again(scene: Scene) -> None:
     _, proven = begun(scene)
     resumed, found = scene.session_again().finish_attempts(scene.ids[:2])
     assert resumed == [one.attempt for one in proven[:2]]
-    assert outcomes(found) == {scene.ids[2]: ATTEMPT_ABORTED}
+    assert outcomes(found) == {scene.ids[2]: Outcome.ATTEMPT_ABORTED}
 
 
 def taken_back(scene: Scene, *, dry_run: bool = False) -> list[OffloadOutcome]:
@@ -1237,13 +1243,13 @@ def test_a_damaged_offload_is_taken_back_while_bookkeeper_has_it(loaded: bool) -
     before = scene.info
     assert outcomes(taken_back(scene, dry_run=True)) == dict.fromkeys(scene.wanted, "goes")
     assert scene.info == before
-    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, REVERTED)
+    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
     assert scene.complete == []
     assert len(scene.keys) == 6
-    assert scene.rows[-3:] == [(ledger_id, REVERTED) for ledger_id in scene.wanted]
+    assert scene.rows[-3:] == [(ledger_id, Outcome.REVERTED) for ledger_id in scene.wanted]
     assert {one.reason for one in taken_back(scene)} == {"it is not offloaded"}
     scene.cluster.wait(1)
-    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(scene.proceed()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
 
 
 def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> None:
@@ -1255,7 +1261,7 @@ def test_nothing_is_taken_back_beside_an_attempt_of_its_broker(scene: Scene) -> 
     scene.cluster.wait(1)
     before = scene.info
     for dry_run in (True, False):
-        assert outcomes(taken_back(scene, dry_run=dry_run)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
+        assert outcomes(taken_back(scene, dry_run=dry_run)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert scene.info == before
 
 
@@ -1274,7 +1280,7 @@ def test_nothing_is_taken_back_beside_an_attempt_that_begins_meanwhile(
         return found
 
     monkeypatch.setattr(revert, "plan_revert", then_begins)
-    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, FOREIGN_ATTEMPT)
+    assert outcomes(taken_back(scene)) == dict.fromkeys(scene.wanted, Outcome.FOREIGN_ATTEMPT)
     assert len(scene.complete) == len(scene.wanted)
 
 
@@ -1290,13 +1296,13 @@ def test_what_bookkeeper_may_not_have_whole_is_not_taken_back(scene: Scene) -> N
     before = scene.info
     for dry_run in (True, False):
         (found,) = [one for one in taken_back(scene, dry_run=dry_run) if one.ledger_id == first]
-        assert (found.outcome, "its broker be deleting it: again in 30" in found.reason) == (REFUSED, True)
+        assert (found.outcome, "its broker be deleting it: again in 30" in found.reason) == (Outcome.REFUSED, True)
     scene.write(third, offloads[third])
     scene.cluster.wait(1)
     before = scene.info
     found = {one.ledger_id: (one.outcome, one.reason) for one in taken_back(scene, dry_run=True)}
     assert found[first][0] == "goes"  # nobody has deleted it yet, and no deletion run is at it
-    assert found[second] == (REFUSED, "BookKeeper does not have it: a dangling reference")
+    assert found[second] == (Outcome.REFUSED, "BookKeeper does not have it: a dangling reference")
     assert found[third][0] == "goes"
     assert scene.info == before
 
@@ -1311,10 +1317,10 @@ def test_what_bookkeeper_cannot_give_whole_is_not_taken_back(scene: Scene) -> No
     for dry_run in (True, False):
         found = {one.ledger_id: one for one in taken_back(scene, dry_run=dry_run)}
         assert (found[first].outcome, found[first].reason) == (
-            REFUSED,
+            Outcome.REFUSED,
             "BookKeeper cannot give it whole: entry 1: CRC32C",
         )
-        assert (found[second].outcome, "BookKeeper 1 of 9" in found[second].reason) == (REFUSED, True)
+        assert (found[second].outcome, "BookKeeper 1 of 9" in found[second].reason) == (Outcome.REFUSED, True)
     assert scene.complete == [first, second]
 
 
@@ -1343,7 +1349,7 @@ def test_what_is_not_taken_back_is_not_said_to_be(scene: Scene, then: UUID | Non
     scene.on_write(act)
     run = replace(session.run, loaded_topics=True)
     (found,) = revert.revert_topic(run, session.ports, session.guard, TOPIC, scene.ids[:1])
-    assert (found.outcome, found.reason.startswith(why)) == (FAILED, True)
+    assert (found.outcome, found.reason.startswith(why)) == (Outcome.FAILED, True)
 
 
 def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene) -> None:
@@ -1351,11 +1357,11 @@ def test_an_attempt_of_another_plan_stays_open_for_the_grace_period(scene: Scene
     begun(scene)
     keys = scene.keys
     _, found = scene.session_again().finish_attempts()
-    assert {one.outcome for one in found} == {LEFT}
+    assert {one.outcome for one in found} == {Outcome.LEFT}
     assert (scene.keys, scene.open_attempts) == (keys, scene.wanted)
     scene.cluster.wait(3)
     _, found = scene.session_again().finish_attempts()
-    assert {one.outcome for one in found} == {ATTEMPT_ABORTED}
+    assert {one.outcome for one in found} == {Outcome.ATTEMPT_ABORTED}
     assert (scene.keys, scene.open_attempts) == (set(), [])
 
 
@@ -1370,7 +1376,7 @@ def test_a_plan_that_wants_it_elsewhere_begins_anew(scene: Scene, changes: dict[
     resumed, found = finish_attempts(
         session.run, session.ports, session.guard, asked, session.read_check, ownership, lambda _: None
     )
-    assert (resumed, {one.outcome for one in found}) == ([], {ATTEMPT_ABORTED})
+    assert (resumed, {one.outcome for one in found}) == ([], {Outcome.ATTEMPT_ABORTED})
     assert (scene.keys, scene.open_attempts) == (set(), [])
     begun_anew, _ = session.begin(scene.wanted, **changes)
     assert len(begun_anew) == 3
@@ -1385,7 +1391,7 @@ def test_objects_that_are_not_an_attempts_own_are_left_alone(scene: Scene, says:
     scene.buckets.put(BUCKET, index_key(one.attempt.uuid, one.attempt.ledger_id), b"i", says)
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, one.attempt.path in found.reason) == (FAILED, True)
+    assert (found.outcome, one.attempt.path in found.reason) == (Outcome.FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
@@ -1394,7 +1400,7 @@ def test_objects_that_a_scan_found_named_are_left_alone(scene: Scene) -> None:
     scene.named = OffloadUuids.collect([pa.array([[str(one.attempt.uuid)]])])
     keys = scene.keys
     _, (found,) = scene.session_again().finish_attempts()
-    assert (found.outcome, "newest scan found its UUID" in found.reason) == (FAILED, True)
+    assert (found.outcome, "newest scan found its UUID" in found.reason) == (Outcome.FAILED, True)
     assert (scene.keys, scene.open_attempts) == (keys, scene.ids[:1])
 
 
@@ -1414,9 +1420,9 @@ def test_a_journal_that_fails_leaves_everything_to_the_next_run(scene: Scene) ->
     assert scene.complete == scene.open_attempts == scene.wanted
     scene.cluster.journal.failure = None
     scene.new_session()
-    assert set(outcomes(scene.proceed(())).values()) == {OFFLOADED}
+    assert set(outcomes(scene.proceed(())).values()) == {Outcome.OFFLOADED}
     assert scene.open_attempts == []
-    assert scene.rows[-3:] == [(i, OFFLOADED) for i in scene.wanted]
+    assert scene.rows[-3:] == [(i, Outcome.OFFLOADED) for i in scene.wanted]
 
 
 # ---------------------------------------------------------------------------------------------- a crash at every call
@@ -1456,7 +1462,7 @@ def test_killed_anywhere_the_next_runs_finish() -> None:
             assert scene.keys == set().union(*(scene.pair(scene.items[i]) for i in scene.wanted))
             assert scene.buckets.uploads == {}
             assert scene.broker.memory is None or scene.broker.version == scene.version
-            offloaded = {i for i, outcome in scene.rows if outcome == OFFLOADED}
+            offloaded = {i for i, outcome in scene.rows if outcome == Outcome.OFFLOADED}
             assert offloaded == set(scene.wanted)
             before = scene.version
             scene.proceed()
@@ -1521,14 +1527,14 @@ def test_what_was_committed_together_and_cannot_be_read_is_taken_back_together(l
         scene.broker.unload(topic)
 
     scene.cluster.admin.on_unload = unload
-    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, REVERTED)
+    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, Outcome.REVERTED)
     assert (scene.complete, len(unloads)) == ([], 2)  # after the read, and after they are reverted
     assert scene.open_attempts == scene.wanted
 
 
 def test_what_was_committed_together_is_read_once(scene: Scene) -> None:
     cut_off_after_the_commit(scene)
-    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, OFFLOADED)
+    assert outcomes(scene.settle_later()) == dict.fromkeys(scene.wanted, Outcome.OFFLOADED)
     assert (scene.complete, scene.open_attempts) == (scene.wanted, [])
     assert [row.outcome for row in scene.cluster.journal.rows].count("read-passed") == 1
 
@@ -1540,7 +1546,7 @@ def test_a_read_of_bookkeeper_stands_for_no_topic_that_reads_the_bucket_first(sc
     scene.cluster.wait(1)
     session, proven = begun(scene, scene.ids[:1])
     read = scene.cluster.admin.on_read
-    assert outcomes(session.commit(proven)) == {scene.ids[0]: OFFLOADED}
+    assert outcomes(session.commit(proven)) == {scene.ids[0]: Outcome.OFFLOADED}
     assert not session.read_check.passed_before
 
     def unread(topic: Topic, position: Position) -> None:
@@ -1691,7 +1697,7 @@ def test_a_read_that_fails_ends_what_was_shown_of_its_place(scene: Scene) -> Non
     scene.cluster.wait(1)
     session = scene.session_again()
     _, found = session.finish_attempts(())
-    assert set(outcomes(found).values()) == {REVERTED}
+    assert set(outcomes(found).values()) == {Outcome.REVERTED}
     assert (session.read_check.passed_before, list(session.read_check.blocked)) == ({}, [SITE])
     assert [row["outcome"] for row in words(scene)] == ["read-failed"]
 
@@ -1722,7 +1728,7 @@ def test_a_topic_that_may_be_loaded_shows_nothing_once_its_run_was_cut_off(scene
     scene.error = error
     session = scene.session_again()
     _, found = session.finish_attempts(())
-    assert set(outcomes(found).values()) == {OFFLOADED}
+    assert set(outcomes(found).values()) == {Outcome.OFFLOADED}
     assert (session.read_check.reads(SITE, ""), words(scene)) == (False, [])
 
 
@@ -1783,7 +1789,7 @@ def test_what_was_cut_off_is_taken_back_though_its_location_cannot_be_held(scene
     session = scene.session_again()
     refuse_to_hold(scene)
     _, found = session.finish_attempts(())
-    assert set(outcomes(found).values()) == {REVERTED}
+    assert set(outcomes(found).values()) == {Outcome.REVERTED}
     assert "could not be told" in session.read_check.unheld
 
 
@@ -1853,7 +1859,7 @@ def test_a_take_back_waits_for_a_broker_that_deletes_whatever_our_clock_says(sce
     scene.write(first, replace(offload, bookkeeper_deleted=True))
     ports = replace(session.ports, clock=Off(scene, ahead))
     (said,) = revert.revert_topic(session.run, ports, session.guard, TOPIC, [first])
-    assert said.outcome == REFUSED
+    assert said.outcome == Outcome.REFUSED
     assert "its broker be deleting it" in said.reason
 
 
@@ -1871,7 +1877,7 @@ def test_a_take_back_is_in_the_journal_before_it_is_made(scene: Scene) -> None:
 
     scene.tick = full
     found = taken_back(scene)
-    assert set(outcomes(found).values()) == {REVERTED}
+    assert set(outcomes(found).values()) == {Outcome.REVERTED}
     assert all(one.reason.endswith("the journal does not say so: no space left") for one in found)
     assert [row.outcome for row in scene.cluster.journal.rows][-3:] == ["reverting"] * 3
 
@@ -1884,7 +1890,7 @@ def test_an_aborted_attempt_is_never_finished(scene: Scene) -> None:
     with pytest.raises(Conflict):
         attempts.touch(scene.store, one.attempt)
     scene.waived = True
-    assert outcomes(scene.proceed(scene.ids[:1])) == {scene.ids[0]: OFFLOADED}
+    assert outcomes(scene.proceed(scene.ids[:1])) == {scene.ids[0]: Outcome.OFFLOADED}
     offload = scene.items[scene.ids[0]].offload
     assert offload
     assert offload.uuid != one.attempt.uuid

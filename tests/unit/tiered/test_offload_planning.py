@@ -15,18 +15,7 @@ from pulsar_lifecycle.formats.topic_policies import TopicPolicies
 from pulsar_lifecycle.io.lake.journal import FileJournal
 from pulsar_lifecycle.io.pulsar.queue_topics import DELETION_TOPIC, RETRY_TOPIC, SUBSCRIPTION
 from pulsar_lifecycle.model import Topic
-from pulsar_lifecycle.records.outcomes import (
-    DEAD_LETTERED,
-    DELETE_LEDGER,
-    DELETED,
-    KEPT,
-    MARKED,
-    RELEASE,
-    RETRYING,
-    SENT,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Action, Outcome, Waiting
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.settings import ObjectStoreSettings
 from pulsar_lifecycle.tiered.offload_planning import (
@@ -125,8 +114,8 @@ def test_topics_whose_policies_are_not_known_are_left_out() -> None:
 
 AT = ROW.at
 DETAIL = json.dumps({**PROOF, "uuid": str(UUID(int=1)), "bucket": "b", "czxid": 9})
-RELEASED = replace(ROW, action=RELEASE, phase="release", outcome=MARKED, detail=DETAIL)
-MESSAGE = replace(ROW, action=DELETE_LEDGER, phase="send", outcome=SENT)
+RELEASED = replace(ROW, action=Action.RELEASE, phase="release", outcome=Outcome.MARKED, detail=DETAIL)
+MESSAGE = replace(ROW, action=Action.DELETE_LEDGER, phase="send", outcome=Outcome.SENT)
 ONE = BitMap64([ROW.ledger_id])
 NOW = AT + 90 * 86_400_000
 
@@ -149,7 +138,8 @@ def test_a_message_that_is_older_may_be_lost(lake: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("outcome", "waits"), [(RETRYING, True), (KEPT, False), (DELETED, False), (DEAD_LETTERED, False)]
+    ("outcome", "waits"),
+    [(Outcome.RETRYING, True), (Outcome.KEPT, False), (Outcome.DELETED, False), (Outcome.DEAD_LETTERED, False)],
 )
 def test_what_a_deletion_run_said_of_it_counts(lake: str, outcome: str, waits: bool) -> None:
     FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=outcome, at=AT + 1)])
@@ -161,15 +151,17 @@ def test_a_message_that_waits_for_a_read_leaves_its_ledger_to_the_plan(
     lake: str, waiting: Waiting, counts: bool
 ) -> None:
     """The read that frees its location is made by a run that has a ledger there to release."""
-    decided = replace(MESSAGE, phase="delete", outcome=WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1)
+    decided = replace(
+        MESSAGE, phase="delete", outcome=Outcome.WAITING, detail=json.dumps({"waiting": waiting}), at=AT + 1
+    )
     FileJournal(lake).record([decided])
     assert bool(in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW)) == counts
-    FileJournal(lake).record([replace(decided, outcome=RETRYING, detail="{}", at=AT + 2)])
+    FileJournal(lake).record([replace(decided, outcome=Outcome.RETRYING, detail="{}", at=AT + 2)])
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
 
 
 def test_a_message_is_as_old_as_its_sending_however_often_it_was_decided_since(lake: str) -> None:
-    again = [replace(MESSAGE, phase="delete", outcome=WAITING, at=AT + day) for day in range(1, 9)]
+    again = [replace(MESSAGE, phase="delete", outcome=Outcome.WAITING, at=AT + day) for day in range(1, 9)]
     FileJournal(lake).record(again)
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT + 1, NOW) == BitMap64()
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
@@ -200,7 +192,7 @@ def test_a_queue_that_is_not_set_up_holds_none() -> None:
 def test_a_message_that_waits_for_a_read_and_was_sent_again_is_in_flight(lake: str) -> None:
     """Else every offload run would send another, until a deletion run decides the first."""
     waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
-    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 1)])
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=Outcome.WAITING, detail=waits, at=AT + 1)])
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == BitMap64()
     FileJournal(lake).record([replace(MESSAGE, at=AT + 2)])
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == ONE
@@ -209,5 +201,5 @@ def test_a_message_that_waits_for_a_read_and_was_sent_again_is_in_flight(lake: s
 def test_a_send_that_a_clock_ahead_has_dated_hides_no_wait(lake: str) -> None:
     FileJournal(lake).record([replace(MESSAGE, at=NOW + 1)])
     waits = json.dumps({"waiting": Waiting.UNREAD_LOCATION})
-    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=WAITING, detail=waits, at=AT + 3)])
+    FileJournal(lake).record([replace(MESSAGE, phase="delete", outcome=Outcome.WAITING, detail=waits, at=AT + 3)])
     assert in_flight(FileJournal(lake), ROW.cluster, ONE, AT, NOW) == BitMap64()

@@ -29,21 +29,7 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.codes import Code, Why
-from pulsar_lifecycle.records.outcomes import (
-    CHECK_FAILED,
-    DELETED,
-    FOREIGN_ATTEMPT,
-    KEPT,
-    LEFT_TO_BROKER,
-    PROOF_FAILED,
-    REFUSED,
-    RELEASED,
-    RETRYING,
-    REVERTED,
-    UNANSWERED,
-    WAITING,
-    Waiting,
-)
+from pulsar_lifecycle.records.outcomes import Outcome, Waiting
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.tiered import bookkeeper_copies, revert
 from pulsar_lifecycle.tiered.bookkeeper_copies import FailedProof
@@ -60,7 +46,7 @@ from tests.simulation.cluster import SimulatedCluster
 from tests.simulation.offloaded import BUCKET
 
 FAR = Topic.parse("persistent://acme/else/t")
-NO = EditOutcome(CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
+NO = EditOutcome(Outcome.CHECK_FAILED, Why(Code.READ_CHECK_FAILED, "its broker cannot read it"))
 
 
 def copy_of(scene: Scene, ledger_id: int) -> Copy:
@@ -85,7 +71,7 @@ def test_a_read_that_fails_in_another_namespace_blocks_its_location_in_that_run(
     assert all(str(FAR) in one.reason for one in said.values())
     assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     reading(scene)
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
 
 
 def test_a_failure_elsewhere_blocks_nothing_here() -> None:
@@ -93,7 +79,7 @@ def test_a_failure_elsewhere_blocks_nothing_here() -> None:
     reading(scene)
     elsewhere = replace(copy_of(scene, scene.due[0]), metadata=(("bucket", "another"),))
     scene.read_check.failed(FAR, elsewhere, NO)
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
 
 
 def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
@@ -101,7 +87,7 @@ def test_what_was_read_in_an_earlier_run_is_read_again() -> None:
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
     scene.read_check.passed_before[namespace_location(TOPIC, copy)] = scene.cluster.clock.now_ms()
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert asked
 
 
@@ -144,17 +130,17 @@ def test_what_brokers_cannot_read_since_a_deletion_run_began_stays_in_bookkeeper
     scene.tick = fail
     found = scene.delete()
     assert (
-        sorted((d.outcome, d.waiting) for d in found if d.outcome != DELETED)
-        == [(WAITING, Waiting.UNREAD_LOCATION)] * 2
+        sorted((d.outcome, d.waiting) for d in found if d.outcome != Outcome.DELETED)
+        == [(Outcome.WAITING, Waiting.UNREAD_LOCATION)] * 2
     )
     assert [scene.left] == left
-    assert all(unread_locations.path_of(SITE) in d.reason for d in found if d.outcome == WAITING)
+    assert all(unread_locations.path_of(SITE) in d.reason for d in found if d.outcome == Outcome.WAITING)
     for n in range(3):  # the journal, too; and no message becomes a dead letter
         scene.scan()
-        assert {d.outcome for d in scene.delete(run_id=f"later-{n}")} == {WAITING}
+        assert {d.outcome for d in scene.delete(run_id=f"later-{n}")} == {Outcome.WAITING}
     read_once(scene, works=True, run_id="mended")
     scene.scan()
-    assert {d.outcome for d in scene.delete(run_id="last")} == {DELETED}
+    assert {d.outcome for d in scene.delete(run_id="last")} == {Outcome.DELETED}
     assert scene.left == []
 
 
@@ -164,14 +150,16 @@ def test_a_copy_at_another_location_is_deleted_meanwhile() -> None:
     store = scene.cluster.open_store()
     for where in ((SITE[0], "another", *SITE[2:]), (*SITE[:2], "r", ""), (*SITE[:3], "http://s3")):
         unread_locations.hold(store, where, "run", "500")
-    assert {d.outcome for d in scene.delete()} == {DELETED}
+    assert {d.outcome for d in scene.delete()} == {Outcome.DELETED}
 
 
-@pytest.mark.parametrize("outcome", [CHECK_FAILED, UNANSWERED])
+@pytest.mark.parametrize("outcome", [Outcome.CHECK_FAILED, Outcome.UNANSWERED])
 def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> None:
     """Killed before the journal says so, it is held; what was not answered says nothing of the location."""
     scene = Scene()
-    asked = reading(scene, Failed("500: no such bucket") if outcome == CHECK_FAILED else Unavailable("timed out"))
+    asked = reading(
+        scene, Failed("500: no such bucket") if outcome == Outcome.CHECK_FAILED else Unavailable("timed out")
+    )
     seen: list[bool] = []
 
     def die(name: str) -> None:
@@ -182,8 +170,8 @@ def test_the_failing_read_is_held_before_anything_else_is_done(outcome: str) -> 
     scene.tick = die
     with pytest.raises(Crash):
         scene.release()
-    assert seen == [outcome == CHECK_FAILED]
-    assert held(scene) == (outcome == CHECK_FAILED)
+    assert seen == [outcome == Outcome.CHECK_FAILED]
+    assert held(scene) == (outcome == Outcome.CHECK_FAILED)
 
 
 @pytest.mark.parametrize("at", ["before unload", "before record"])
@@ -219,7 +207,7 @@ def test_a_failing_read_counts_though_its_topic_cannot_be_looked_at_afterwards(n
     assert set(outcomes(scene.release()).values()) == {"failed"}
     assert (len(asked), any(cut), held(scene), list(scene.read_check.blocked)) == (1, True, True, [SITE])
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
-    assert words == [CHECK_FAILED]
+    assert words == [Outcome.CHECK_FAILED]
 
 
 def test_a_failing_read_of_another_offload_by_now_says_nothing() -> None:
@@ -288,7 +276,7 @@ def test_a_failing_read_is_recorded_however_slow_zookeeper_is_then() -> None:
         scene.release()
     scene.tick = lambda name: None
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
-    assert words == [CHECK_FAILED]
+    assert words == [Outcome.CHECK_FAILED]
 
 
 def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that_works() -> None:
@@ -313,7 +301,7 @@ def test_a_failing_read_that_a_clock_ahead_has_dated_is_forgotten_after_one_that
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == frozenset()
     scene.scan()
-    assert {d.outcome for d in scene.delete()} == {DELETED}
+    assert {d.outcome for d in scene.delete()} == {Outcome.DELETED}
     read_once(scene, works=False, run_id="later")
     rows = [asdict(row) for row in scene.cluster.journal.rows]
     assert locations_that_failed(rows, "", scene.cluster.clock.now_ms()) == {SITE}
@@ -389,7 +377,7 @@ def test_a_read_that_fails_while_another_works_stays_the_last_word() -> None:
     assert (held(scene), scene.released_ids) == (True, [])
     reading(scene)
     scene.cluster.wait(1)
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert not held(scene)
 
 
@@ -422,7 +410,7 @@ def test_a_failing_read_that_cannot_be_held_stops_its_run(error: Exception, full
         scene.release()
     assert (scene.released_ids, scene.broker.memory, scene.read_check.unheld != "") == ([], None, True)
     words = [row.outcome for row in scene.cluster.journal.rows if row.action == "read-check"]
-    assert words == ([] if full else [CHECK_FAILED])  # deletion runs that begin later know
+    assert words == ([] if full else [Outcome.CHECK_FAILED])  # deletion runs that begin later know
 
 
 def test_a_location_that_cannot_be_asked_for_is_neither_read_nor_released() -> None:
@@ -442,10 +430,10 @@ def test_a_z_node_that_cannot_be_read_keeps() -> None:
     unread_locations.hold(store, SITE, "run", "500")
     unread_locations.let_go(store, SITE, unread_locations.look(store, SITE))
     scene.cluster.zookeeper.unreadable.add(path)
-    assert {d.outcome for d in scene.delete()} == {WAITING}
+    assert {d.outcome for d in scene.delete()} == {Outcome.WAITING}
     scene.cluster.zookeeper.unreadable.clear()
     scene.scan()
-    assert {d.outcome for d in scene.delete(run_id="again")} == {DELETED}
+    assert {d.outcome for d in scene.delete(run_id="again")} == {Outcome.DELETED}
 
 
 def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
@@ -453,13 +441,13 @@ def test_released_ledgers_that_wait_for_a_read_are_what_is_read() -> None:
     scene = Scene()
     scene.released()
     read_once(scene, works=False)
-    assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
+    assert {d.outcome for d in scene.delete(run_id="waits")} == {Outcome.WAITING}
     scene.cluster.wait(1)
     asked = reading(scene)
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert (bool(asked), held(scene)) == (True, False)
     scene.scan()
-    assert {d.outcome for d in scene.delete(run_id="ends")} <= {DELETED, "gone"}
+    assert {d.outcome for d in scene.delete(run_id="ends")} <= {Outcome.DELETED, "gone"}
     assert scene.left == []
 
 
@@ -468,15 +456,15 @@ def test_a_z_node_that_outlives_its_cause_keeps_nothing_that_was_taken_back() ->
     scene = Scene()
     scene.released()
     read_once(scene, works=False)
-    assert {d.outcome for d in scene.delete(run_id="waits")} == {WAITING}
+    assert {d.outcome for d in scene.delete(run_id="waits")} == {Outcome.WAITING}
     scene.cluster.wait(1)
     run, ports, guard = scene.begin()
     scene.loaded_topics = True
     found = revert.revert_topic(run, ports, guard, TOPIC, scene.due, policy="")
-    assert {one.outcome for one in found} == {REVERTED}
+    assert {one.outcome for one in found} == {Outcome.REVERTED}
     scene.cluster.wait(2)
     scene.scan()
-    assert {d.outcome for d in scene.delete(run_id="ends")} == {KEPT}
+    assert {d.outcome for d in scene.delete(run_id="ends")} == {Outcome.KEPT}
     assert (scene.left, scene.waiting) == (scene.due, 0)
 
 
@@ -489,7 +477,7 @@ def test_each_broker_that_owns_such_topics_reads_for_itself() -> None:
     asked = reading(scene)
     copy = copy_of(scene, scene.due[0])
     scene.read_check.passed(FAR, copy, proves=True, broker="broker-2:8080")
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert asked
     (told,) = [json.loads(row.detail) for row in scene.cluster.journal.rows if row.outcome == "read-passed"]
     assert told["broker"] == "broker-1:8080"
@@ -501,7 +489,7 @@ def test_a_broker_reads_once_in_a_run() -> None:
     own(scene.cluster, TOPIC, "broker-1:8080")
     asked = reading(scene)
     scene.read_check.passed(FAR, copy_of(scene, scene.due[0]), proves=True, broker="broker-1:8080")
-    assert set(outcomes(scene.release()).values()) == {RELEASED}
+    assert set(outcomes(scene.release()).values()) == {Outcome.RELEASED}
     assert asked == []
 
 
@@ -587,7 +575,7 @@ def test_a_topic_that_was_read_and_then_loaded_for_its_clients_is_left_to_its_br
     scene.cluster.wait(3)
     scene.broker.load()
     said = bookkeeper_copies.release_topic(run, ports, guard, TOPIC, due, 0, scene.read_check)
-    assert {one.outcome for one in said} == {LEFT_TO_BROKER}
+    assert {one.outcome for one in said} == {Outcome.LEFT_TO_BROKER}
     assert (scene.broker.memory is None, scene.released_ids, scene.waiting) == (False, [], 0)
 
 
@@ -627,10 +615,10 @@ def test_a_copy_that_fails_its_proof_is_told_and_nothing_is_written() -> None:
     scene = Scene()
     before = scene.cluster.zookeeper.stat(scene.path)
     (said,) = unproven(scene).values()
-    assert said.outcome == PROOF_FAILED
+    assert said.outcome == Outcome.PROOF_FAILED
     assert "revert_offloads" in said.reason
     (row,) = scene.cluster.journal.rows
-    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", PROOF_FAILED)
+    assert (row.action, row.phase, row.outcome) == ("release-bookkeeper-copy", "release", Outcome.PROOF_FAILED)
     assert json.loads(row.detail) == {"bucket": BUCKET, "uuid": str(scene.uuids[scene.due[0]])}
     assert (scene.cluster.zookeeper.stat(scene.path), scene.released_ids) == (before, [])
 
@@ -639,9 +627,9 @@ def test_what_its_topic_does_not_read_disproves_nothing() -> None:
     scene = Scene()
     metadata = {"bucket": BUCKET, "serviceEndpoint": "https://elsewhere"}
     scene.change(scene.due[0], driver_metadata=metadata)
-    assert unproven(scene)[scene.due[0]].outcome == REFUSED
+    assert unproven(scene)[scene.due[0]].outcome == Outcome.REFUSED
     scene.write(scene.due[0], None)
-    assert unproven(scene)[scene.due[0]].outcome == REFUSED
+    assert unproven(scene)[scene.due[0]].outcome == Outcome.REFUSED
     assert scene.cluster.journal.rows == []
 
 
@@ -653,7 +641,7 @@ def test_what_fails_its_proof_after_it_was_released_is_not_deleted_in_bookkeeper
     unproven(scene)
     scene.scan()
     found = {d.info.ledger_id: d.outcome for d in scene.delete()}
-    assert found[scene.due[0]] != DELETED
+    assert found[scene.due[0]] != Outcome.DELETED
     assert scene.left == scene.due[:1]
 
 
@@ -673,11 +661,11 @@ def test_what_fails_its_proof_while_a_deletion_run_is_under_way_stays_in_bookkee
 
     scene.tick = prove
     found = {d.info.ledger_id: d.outcome for d in scene.delete()}
-    assert found == {scene.due[0]: RETRYING, scene.due[1]: DELETED}
+    assert found == {scene.due[0]: Outcome.RETRYING, scene.due[1]: Outcome.DELETED}
     assert scene.left == scene.due[:1]
     bookkeeper_copies.record_failed_proofs(beside, run, TOPIC, [damaged])  # again: it is held already
     assert failed_proofs.held(scene.store, scene.due) == {scene.due[0]}
-    assert scene.release(due)[scene.due[0]].outcome == RELEASED  # it was put back, and proven
+    assert scene.release(due)[scene.due[0]].outcome == Outcome.RELEASED  # it was put back, and proven
     assert failed_proofs.held(scene.store, scene.due) == set()
 
 
@@ -692,15 +680,15 @@ def test_nothing_is_released_beside_an_attempt_of_its_broker(loaded: bool) -> No
     scene.cluster.wait(1)
     before = scene.cluster.zookeeper.stat(scene.path)
     said = scene.release()
-    assert set(outcomes(said).values()) == {FOREIGN_ATTEMPT}
+    assert set(outcomes(said).values()) == {Outcome.FOREIGN_ATTEMPT}
     assert f"of ledger {scene.ids[2]} is not complete" in said[scene.due[0]].reason
     assert (asked, scene.released_ids, scene.waiting) == ([], [], 0)
     assert scene.cluster.zookeeper.stat(scene.path) == before
-    assert [row.outcome for row in scene.cluster.journal.rows] == [FOREIGN_ATTEMPT] * 2
+    assert [row.outcome for row in scene.cluster.journal.rows] == [Outcome.FOREIGN_ATTEMPT] * 2
 
 
 def test_an_attempt_that_its_broker_begins_between_look_and_write() -> None:
     scene = Scene()
     scene.on_write(lambda: scene.write(scene.ids[2], theirs()))
-    assert set(outcomes(scene.release()).values()) == {FOREIGN_ATTEMPT}
+    assert set(outcomes(scene.release()).values()) == {Outcome.FOREIGN_ATTEMPT}
     assert scene.released_ids == []

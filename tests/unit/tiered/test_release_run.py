@@ -19,15 +19,8 @@ from pulsar_lifecycle.journal import operator_words
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
-from pulsar_lifecycle.records.outcomes import (
-    FOREIGN_ATTEMPT,
-    LEFT_TO_BROKER,
-    OFFLOADED,
-    PROOF_FAILED,
-    RELEASED,
-    REVERTED,
-)
-from pulsar_lifecycle.records.plans.offload_plan import RELEASE
+from pulsar_lifecycle.records.outcomes import Action, Outcome
+from pulsar_lifecycle.records.plans.offload_plan import OffloadChoice
 from pulsar_lifecycle.run_settings import OffloadSettings
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.cluster import Cluster
@@ -71,7 +64,14 @@ class Driver(OffloadWork):
         return {str(name): [one for one in some if one.ledger_id in wanted] for name, some in self.due.items()}
 
     def rows(self) -> list[dict[str, Any]]:
-        place = {"driver": "aws-s3", "bucket": BUCKET, "region": "", "endpoint": "", "bytes": 1, "action": RELEASE}
+        place = {
+            "driver": "aws-s3",
+            "bucket": BUCKET,
+            "region": "",
+            "endpoint": "",
+            "bytes": 1,
+            "action": OffloadChoice.RELEASE,
+        }
         return [
             {"topic": str(name), "ledger_id": one.ledger_id, **place} for name, some in self.due.items() for one in some
         ]
@@ -138,7 +138,7 @@ def test_a_failing_read_that_cannot_be_held_stops_the_run(monkeypatch: pytest.Mo
 def test_a_run_that_could_not_hold_a_location_while_it_settled_stops_there(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     driver = Driver(scene, {})
-    settled = OffloadOutcome(str(TOPIC), 1, REVERTED, some_why(""))
+    settled = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why(""))
 
     def finish_attempts(*_: object) -> tuple[list[Any], list[OffloadOutcome]]:
         scene.read_check.unheld = "could not be told"
@@ -163,7 +163,7 @@ def test_each_broker_reads_and_then_all_goes() -> None:
 
     scene.cluster.admin.on_read = read
     found = Driver(scene, due).release_all()
-    assert set(found.values()) == {RELEASED}, "a topic counts as loaded once it was read"
+    assert set(found.values()) == {Outcome.RELEASED}, "a topic counts as loaded once it was read"
     assert scene.broker.memory is None
     assert {topic for topic, _ in asked} == {TOPIC, SECOND}
     assert {waiting for _, waiting in asked} == {0}  # before anything was sent
@@ -175,7 +175,7 @@ def test_no_broker_has_to_take_a_bundle_where_another_has_read_the_location() ->
     disown(scene.cluster, TOPIC)
     asked: list[Topic] = []
     scene.cluster.admin.on_read = lambda topic, position: asked.append(topic)
-    assert set(Driver(scene, due).release_all().values()) == {RELEASED}
+    assert set(Driver(scene, due).release_all().values()) == {Outcome.RELEASED}
     assert set(asked) == {SECOND}
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_read_where_brokers_need_not_be_asked() -> None:
     scene = Scene()
     due = two_topics(scene)
     scene.read_check = ReadCheck(True)
-    assert set(Driver(scene, due).release_all().values()) == {RELEASED}
+    assert set(Driver(scene, due).release_all().values()) == {Outcome.RELEASED}
     assert scene.cluster.admin.touched == []
 
 
@@ -198,7 +198,7 @@ def disproved(scene: Scene) -> list[FailedProof]:
 def test_a_copy_that_fails_its_proof_stays_named_unless_the_settings_say_otherwise() -> None:
     scene = Scene()
     (one,) = Driver(scene, {})._record_failed_proofs(TOPIC, disproved(scene))
-    assert (one.outcome, scene.contexts[scene.due[0]].complete) == (PROOF_FAILED, True)
+    assert (one.outcome, scene.contexts[scene.due[0]].complete) == (Outcome.PROOF_FAILED, True)
 
 
 @pytest.mark.parametrize("released_ids", [False, True])
@@ -209,10 +209,10 @@ def test_it_is_taken_back_where_bookkeeper_has_it_whole(released_ids: bool) -> N
         scene.cluster.wait(1)
     driver = Driver(scene, {}, revert_unproven=True)
     driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, REVERTED]
+    assert [one.outcome for one in driver.outcomes] == [Outcome.PROOF_FAILED, Outcome.REVERTED]
     assert scene.due[0] not in scene.contexts
     assert scene.due[1] in scene.contexts
-    assert [row.outcome for row in scene.cluster.journal.rows] == [PROOF_FAILED, "reverting", REVERTED]
+    assert [row.outcome for row in scene.cluster.journal.rows] == [Outcome.PROOF_FAILED, "reverting", Outcome.REVERTED]
     assert not control.is_held(scene.store, control.LEASE)
 
 
@@ -221,7 +221,7 @@ def test_it_is_not_taken_back_where_bookkeeper_does_not_have_it_whole() -> None:
     scene.cluster.reader.failures[scene.due[0]] = Failed("no bookie has entry 0")
     driver = Driver(scene, {}, revert_unproven=True)
     driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, "refused"]
+    assert [one.outcome for one in driver.outcomes] == [Outcome.PROOF_FAILED, "refused"]
     assert scene.contexts[scene.due[0]].complete
 
 
@@ -231,7 +231,7 @@ def test_it_is_not_taken_back_beside_an_attempt_of_its_broker() -> None:
     before = scene.cluster.zookeeper.stat(scene.path)
     driver = Driver(scene, {}, revert_unproven=True)
     driver.outcomes += driver._record_failed_proofs(TOPIC, disproved(scene))
-    assert [one.outcome for one in driver.outcomes] == [PROOF_FAILED, FOREIGN_ATTEMPT]
+    assert [one.outcome for one in driver.outcomes] == [Outcome.PROOF_FAILED, Outcome.FOREIGN_ATTEMPT]
     assert scene.cluster.zookeeper.stat(scene.path) == before
 
 
@@ -250,13 +250,13 @@ def test_a_competing_broker_leaves_no_lag_of_ours() -> None:
 
 
 OUTCOMES = [
-    OffloadOutcome(str(TOPIC), 1, OFFLOADED, some_why(""), 10),
-    OffloadOutcome(str(TOPIC), -1, LEFT_TO_BROKER, some_why("19 of its ledgers wait: loaded"), 190, ledgers=19),
+    OffloadOutcome(str(TOPIC), 1, Outcome.OFFLOADED, some_why(""), 10),
+    OffloadOutcome(str(TOPIC), -1, Outcome.LEFT_TO_BROKER, some_why("19 of its ledgers wait: loaded"), 190, ledgers=19),
 ]
 
 
 def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
-    assert counted(OUTCOMES) == {OFFLOADED: 1, LEFT_TO_BROKER: 19}
+    assert counted(OUTCOMES) == {Outcome.OFFLOADED: 1, Outcome.LEFT_TO_BROKER: 19}
     assert said(OUTCOMES) == "1 ledgers offloaded, 0 released in BookKeeper; not done: 19 left-to-broker"
     shown = outcomes_shown(OUTCOMES)
     assert (shown["offloaded"], shown["left to brokers"]) == (1, 19)
@@ -266,16 +266,16 @@ def test_a_run_says_how_many_ledgers_were_left_to_brokers() -> None:
 def test_what_was_left_to_brokers_is_in_the_journal() -> None:
     scene = Scene()
     run, ports, _ = scene.begin()
-    record_topics(run, ports, OUTCOMES[1:], "offload")
+    record_topics(run, ports, OUTCOMES[1:], Action.OFFLOAD)
     (row,) = scene.cluster.journal.rows
     assert (row.topic, row.ledger_id, row.action, row.phase) == (str(TOPIC), -1, "offload", "offload")
-    assert (row.outcome, row.bytes, '"ledgers": 19' in row.detail) == (LEFT_TO_BROKER, 190, True)
+    assert (row.outcome, row.bytes, '"ledgers": 19' in row.detail) == (Outcome.LEFT_TO_BROKER, 190, True)
 
 
 def test_a_copy_that_failed_its_proof_fails_the_run_and_comes_first() -> None:
     wrong = [
         OffloadOutcome(str(TOPIC), 1, "failed", some_why("first")),
-        OffloadOutcome(str(TOPIC), 2, PROOF_FAILED, some_why("one byte is another")),
+        OffloadOutcome(str(TOPIC), 2, Outcome.PROOF_FAILED, some_why("one byte is another")),
     ]
     with pytest.raises(dg.Failure, match=r"1 offloaded copies are not what they should be.*one byte is another"):
         check_done(wrong)

@@ -12,15 +12,14 @@ import pyarrow as pa
 import pytest
 
 from pulsar_lifecycle.errors import Paused
-from pulsar_lifecycle.records.outcomes import LEFT, OFFLOADED, REFUSED, REVERTED
-from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OFFLOAD, RELEASE
+from pulsar_lifecycle.records.outcomes import Outcome
+from pulsar_lifecycle.records.plans.offload_plan import CANDIDATES, OffloadChoice
 from pulsar_lifecycle.tiered import offload_run
 from pulsar_lifecycle.tiered.commit import ReadCheckFailed
 from pulsar_lifecycle.tiered.offload_run import OffloadOrder, offload_now
 from pulsar_lifecycle.tiered.outcome import OffloadOutcome
 from pulsar_lifecycle.tiered.run_selection import LOOKED_AT, Row, Waiting, chosen, held_back, in_agreement, waves
 from pulsar_lifecycle.topics.offload_policy import DELETION_LAG, DRIVER, OffloadPolicy, in_force
-from pulsar_lifecycle.topics.write import FAILED, LEFT_TO_BROKER
 from tests.kit.builders import some_why
 from tests.kit.offload_scene import OffloadScene as Scene
 from tests.kit.offload_scene import context
@@ -30,7 +29,7 @@ from tests.simulation.cluster import data_tags
 MANY, HUGE = 1_000, 1 << 50
 
 
-def row(ledger_id: int, action: str = OFFLOAD, size: int = 10, topic: str = str(TOPIC)) -> dict[str, Any]:
+def row(ledger_id: int, action: str = OffloadChoice.OFFLOAD, size: int = 10, topic: str = str(TOPIC)) -> dict[str, Any]:
     empty = dict.fromkeys(CANDIDATES.names)
     return empty | {"ledger_id": ledger_id, "action": action, "bytes": size, "topic": topic}
 
@@ -61,12 +60,14 @@ def table(*rows: dict[str, Any]) -> pa.Table:
 def test_the_oldest_ledgers_of_each_action_as_many_as_the_caps_allow(
     limit: int, max_ledgers: int, max_bytes: int, expected: list[int]
 ) -> None:
-    rows = table(row(4), row(5), row(3, RELEASE), row(2, RELEASE), row(1, RELEASE))
+    rows = table(
+        row(4), row(5), row(3, OffloadChoice.RELEASE), row(2, OffloadChoice.RELEASE), row(1, OffloadChoice.RELEASE)
+    )
     assert ids(chosen(rows, limit, max_ledgers, max_bytes)) == expected
 
 
 def test_one_that_does_not_fit_ends_its_action() -> None:
-    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, RELEASE, size=50))
+    rows = table(row(1, size=10), row(2, size=100), row(3, size=1), row(4, OffloadChoice.RELEASE, size=50))
     assert ids(chosen(rows, 0, MANY, 50)) == [1, 4]
 
 
@@ -80,15 +81,20 @@ def test_what_is_set_aside_uses_up_no_cap() -> None:
 
 
 def test_what_brokers_could_not_read_comes_last() -> None:
-    elsewhere = planned(3, RELEASE) | {"topic": "persistent://acme/else/t"}
-    rows = [planned(1, RELEASE), planned(2, OFFLOAD), elsewhere, planned(4, OFFLOAD) | {"topic": elsewhere["topic"]}]
+    elsewhere = planned(3, OffloadChoice.RELEASE) | {"topic": "persistent://acme/else/t"}
+    rows = [
+        planned(1, OffloadChoice.RELEASE),
+        planned(2, OffloadChoice.OFFLOAD),
+        elsewhere,
+        planned(4, OffloadChoice.OFFLOAD) | {"topic": elsewhere["topic"]},
+    ]
     rows = [one | {"bucket": "c"} if one is elsewhere else one for one in rows]
     rows[3]["bucket"] = "c"
     elsewhere = rows[2]
     here = ("s3", "b", "", "")
     assert ids(chosen(table(*rows), 0, 1, HUGE)) == [1, 2]
     assert ids(chosen(table(*rows), 0, 1, HUGE, unread={here})) == [3, 4]
-    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    several = [planned(n, OffloadChoice.RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
     first, *few = ids(chosen(table(*several, elsewhere | {"ledger_id": 12}), 0, MANY, HUGE, unread={here}))
     assert first == 12
     assert len({n % 4 for n in few}) == len(few) == 3
@@ -108,19 +114,23 @@ def test_what_waits_at_a_location_that_could_not_be_read_is_told_with_its_bytes(
         met.extend(some)
         return some
 
-    chosen(table(planned(1, RELEASE)), 0, MANY, HUGE, without, {("s3", "b", "", "")})
+    chosen(table(planned(1, OffloadChoice.RELEASE)), 0, MANY, HUGE, without, {("s3", "b", "", "")})
     assert [one["bytes"] for one in met] == [10, 10]
 
 
 def test_what_stays_as_its_location_could_not_be_read_is_told() -> None:
     here, elsewhere = ("s3", "b", "", ""), "persistent://acme/else/t"
-    several = [planned(n, RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
-    rows = table(*several, planned(12, RELEASE) | {"topic": elsewhere, "bucket": "c"}, planned(13, OFFLOAD))
+    several = [planned(n, OffloadChoice.RELEASE) | {"topic": f"{TOPIC}-{n % 4}"} for n in range(12)]
+    rows = table(
+        *several,
+        planned(12, OffloadChoice.RELEASE) | {"topic": elsewhere, "bucket": "c"},
+        planned(13, OffloadChoice.OFFLOAD),
+    )
     taken = chosen(rows, 0, MANY, HUGE, unread={here})
     waits = [one for one in several if one["ledger_id"] == next(n for n in range(12) if n not in ids(taken))]
     found = held_back(rows, taken, waits, {here})
     assert (len(taken), sum(one.ledgers for one in found)) == (5, 8)
-    assert {(one.outcome, one.ledger_id) for one in found} == {(LEFT, -1)}
+    assert {(one.outcome, one.ledger_id) for one in found} == {(Outcome.LEFT, -1)}
     assert elsewhere not in {one.topic for one in found}
     assert held_back(rows, taken, waits, ()) == []
 
@@ -152,11 +162,11 @@ def planned(ledger_id: int, action: str) -> dict[str, Any]:
 def test_what_changed_since_the_plan_was_made_is_left_alone(
     policy: OffloadPolicy | None, left_out: str, release: bool, stay: list[int], why: str
 ) -> None:
-    rows = table(planned(1, OFFLOAD), planned(2, RELEASE))
+    rows = table(planned(1, OffloadChoice.OFFLOAD), planned(2, OffloadChoice.RELEASE))
     found, outcomes = in_agreement(rows, {str(TOPIC): (policy, left_out)} if policy else {}, release=release)
     assert found.column("ledger_id").to_pylist() == stay
     assert any(why in one.reason for one in outcomes) == bool(why)
-    assert all(one.outcome == REFUSED for one in outcomes)
+    assert all(one.outcome == Outcome.REFUSED for one in outcomes)
 
 
 # ------------------------------------------------------------------------------------------------------- loaded topics
@@ -167,7 +177,7 @@ def waiting(scene: Scene) -> Waiting:
     return Waiting(session.run, scene.store, lambda: session.guard.check(scene.store))
 
 
-@pytest.mark.parametrize("action", [OFFLOAD, RELEASE])
+@pytest.mark.parametrize("action", [OffloadChoice.OFFLOAD, OffloadChoice.RELEASE])
 def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
@@ -178,8 +188,8 @@ def test_rows_of_a_loaded_topic_that_the_policy_does_not_name_wait(action: str) 
     assert ids(aside.without(rows)) == [99]
     assert ids(aside.rows) == scene.wanted
     (said,) = aside.outcomes(action)
-    assert aside.outcomes(RELEASE if action == OFFLOAD else OFFLOAD) == []
-    assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, LEFT_TO_BROKER)
+    assert aside.outcomes(OffloadChoice.RELEASE if action == OffloadChoice.OFFLOAD else OffloadChoice.OFFLOAD) == []
+    assert (said.topic, said.ledger_id, said.outcome) == (str(TOPIC), -1, Outcome.LEFT_TO_BROKER)
     assert (said.ledgers, said.bytes) == (3, 30)
     assert said.reason.startswith("3 of its ledgers wait: its topic counts as loaded (listed by")
     assert "offload.loaded_topics" in said.reason
@@ -192,20 +202,20 @@ def test_a_topic_that_was_just_written_waits() -> None:
     scene.write(scene.ids[0], None)
     aside = waiting(scene)
     assert aside.without([row(i) for i in scene.wanted]) == []
-    assert "written too recently" in aside.outcomes(OFFLOAD)[0].reason
+    assert "written too recently" in aside.outcomes(OffloadChoice.OFFLOAD)[0].reason
 
 
 def test_rows_of_a_loaded_topic_that_the_policy_names_do_not_wait() -> None:
     aside = waiting(Scene(loaded=True))
     assert ids(aside.without([row(7)])) == [7]
-    assert (aside.rows, aside.outcomes(OFFLOAD)) == ([], [])
+    assert (aside.rows, aside.outcomes(OffloadChoice.OFFLOAD)) == ([], [])
 
 
 def test_a_copy_that_is_released_already_goes_whoever_has_the_topic() -> None:
     scene = Scene(loaded=True)
     scene.loaded_topics = False
     scene.write(scene.ids[0], context(uuid4(), complete=True, bookkeeper_deleted=True))
-    assert ids(waiting(scene).without([row(i, RELEASE) for i in scene.wanted])) == scene.ids[:1]
+    assert ids(waiting(scene).without([row(i, OffloadChoice.RELEASE) for i in scene.wanted])) == scene.ids[:1]
 
 
 @pytest.mark.parametrize("data", [None, b"\xff\xff"])
@@ -241,39 +251,43 @@ def test_copies_are_released_before_others_are_made(monkeypatch: pytest.MonkeyPa
             done.append(("settle", planned.column("ledger_id").to_pylist()))
 
         def offload(self, rows: Sequence[Row], _: object) -> None:
-            done.append((OFFLOAD, ids(rows)))
+            done.append((OffloadChoice.OFFLOAD, ids(rows)))
 
         def read_first(self, rows: Sequence[Row], _: object) -> None:
             done.append(("read first", ids(rows)))
 
         def release(self, rows: Sequence[Row], _: object) -> None:
-            done.append((RELEASE, ids(rows)))
+            done.append((OffloadChoice.RELEASE, ids(rows)))
 
         def finish(self) -> None:
             done.append(("finish", []))
 
     @contextmanager
     def begun(*_: object) -> Iterator[tuple[Work, list[Row], pa.Table]]:
-        yield Work(), [row(1), row(2, RELEASE), row(3)], table(row(1), row(2, RELEASE), row(3), row(4))
+        yield (
+            Work(),
+            [row(1), row(2, OffloadChoice.RELEASE), row(3)],
+            table(row(1), row(2, OffloadChoice.RELEASE), row(3), row(4)),
+        )
 
     monkeypatch.setattr(offload_run, "_begun", begun)
     offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
     assert done == [
         ("settle", [1, 2, 3, 4]),
         ("read first", [2]),
-        (RELEASE, [2]),
-        (OFFLOAD, [1, 3]),
+        (OffloadChoice.RELEASE, [2]),
+        (OffloadChoice.OFFLOAD, [1, 3]),
         ("finish", []),
     ]
 
 
 def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     finished: list[bool] = []
-    taken_back = OffloadOutcome(str(TOPIC), 1, REVERTED, some_why("its broker cannot read it"))
+    taken_back = OffloadOutcome(str(TOPIC), 1, Outcome.REVERTED, some_why("its broker cannot read it"))
 
     class Work:
         def __init__(self) -> None:
-            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, OFFLOADED, some_why(""))]
+            self.outcomes: list[OffloadOutcome] = [OffloadOutcome(str(OTHER), 9, Outcome.OFFLOADED, some_why(""))]
             self.unread = ()
 
         def finish_attempts(self, planned: pa.Table, _: object) -> None: ...
@@ -293,8 +307,8 @@ def test_a_read_check_that_fails_ends_the_run_and_what_was_done_is_said(monkeypa
     monkeypatch.setattr(offload_run, "_begun", begun)
     found = offload_now(None, "run", OffloadOrder("p", "d"), lambda _: None)  # type: ignore[arg-type]
     assert [(one.ledger_id, one.outcome, one.reason) for one in found] == [
-        (-1, FAILED, "the run stopped there"),
-        (1, REVERTED, "its broker cannot read it"),
-        (9, OFFLOADED, ""),
+        (-1, Outcome.FAILED, "the run stopped there"),
+        (1, Outcome.REVERTED, "its broker cannot read it"),
+        (9, Outcome.OFFLOADED, ""),
     ]
     assert finished == [True]

@@ -31,13 +31,14 @@ from pulsar_lifecycle.metastore.load_state import Brokers
 from pulsar_lifecycle.ports import Node
 from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.control import LEASE as OTHER_LEASE
 from pulsar_lifecycle.runs.control import OFFLOAD_LEASE as LEASE
 from pulsar_lifecycle.runs.control import PendingUnload
 from pulsar_lifecycle.topics import snapshot
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads, finish_unloads
-from pulsar_lifecycle.topics.write import LEFT_TO_BROKER, EditOutcome, TopicRun, TopicWrite, edit_topic
+from pulsar_lifecycle.topics.write import EditOutcome, TopicRun, TopicWrite, edit_topic
 from tests.kit.builders import some_why
 from tests.kit.crash import Tell, killed_at_every_step, raising, watch
 from tests.kit.fakes.metadata_store import Operation
@@ -162,7 +163,10 @@ def test_what_needs_no_change_writes_nothing() -> None:
 def test_who_says_that_a_loaded_topic_may_be_written(policy: bool | frozenset[str], goes: bool) -> None:
     scene = Scene(loaded=True, policy=policy)
     said = scene.edit()
-    assert outcomes(said) == [DONE if goes else LEFT_TO_BROKER, "kept"]  # what does not change is no matter of policy
+    assert outcomes(said) == [
+        DONE if goes else Outcome.LEFT_TO_BROKER,
+        "kept",
+    ]  # what does not change is no matter of policy
     assert scene.written == goes
     if not goes:
         assert said[scene.ids[0]].reason == (
@@ -185,7 +189,7 @@ def test_an_edit_that_no_policy_stops() -> None:
 def test_no_write_of_a_loaded_topic_without_an_unload_left() -> None:
     scene = Scene(loaded=True, limit=0)
     said = scene.edit()
-    assert outcomes(said) == [LEFT_TO_BROKER, "kept"]
+    assert outcomes(said) == [Outcome.LEFT_TO_BROKER, "kept"]
     assert "trimming.max_unloads" in said[scene.ids[0]].reason
     assert scene.steps == []
 
@@ -216,7 +220,7 @@ def test_a_topic_that_a_broker_loads_between_look_and_write_is_judged_again() ->
 
     scene.on_write(load)
     said = scene.edit()
-    assert outcomes(said) == [LEFT_TO_BROKER, "kept"]
+    assert outcomes(said) == [Outcome.LEFT_TO_BROKER, "kept"]
     assert (scene.written, scene.left_pending) == (False, [])
     assert scene.steps[-1] == f"delete {scene.owed_name}"
 

@@ -14,11 +14,11 @@ from pulsar_lifecycle.formats.deletion_message import decode_deletion_message
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
 from pulsar_lifecycle.model import Position, Topic
 from pulsar_lifecycle.records.codes import Code
-from pulsar_lifecycle.records.outcomes import LEFT_TO_BROKER, REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.records.plans.deletion_plan import PlanSummary
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.caps import Lowered, Order
-from pulsar_lifecycle.topics.first_phase import GOES, NOTHING, REMOVED, LedgerOutcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from pulsar_lifecycle.trimming.trim_rules import Stays
 from tests.kit.crash import Crash, raising
@@ -50,7 +50,7 @@ def test_what_is_planned_leaves_its_list_with_a_message_each(scene: RetentionSce
     young = scene.topic("young", 0, 0)
     scene.servers.admin.on_unload = raising(AssertionError("nothing is unloaded"))
     found = applied(scene, plan := planned(scene))
-    assert said(found) == {ids[0]: (REMOVED, Code.TAKEN_OFF), ids[1]: (REMOVED, Code.TAKEN_OFF)}
+    assert said(found) == {ids[0]: (Outcome.REMOVED, Code.TAKEN_OFF), ids[1]: (Outcome.REMOVED, Code.TAKEN_OFF)}
     assert (scene.listed("a"), scene.listed("young")) == (ids[2:], young)
     sent = [decode_deletion_message(raw) for _, _, raw, _ in scene.servers.deletion_topics.waiting.values()]
     assert [one.ledger_id for one in sent] == ids[:2]
@@ -62,7 +62,7 @@ def test_applying_it_again_changes_nothing(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90, 80)
     plan = planned(scene)
     applied(scene, plan)
-    assert said(applied(scene, plan)) == dict.fromkeys(ids[:2], (NOTHING, Stays.NOT_LISTED))
+    assert said(applied(scene, plan)) == dict.fromkeys(ids[:2], (Outcome.NOTHING, Stays.NOT_LISTED))
     assert scene.listed("a") == ids[2:]
     assert len(scene.servers.deletion_topics.waiting) == 2
 
@@ -71,7 +71,7 @@ def test_a_dry_run_writes_nothing(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     before = scene.servers.zookeeper.zxid
-    assert said(applied(scene, plan, dry_run=True)) == {ids[0]: (GOES, Code.MAY_GO)}
+    assert said(applied(scene, plan, dry_run=True)) == {ids[0]: (Outcome.GOES, Code.MAY_GO)}
     assert scene.servers.zookeeper.zxid == before
 
 
@@ -82,7 +82,7 @@ def test_a_policy_that_changed_keeps_all(scene: RetentionScene, minutes: int) ->
     plan = planned(scene)
     scene.retention(minutes, -1)
     (one,) = applied(scene, plan)
-    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], REFUSED, Stays.POLICY)
+    assert (one.ledger_id, one.outcome, one.why.code) == (ids[0], Outcome.REFUSED, Stays.POLICY)
     assert f"{minutes} minutes" in one.reason or minutes == -1
     assert scene.listed("a") == ids
 
@@ -91,7 +91,7 @@ def test_a_policy_that_is_not_known_any_more_keeps_all(scene: RetentionScene) ->
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     scene.servers.put(f"/admin/policies/{NAMESPACE}", b"{}")
-    assert said(applied(scene, plan)) == {ids[0]: (REFUSED, Stays.POLICY)}
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.POLICY)}
 
 
 def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: RetentionScene) -> None:
@@ -109,7 +109,7 @@ def test_a_policy_that_changes_while_messages_are_sent_keeps_all(scene: Retentio
             return sent
 
     scene.open_queue = Sending
-    assert said(applied(scene, plan)) == {ids[0]: (REFUSED, Stays.POLICY)}
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.REFUSED, Stays.POLICY)}
     assert scene.listed("a") == ids
 
 
@@ -117,14 +117,17 @@ def test_a_cursor_that_moved_back_keeps_what_it_needs(scene: RetentionScene) -> 
     ids = scene.topic("a", 100, 90, 80, cursor=1)
     plan = planned(scene)
     scene.position("a", Position(ids[0], 0))
-    assert said(applied(scene, plan)) == {ids[0]: (REMOVED, Code.TAKEN_OFF), ids[1]: (REFUSED, Stays.CURSOR)}
+    assert said(applied(scene, plan)) == {
+        ids[0]: (Outcome.REMOVED, Code.TAKEN_OFF),
+        ids[1]: (Outcome.REFUSED, Stays.CURSOR),
+    }
 
 
 def test_a_topic_that_was_loaded_meanwhile_is_left_to_its_broker(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90)
     plan = planned(scene)
     scene.servers.load(A)
-    assert said(applied(scene, plan)) == {ids[0]: (LEFT_TO_BROKER, Code.TOPIC_LOADED)}
+    assert said(applied(scene, plan)) == {ids[0]: (Outcome.LEFT_TO_BROKER, Code.TOPIC_LOADED)}
     assert scene.listed("a") == ids
 
 
@@ -135,7 +138,7 @@ def test_a_topic_that_was_made_anew_keeps_its_ledgers(scene: RetentionScene) -> 
     new = scene.topic("a", 0, 0)
     scene.servers.wait(1)
     found = applied(scene, plan)
-    assert {one.outcome for one in found} <= {REFUSED, NOTHING}
+    assert {one.outcome for one in found} <= {Outcome.REFUSED, Outcome.NOTHING}
     assert scene.listed("a") == new
 
 
@@ -164,7 +167,7 @@ def test_a_plan_that_must_not_be_applied_is_refused(scene: RetentionScene) -> No
 
 def test_a_limit_takes_the_oldest_first(scene: RetentionScene) -> None:
     ids = scene.topic("a", 100, 90, 80)
-    assert said(applied(scene, planned(scene), limit=1)) == {ids[0]: (REMOVED, Code.TAKEN_OFF)}
+    assert said(applied(scene, planned(scene), limit=1)) == {ids[0]: (Outcome.REMOVED, Code.TAKEN_OFF)}
     assert scene.listed("a") == ids[1:]
 
 

@@ -35,15 +35,15 @@ from pulsar_lifecycle.ports.bundle import Ports
 from pulsar_lifecycle.records import tables
 from pulsar_lifecycle.records.codes import Code, Why
 from pulsar_lifecycle.records.findings import Context
-from pulsar_lifecycle.records.outcomes import DELETED, LEFT, MARKED, REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.topics import first_phase, snapshot
-from pulsar_lifecycle.topics.first_phase import GOES, NOTHING, REMOVED, LedgerOutcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.topics.unloads import RunGuard, Unloads
-from pulsar_lifecycle.topics.write import ATTEMPTS, FAILED, TopicRun
+from pulsar_lifecycle.topics.write import ATTEMPTS, TopicRun
 from pulsar_lifecycle.trimming import delete_topic as trimming_delete_topic
 from pulsar_lifecycle.trimming import trim as trimming_trim
-from pulsar_lifecycle.trimming.trim import LEFT_TO_BROKER, TrimOrder
+from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.crash import Tell, killed_at_every_step, raising
 from tests.kit.fakes.metadata_store import Operation
 from tests.kit.topic_scene import OTHER, TOPIC, TopicScene, outcomes
@@ -152,14 +152,14 @@ def scene() -> Scene:
 def test_exactly_the_ledgers_asked_for_leave_an_unloaded_topic(scene: Scene) -> None:
     found = scene.trim()
     gone, left = scene.ids[:3], scene.ids[3:]
-    assert outcomes(found) == dict.fromkeys(gone, REMOVED)
+    assert outcomes(found) == dict.fromkeys(gone, Outcome.REMOVED)
     assert scene.listed == left
     assert scene.sent == [(i, LedgerType.LEDGER) for i in gone]
-    assert scene.rows == {MARKED: gone, REMOVED: gone}
+    assert scene.rows == {Outcome.MARKED: gone, Outcome.REMOVED: gone}
     assert scene.cluster.ledger_ids() >= set(scene.ids)  # nothing is deleted by the first phase
     assert scene.left_pending == []
     stats = [scene.cluster.zookeeper.stat(scene.cluster.path(i)) for i in gone]
-    rows = [json.loads(row.detail)["czxid"] for row in scene.cluster.journal.rows if row.outcome == MARKED]
+    rows = [json.loads(row.detail)["czxid"] for row in scene.cluster.journal.rows if row.outcome == Outcome.MARKED]
     assert rows == [stat.czxid for stat in stats if stat]
     assert {(row.action, row.bytes, row.component) for row in scene.cluster.journal.rows} == {
         ("delete-ledger", 10, "Managed-Ledger")
@@ -203,7 +203,7 @@ def test_a_run_without_orders_only_settles(scene: Scene) -> None:
 def test_two_orders_for_one_topic_are_one(scene: Scene) -> None:
     orders = [TrimOrder(TOPIC, frozenset({i})) for i in scene.ids[:2]]
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
-    assert outcomes(found) == dict.fromkeys(scene.ids[:2], REMOVED)
+    assert outcomes(found) == dict.fromkeys(scene.ids[:2], Outcome.REMOVED)
     assert scene.cluster.zookeeper.stat(scene.path).version == 1  # type: ignore[union-attr]
     assert trimming_trim.merged(orders) == {TOPIC: TrimOrder(TOPIC, frozenset(scene.ids[:2]))}
 
@@ -220,7 +220,7 @@ def test_an_order_below_the_first_ledger_says_so(scene: Scene, empty: bool) -> N
     assert (
         list(found.values())
         == planned
-        == [LedgerOutcome(str(TOPIC), -1, NOTHING, Why(Code.NOTHING_LISTED, f"it {begins}: none is up to 0"))]
+        == [LedgerOutcome(str(TOPIC), -1, Outcome.NOTHING, Why(Code.NOTHING_LISTED, f"it {begins}: none is up to 0"))]
     )
 
 
@@ -229,21 +229,21 @@ def test_another_topics_ledger_is_not_one_that_left(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, [scene.cluster.ledger(data_tags(TOPIC)) for _ in range(2)])
     order = TrimOrder(TOPIC, frozenset({first, other}))
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
-    assert outcomes(found) == {first: NOTHING, other: REFUSED}
+    assert outcomes(found) == {first: Outcome.NOTHING, other: Outcome.REFUSED}
     assert found[other].reason.endswith(f"BookKeeper's z-node says that it is of {OTHER.managed_ledger}")
 
 
 def test_ledgers_that_left_already_are_nothing_to_do(scene: Scene) -> None:
     order = TrimOrder(TOPIC, frozenset({*scene.ids[:2], 10**9}))
     assert outcomes(scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))) == {
-        **dict.fromkeys(scene.ids[:2], REMOVED),
-        10**9: REFUSED,
+        **dict.fromkeys(scene.ids[:2], Outcome.REMOVED),
+        10**9: Outcome.REFUSED,
     }
 
     planned = trimming_trim.plan_trim(scene.run(), scene.ports(), order)
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
     assert list(found.values()) == planned
-    assert outcomes(found) == {**dict.fromkeys(scene.ids[:2], NOTHING), 10**9: REFUSED}
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:2], Outcome.NOTHING), 10**9: Outcome.REFUSED}
     assert found[scene.ids[0]].reason == f"its topic does not list it: it begins with ledger {scene.ids[2]}"
 
 
@@ -254,7 +254,7 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     scene.cluster.topic(TOPIC, scene.ids, offloaded={first: offload, second: replace(offload, bookkeeper_deleted=True)})
     scene.cluster.remove(scene.cluster.path(second))
     scene.cluster.wait(1)
-    assert outcomes(scene.trim()) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert outcomes(scene.trim()) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED)
     assert scene.sent == [
         (first, LedgerType.LEDGER),
         (first, LedgerType.OFFLOAD_LEDGER),
@@ -269,7 +269,7 @@ def test_both_copies_get_a_message_and_a_deleted_one_none(scene: Scene) -> None:
     ]
     actions = {row.ledger_id: row.action for row in scene.journalled("mark")}
     assert actions[second] == "delete-offload-ledger"
-    marks = [json.loads(row.detail) for row in scene.journalled("mark") if row.outcome == MARKED]
+    marks = [json.loads(row.detail) for row in scene.journalled("mark") if row.outcome == Outcome.MARKED]
     assert [(mark["uuid"], mark["bucket"]) for mark in marks] == [(str(uuid), "b"), (str(uuid), "b"), ("", "")]
 
 
@@ -278,14 +278,14 @@ def test_a_copy_in_bookkeeper_that_was_released_and_is_there_gets_a_message_and_
     first = scene.ids[0]
     scene.cluster.topic(TOPIC, scene.ids, offloaded={first: offload})
     scene.cluster.wait(1)
-    assert outcomes(scene.trim(0)) == {first: REMOVED}
+    assert outcomes(scene.trim(0)) == {first: Outcome.REMOVED}
     assert scene.sent == [(first, LedgerType.LEDGER), (first, LedgerType.OFFLOAD_LEDGER)]
     assert first in scene.marks
     before = scan(scene.cluster)
     scene.cluster.wait(25)
     now = scan(scene.cluster, previous=[before])
     found = {d.info.ledger_type: d.outcome for d in delete(scene.cluster, now, before)}
-    assert found[LedgerType.LEDGER] == DELETED
+    assert found[LedgerType.LEDGER] == Outcome.DELETED
     assert not scene.cluster.exists(first)
 
 
@@ -320,9 +320,9 @@ def test_a_mark_waives_nothing_for_a_ledger_in_bookkeeper_that_got_no_message(
         scene.cluster.zookeeper.unreadable.add(scene.cluster.path(first))
     scene.cluster.wait(1)
     found = scene.delete_topic() if whole else scene.trim(0)
-    assert found[first].outcome == (LEFT if whole else REMOVED)
+    assert found[first].outcome == (Outcome.LEFT if whole else Outcome.REMOVED)
     assert [kind for ledger_id, kind in scene.sent if ledger_id == first] == [LedgerType.OFFLOAD_LEDGER]
-    (mark,) = (row for row in scene.journalled("mark") if (row.ledger_id, row.outcome) == (first, MARKED))
+    (mark,) = (row for row in scene.journalled("mark") if (row.ledger_id, row.outcome) == (first, Outcome.MARKED))
     assert json.loads(mark.detail)["czxid"] is None
 
 
@@ -331,7 +331,7 @@ def test_an_offloaded_copy_that_could_not_be_deleted_stays_listed(scene: Scene) 
     scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[1]: offload})
     scene.cluster.wait(1)
     found = scene.trim()
-    assert outcomes(found) == dict(zip(scene.ids[:3], [REMOVED, REFUSED, REFUSED], strict=True))
+    assert outcomes(found) == dict(zip(scene.ids[:3], [Outcome.REMOVED, Outcome.REFUSED, Outcome.REFUSED], strict=True))
     assert "google-cloud-storage" in found[scene.ids[1]].reason
     assert scene.sent == [(scene.ids[0], LedgerType.LEDGER)]
 
@@ -349,7 +349,7 @@ def test_nothing_is_sent_for_a_topic_with_a_leaked_open_ledger(scene: Scene) -> 
 
     for work, ids in ((trim, scene.ids[:2]), (whole, [-1])):
         found = scene.act(work)
-        assert outcomes(found) == dict.fromkeys(ids, REFUSED)
+        assert outcomes(found) == dict.fromkeys(ids, Outcome.REFUSED)
         assert "never closed" in found[ids[0]].reason
     assert scene.sent == []
     assert scene.listed == scene.ids
@@ -360,14 +360,14 @@ def test_what_was_not_acknowledged_stays_and_so_does_what_comes_after(scene: Sce
     scene.queue.refused = {scene.ids[refused]}
     found = scene.trim()
     assert scene.listed == scene.ids[refused:]
-    assert outcomes(found) == {i: REMOVED if i < scene.ids[refused] else LEFT for i in scene.ids[:3]}
-    assert scene.rows.get(REMOVED, []) == scene.ids[:refused]
+    assert outcomes(found) == {i: Outcome.REMOVED if i < scene.ids[refused] else Outcome.LEFT for i in scene.ids[:3]}
+    assert scene.rows.get(Outcome.REMOVED, []) == scene.ids[:refused]
     failed = [row.ledger_id for row in scene.journalled("send") if row.outcome == "send-failed"]
     assert failed == [scene.ids[refused]]
-    assert scene.rows[LEFT] == scene.ids[refused:3]
+    assert scene.rows[Outcome.LEFT] == scene.ids[refused:3]
     scene.queue.refused = set()
     scene.cluster.wait(1)
-    assert set(outcomes(scene.trim()).values()) == {REMOVED}
+    assert set(outcomes(scene.trim()).values()) == {Outcome.REMOVED}
     assert scene.listed == scene.ids[3:]
 
 
@@ -390,7 +390,7 @@ def refused(scene: Scene, **policy: Any) -> str:
     """Why the whole topic was refused; proves that nothing was written or sent."""
     version = scene.cluster.zookeeper.stat(scene.path)
     (one,) = scene.trim(**policy).values()
-    assert (one.ledger_id, one.outcome) == (-1, REFUSED)
+    assert (one.ledger_id, one.outcome) == (-1, Outcome.REFUSED)
     assert scene.cluster.zookeeper.stat(scene.path) == version
     assert scene.sent == []
     assert scene.cluster.journal.rows == []
@@ -447,7 +447,11 @@ def test_the_last_entry_of_the_cursor_ledger_is_the_truth(scene: Scene, state: L
     ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=entries, state=state)
     scene.cursor("s", Position(99, 0), ledger=ledger)
     found = scene.trim()
-    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: REFUSED, scene.ids[2]: REFUSED}
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.REMOVED,
+        scene.ids[1]: Outcome.REFUSED,
+        scene.ids[2]: Outcome.REFUSED,
+    }
     assert "cursor s stands at" in found[scene.ids[1]].reason
     assert scene.listed == scene.ids[1:]
 
@@ -455,19 +459,23 @@ def test_the_last_entry_of_the_cursor_ledger_is_the_truth(scene: Scene, state: L
 def test_a_cursor_ledger_without_entries_leaves_the_z_nodes_position(scene: Scene) -> None:
     ledger = scene.cluster.ledger(cursor_tags(TOPIC, "s"), entries=[], state=LedgerState.OPEN)
     scene.cursor("s", Position(scene.ids[1], -1), ledger=ledger)
-    assert outcomes(scene.trim())[scene.ids[1]] == REFUSED
+    assert outcomes(scene.trim())[scene.ids[1]] == Outcome.REFUSED
     assert scene.listed == scene.ids[1:]
 
 
 def test_the_ledger_whose_last_entry_the_slowest_cursor_stands_at_goes(scene: Scene) -> None:
     scene.cursor("s", Position(scene.ids[1], 0))
-    assert outcomes(scene.trim()) == {scene.ids[0]: REMOVED, scene.ids[1]: REMOVED, scene.ids[2]: REFUSED}
+    assert outcomes(scene.trim()) == {
+        scene.ids[0]: Outcome.REMOVED,
+        scene.ids[1]: Outcome.REMOVED,
+        scene.ids[2]: Outcome.REFUSED,
+    }
     assert scene.listed == scene.ids[2:]
 
 
 def test_every_durable_cursor_counts(scene: Scene) -> None:
     scene.cursor("pulsar.dedup", Position(scene.ids[0], -1))
-    assert set(outcomes(scene.trim()).values()) == {REFUSED}
+    assert set(outcomes(scene.trim()).values()) == {Outcome.REFUSED}
     assert scene.listed == scene.ids
 
 
@@ -491,7 +499,7 @@ def test_a_partition_of_a_shadow_topic_that_a_separate_configuration_store_names
     scene.configuration.put(PARENT, json.dumps({"properties": {SHADOW_SOURCE: "x"}}).encode())
     assert {one.reason for one in scene.trim().values()} == {"shadow topic of x: its ledgers are its source's"}
     (whole,) = scene.delete_topic(force=True).values()
-    assert (whole.outcome, whole.reason) == (REFUSED, "shadow topic of x: its ledgers are its source's")
+    assert (whole.outcome, whole.reason) == (Outcome.REFUSED, "shadow topic of x: its ledgers are its source's")
     assert scene.listed == scene.ids
     assert scene.sent == []
 
@@ -549,9 +557,11 @@ def shadow(scene: Scene, source: str, partitioned: bool = False) -> None:
 @pytest.mark.parametrize("source", [str(TOPIC), str(TOPIC).partition("://")[2], str(TOPIC.partitioned_parent)])
 def test_the_source_of_a_shadow_topic_made_after_the_scan(scene: Scene, source: str, partitioned: bool) -> None:
     shadow(scene, source, partitioned)
-    assert {(one.outcome, one.reason) for one in scene.trim().values()} == {(REFUSED, "source of a shadow topic")}
+    assert {(one.outcome, one.reason) for one in scene.trim().values()} == {
+        (Outcome.REFUSED, "source of a shadow topic")
+    }
     (whole,) = scene.delete_topic(force=True).values()
-    assert (whole.ledger_id, whole.outcome, whole.reason) == (-1, REFUSED, "source of a shadow topic")
+    assert (whole.ledger_id, whole.outcome, whole.reason) == (-1, Outcome.REFUSED, "source of a shadow topic")
     assert scene.listed == scene.ids
     assert scene.sent == []
     assert scene.cluster.journal.rows == []
@@ -563,10 +573,10 @@ def test_a_shadow_topic_made_between_the_messages_and_the_brokers_delete(scene: 
     scene.cluster.admin.on_delete = asked.append
     queue = Sending(scene.queue, lambda: shadow(scene, str(TOPIC)))
     found = scene.delete_topic(force=True, ports=replace(scene.ports(), queue=queue))
-    assert found[-1].outcome == FAILED
+    assert found[-1].outcome == Outcome.FAILED
     assert "source of a shadow topic" in found[-1].reason
     assert asked == []
-    assert scene.rows == {MARKED: sorted(scene.ids), LEFT: sorted(scene.ids)}
+    assert scene.rows == {Outcome.MARKED: sorted(scene.ids), Outcome.LEFT: sorted(scene.ids)}
 
 
 def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> None:
@@ -583,7 +593,7 @@ def test_a_shadow_topic_made_while_another_topic_is_trimmed(scene: Scene) -> Non
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
     assert found[ids[0]].reason == "source of a shadow topic"
-    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], REMOVED), ids[0]: REFUSED}
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], Outcome.REMOVED), ids[0]: Outcome.REFUSED}
 
 
 @pytest.mark.parametrize("data", [b"\x47\x78junk", b"\xff" + SHADOW_SOURCE.encode(), None])
@@ -594,7 +604,7 @@ def test_a_topic_that_may_be_a_shadow_topic_and_cannot_be_read(scene: Scene, dat
         scene.cluster.zookeeper.unreadable.add(path)
     assert path in refused(scene)
     (whole,) = scene.delete_topic(force=True).values()
-    assert whole.outcome == REFUSED
+    assert whole.outcome == Outcome.REFUSED
     assert path in whole.reason
 
 
@@ -616,7 +626,7 @@ def test_a_partitioned_topic_that_may_be_a_shadow_topic(scene: Scene, path: str,
 def test_a_loaded_topic_is_left_to_its_broker(scene: Scene) -> None:
     scene.load()
     found = scene.trim()
-    assert outcomes(found) == dict.fromkeys(scene.ids[:3], LEFT_TO_BROKER)
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.LEFT_TO_BROKER)
     assert "trimming.loaded_topics" in found[scene.ids[0]].reason
     assert scene.listed == scene.ids
     assert scene.sent == []
@@ -628,7 +638,7 @@ def test_a_loaded_topic_is_left_to_its_broker_where_caps_were_checked(scene: Sce
     scene.load()
     order = TrimOrder(TOPIC, up_to=scene.ids[2], counted=frozenset())
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
-    assert outcomes(found) == dict.fromkeys(scene.ids[:3], LEFT_TO_BROKER)
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.LEFT_TO_BROKER)
     assert scene.listed == scene.ids
 
 
@@ -647,13 +657,13 @@ def test_what_may_be_loaded_counts_as_loaded(scene: Scene, why: str) -> None:
         run = replace(run, brokers=silent) if why == "silent" else run
         return work(run, ports, guard, [TrimOrder(TOPIC, up_to=scene.ids[2])])
 
-    assert set(outcomes(scene.act(trim)).values()) == {LEFT_TO_BROKER}
+    assert set(outcomes(scene.act(trim)).values()) == {Outcome.LEFT_TO_BROKER}
     assert scene.listed == scene.ids
 
 
 def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: Scene) -> None:
     scene.load()
-    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED)
     assert scene.listed == scene.ids[3:]
     assert scene.cluster.admin.touched == [TOPIC]
     assert scene.left_pending == []
@@ -662,19 +672,19 @@ def test_a_loaded_topic_is_written_and_unloaded_when_the_policy_says_so(scene: S
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [
-        ("acme", REMOVED),
-        ("acme/orders", REMOVED),
-        (str(TOPIC), REMOVED),
-        (str(TOPIC.partitioned_parent), REMOVED),
-        ("acme/other", LEFT_TO_BROKER),
-        (str(OTHER), LEFT_TO_BROKER),
+        ("acme", Outcome.REMOVED),
+        ("acme/orders", Outcome.REMOVED),
+        (str(TOPIC), Outcome.REMOVED),
+        (str(TOPIC.partitioned_parent), Outcome.REMOVED),
+        ("acme/other", Outcome.LEFT_TO_BROKER),
+        (str(OTHER), Outcome.LEFT_TO_BROKER),
     ],
 )
 def test_the_policy_may_name_whose_loaded_topics_are_written(scene: Scene, name: str, outcome: str) -> None:
     scene.load()
     order, ports = TrimOrder(TOPIC, up_to=scene.ids[2]), scene.ports()
     planned = trimming_trim.plan_trim(scene.run(frozenset({name})), ports, order)
-    assert {one.outcome for one in planned} == {GOES if outcome == REMOVED else LEFT_TO_BROKER}
+    assert {one.outcome for one in planned} == {Outcome.GOES if outcome == Outcome.REMOVED else Outcome.LEFT_TO_BROKER}
     assert outcomes(scene.trim(loaded_topics=frozenset({name}))) == dict.fromkeys(scene.ids[:3], outcome)
 
 
@@ -689,17 +699,17 @@ def test_a_failed_unload_is_tried_again_reported_and_settled_by_the_next_run(sce
     scene.cluster.admin.on_unload = fails
     found = scene.trim(loaded_topics=True)
     assert len(asked) == 6  # three at once, three at the end of the run
-    assert found[-1].outcome == FAILED
+    assert found[-1].outcome == Outcome.FAILED
     assert "is pending: 500" in found[-1].reason
     assert scene.listed == scene.ids[3:]
     assert [(o.topic, o.loaded) for o in scene.pending_unloads] == [(TOPIC, True)]
     assert "500" in scene.cluster.journal.rows[-1].reason
 
-    assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == FAILED  # not written again before that
+    assert scene.trim(upto=3, loaded_topics=True)[-1].outcome == Outcome.FAILED  # not written again before that
     assert scene.listed == scene.ids[3:]
 
     scene.cluster.admin.on_unload = lambda topic: None
-    assert outcomes(scene.trim(loaded_topics=True)) == {-1: NOTHING}  # nothing is left to trim
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.NOTHING}  # nothing is left to trim
     assert scene.left_pending == []
 
 
@@ -712,7 +722,7 @@ def test_an_unload_that_works_the_second_time(scene: Scene) -> None:
             raise error
 
     scene.cluster.admin.on_unload = now_and_then
-    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {Outcome.REMOVED}
     assert scene.left_pending == []
 
 
@@ -729,7 +739,7 @@ def test_a_broker_that_is_down_is_not_asked_for_every_topic(scene: Scene) -> Non
         scene.cluster.load(topic)
         control.note_unload(scene.store, control.PendingUnload(topic, True, 0, control.LEASE))
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(replace(run), ports, guard, []))
-    assert found[-1].outcome == FAILED
+    assert found[-1].outcome == Outcome.FAILED
     assert len(set(asked)) <= 6  # three as it begins, three as it ends
     assert len(scene.left_pending) == 9
 
@@ -758,8 +768,8 @@ def test_no_loaded_topic_is_written_that_cannot_be_unloaded(scene: Scene, error:
         lambda run, ports, guard: found.extend(trimming_trim.trim_topics(run, ports, guard, orders)) or found,
         loaded_topics=True,
     )
-    assert [one.outcome for one in found if one.ledger_id >= 0] == [REMOVED] + [LEFT_TO_BROKER] * 5
-    reasons = [one.reason for one in found if one.outcome == LEFT_TO_BROKER]
+    assert [one.outcome for one in found if one.ledger_id >= 0] == [Outcome.REMOVED] + [Outcome.LEFT_TO_BROKER] * 5
+    reasons = [one.reason for one in found if one.outcome == Outcome.LEFT_TO_BROKER]
     if tried:
         assert reasons == [f"its topic is loaded, and it cannot be unloaded: {error}"] * tried + [
             f"its topic is loaded, and topics of its tenant cannot be unloaded: {error}"
@@ -811,14 +821,16 @@ def test_owed_unloads_that_fail_stop_no_other_topic(scene: Scene, error: Excepti
     scene.cluster.admin.on_unload = some_fail
     found = trim_all(scene, orders)
     said = {order.topic: found[min(order.ledgers)].outcome for order in orders if min(order.ledgers) in found}
-    assert [said[order.topic] for order in orders[6:]] == [REMOVED] * 6
+    assert [said[order.topic] for order in orders[6:]] == [Outcome.REMOVED] * 6
     assert len(scene.left_pending) == 5
     if isinstance(error, AccessDenied):
         assert found[min(orders[5].ledgers)].reason == f"its topic is loaded, and it cannot be unloaded: {error}"
-        assert said[orders[5].topic] == LEFT_TO_BROKER
+        assert said[orders[5].topic] == Outcome.LEFT_TO_BROKER
     else:
-        assert said[orders[5].topic] == REMOVED
-    assert len(unloaded) == 6 + 1 + 2 * (said[orders[5].topic] == REMOVED)  # the first of a tenant before it is written
+        assert said[orders[5].topic] == Outcome.REMOVED
+    assert len(unloaded) == 6 + 1 + 2 * (
+        said[orders[5].topic] == Outcome.REMOVED
+    )  # the first of a tenant before it is written
 
 
 @pytest.mark.parametrize("error", [AccessDenied("403"), Unavailable("503")])
@@ -833,7 +845,7 @@ def test_where_no_unload_works_nothing_is_written_in_any_other_tenant_either(sce
         found = trim_all(scene, orders)
         assert len(scene.left_pending) == 1
     refused = [one for one in found.values() if one.ledger_id >= 0]
-    assert {one.outcome for one in refused} == {LEFT_TO_BROKER}
+    assert {one.outcome for one in refused} == {Outcome.LEFT_TO_BROKER}
     assert all("cannot be unloaded" in one.reason for one in refused)
 
 
@@ -866,10 +878,10 @@ def test_where_some_unloads_fail_one_topic_is_owed_it_at_most(scene: Scene) -> N
         found = trim_all(scene, orders)
         assert len(scene.left_pending) == 1
     said = {one.topic: one.outcome for one in found.values() if one.ledger_id >= 0}
-    assert {Topic.parse(name) for name, outcome in said.items() if outcome == LEFT_TO_BROKER} == sick - {
+    assert {Topic.parse(name) for name, outcome in said.items() if outcome == Outcome.LEFT_TO_BROKER} == sick - {
         scene.pending_unloads[0].topic
     }
-    assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {NOTHING}
+    assert {outcome for name, outcome in said.items() if Topic.parse(name) not in sick} == {Outcome.NOTHING}
 
 
 def test_a_run_that_three_unloads_failed_writes_no_more(scene: Scene) -> None:
@@ -885,7 +897,7 @@ def test_a_run_that_three_unloads_failed_writes_no_more(scene: Scene) -> None:
     scene.cluster.admin.on_unload = fails_once_written
     found = trim_all(scene, orders)
     assert len(scene.left_pending) == len(touched) == 3
-    assert [one.reason for one in found.values() if one.outcome == LEFT_TO_BROKER] == [
+    assert [one.reason for one in found.values() if one.outcome == Outcome.LEFT_TO_BROKER] == [
         "its topic is loaded, and unloads fail: 500"
     ] * 6
 
@@ -943,7 +955,7 @@ def test_a_topic_that_was_owed_an_unload_is_not_passed_over_in_silence(scene: Sc
     scene.cluster.admin.on_unload = at_first
     control.note_unload(scene.store, control.PendingUnload(TOPIC, True, 0, control.LEASE))
     found = scene.trim()
-    assert outcomes(found) == {-1: FAILED}
+    assert outcomes(found) == {-1: Outcome.FAILED}
     assert found[-1].reason == "nothing was trimmed, an unload of it was pending: 503; run again"
     assert scene.left_pending == []
 
@@ -968,7 +980,7 @@ def test_only_what_was_counted_against_the_caps_leaves_a_list(scene: Scene) -> N
     first, second, third = scene.ids[:3]
     order = TrimOrder(TOPIC, up_to=third, counted=frozenset({first}))
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, [order]))
-    assert outcomes(found) == {first: REMOVED, second: REFUSED, third: REFUSED}
+    assert outcomes(found) == {first: Outcome.REMOVED, second: Outcome.REFUSED, third: Outcome.REFUSED}
     assert first_phase.NOT_COUNTED in found[second].reason
     assert scene.listed == scene.ids[1:]
 
@@ -979,7 +991,7 @@ def test_a_topic_that_was_not_counted_against_the_caps_is_not_deleted(scene: Sce
         (whole,) = scene.act(
             lambda *given, counted=counted: trimming_delete_topic.delete_topic(*given, TOPIC, True, counted)
         ).values()
-        assert whole.outcome == REFUSED
+        assert whole.outcome == Outcome.REFUSED
         assert first_phase.NOT_COUNTED in whole.reason
     assert (scene.sent, scene.listed) == ([], scene.ids)
     scene.act(lambda *given: trimming_delete_topic.delete_topic(*given, TOPIC, True, scene.ids))
@@ -998,7 +1010,7 @@ def test_what_is_only_offloaded_or_has_no_tags_weighs_in_the_plan_to_delete_its_
     planned = {
         one.ledger_id: one for one in trimming_delete_topic.plan_topic_deletion(scene.run(), scene.ports(), TOPIC)
     }
-    assert outcomes(planned) == dict.fromkeys([-1, *scene.ids], GOES)
+    assert outcomes(planned) == dict.fromkeys([-1, *scene.ids], Outcome.GOES)
     assert [planned[i].bytes for i in (offloaded, untagged)] == [sizes[offloaded], sizes[untagged]]
     assert sizes[offloaded]
 
@@ -1015,7 +1027,7 @@ def test_an_owed_unload_that_cannot_be_read_hinders_no_other_topic(scene: Scene,
         scene.cluster.zookeeper.unreadable.add(path)
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=scene.ids[2])]
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
-    assert outcomes(found) == dict.fromkeys(scene.ids[:3], REMOVED) | {-1: FAILED}
+    assert outcomes(found) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED) | {-1: Outcome.FAILED}
     assert path in found[-1].reason
     assert found[-1].topic == (str(OTHER) if "orders" in name else path)
     assert scene.cluster.zookeeper.stat(path) is not None  # whoever looks at it deletes it
@@ -1025,7 +1037,7 @@ def test_a_topic_whose_owed_unload_cannot_be_read_is_not_trimmed(scene: Scene) -
     path = f"{control.PENDING_UNLOADS[control.LEASE]}/{encode_name(TOPIC.managed_ledger)}"
     scene.cluster.put(path, b"{")
     found = scene.trim()
-    assert outcomes(found) == {-1: FAILED}
+    assert outcomes(found) == {-1: Outcome.FAILED}
     assert f"then delete {path}" in found[-1].reason
     assert scene.listed == scene.ids
 
@@ -1040,14 +1052,14 @@ def test_owed_unloads_that_cannot_be_listed_stop_the_run(scene: Scene) -> None:
 def test_a_loaded_topic_that_may_not_be_written_is_not_unloaded(scene: Scene) -> None:
     scene.load()
     scene.on_write(raising(AccessDenied("NoAuth")))
-    assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.FAILED}
     assert (scene.cluster.admin.touched, scene.left_pending) == ([], [])
 
 
 def test_no_write_without_an_unload_left(scene: Scene) -> None:
     scene.load()
     found = scene.trim(loaded_topics=True, limit=0)
-    assert set(outcomes(found).values()) == {LEFT_TO_BROKER}
+    assert set(outcomes(found).values()) == {Outcome.LEFT_TO_BROKER}
     assert "max_unloads" in found[scene.ids[0]].reason
     assert scene.listed == scene.ids
 
@@ -1078,10 +1090,10 @@ def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_h
     scene.cluster.admin.on_unload = unknown
     found = scene.trim(loaded_topics=True)
     assert scene.listed == scene.ids[3:]
-    assert (found[-1].outcome, found[-1].reason) == (FAILED, "an unload of it is pending: 404")
+    assert (found[-1].outcome, found[-1].reason) == (Outcome.FAILED, "an unload of it is pending: 404")
     assert "is pending: 404" in scene.cluster.journal.rows[-1].reason
     listed[0] = False  # the lists lag behind
-    assert outcomes(scene.trim(loaded_topics=True)) == {-1: FAILED}
+    assert outcomes(scene.trim(loaded_topics=True)) == {-1: Outcome.FAILED}
     assert scene.left_pending == [True]
     scene.cluster.wait(1)
     scene.cluster.admin.failure = Unavailable("down")
@@ -1098,7 +1110,7 @@ def test_an_unload_that_its_broker_calls_unknown_stays_owed_while_a_broker_may_h
 
 def test_a_topic_that_a_broker_loaded_meanwhile_is_unloaded_at_once(scene: Scene) -> None:
     scene.on_write(lambda: scene.cluster.load(TOPIC), "after")
-    assert set(outcomes(scene.trim()).values()) == {REMOVED}
+    assert set(outcomes(scene.trim()).values()) == {Outcome.REMOVED}
     assert scene.cluster.admin.touched == [TOPIC]
     assert scene.left_pending == []
     assert scene.cluster.clock.slept == []
@@ -1127,7 +1139,7 @@ def test_a_topic_that_nobody_loads_is_not_touched(scene: Scene) -> None:
 def test_brokers_that_do_not_answer_leave_it_owed(scene: Scene) -> None:
     scene.on_write(lambda: setattr(scene.cluster.admin, "failure", Unavailable("down")), "after")
     found = scene.trim()
-    assert found[-1].outcome == FAILED
+    assert found[-1].outcome == Outcome.FAILED
     assert "did not answer: down" in found[-1].reason
     assert scene.left_pending == [False]
     scene.cluster.admin.failure = None
@@ -1149,9 +1161,9 @@ def broker_rolls_over(scene: Scene) -> None:
 
 def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
     scene.on_write(lambda: broker_rolls_over(scene))
-    assert set(outcomes(scene.trim()).values()) == {LEFT}
+    assert set(outcomes(scene.trim()).values()) == {Outcome.LEFT}
     assert scene.listed == scene.ids
-    assert scene.rows[LEFT] == scene.ids[:3]
+    assert scene.rows[Outcome.LEFT] == scene.ids[:3]
     assert scene.left_pending == []
     assert scene.cluster.admin.touched == []
 
@@ -1159,10 +1171,10 @@ def test_a_broker_that_was_faster_gets_its_topic(scene: Scene) -> None:
 def test_a_loaded_topic_that_was_written_meanwhile_is_judged_again(scene: Scene) -> None:
     scene.load()
     scene.on_write(lambda: broker_rolls_over(scene))
-    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {Outcome.REMOVED}
     assert scene.listed == scene.ids[3:]
     assert len(scene.sent) == 3  # no message twice
-    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:3]}
 
 
 def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene) -> None:
@@ -1170,19 +1182,19 @@ def test_a_ledger_that_was_offloaded_anew_meanwhile_is_sent_as_that(scene: Scene
     first, again = (OffloadContext(UUID(int=n), True, False, 1, "aws-s3", {"bucket": "b"}) for n in (9, 10))
     scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: first})
     scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: again}))
-    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {Outcome.REMOVED}
     raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
     contexts = [info.offload_context for info in map(decode_deletion_message, raws) if info.offload_context]
     assert [context.lsb for context in contexts] == [9, 10]
-    assert marked_copies(scene, MARKED) == [str(UUID(int=9)), str(UUID(int=10))]
+    assert marked_copies(scene, Outcome.MARKED) == [str(UUID(int=9)), str(UUID(int=10))]
 
 
 def test_a_ledger_that_is_offloaded_while_it_is_trimmed_is_marked_with_its_copy(scene: Scene) -> None:
     scene.load()
     copy = OffloadContext(UUID(int=9), True, False, 1, "aws-s3", {"bucket": "b"})
     scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: copy}))
-    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {REMOVED}
-    assert marked_copies(scene, MARKED) == ["", str(copy.uuid)]
+    assert set(outcomes(scene.trim(0, loaded_topics=True)).values()) == {Outcome.REMOVED}
+    assert marked_copies(scene, Outcome.MARKED) == ["", str(copy.uuid)]
 
 
 def marked_copies(scene: Scene, outcome: str) -> list[str]:
@@ -1193,7 +1205,7 @@ def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
     scene.load()
     scene.on_write(lambda: broker_rolls_over(scene), times=99)
     found = scene.trim(loaded_topics=True)
-    assert set(outcomes(found).values()) == {LEFT}
+    assert set(outcomes(found).values()) == {Outcome.LEFT}
     assert scene.listed == scene.ids
     assert scene.left_pending == []
 
@@ -1201,7 +1213,7 @@ def test_a_topic_that_never_comes_to_rest_is_left(scene: Scene) -> None:
 def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
     scene.load()
     scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids[3:]))
-    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {Outcome.REMOVED}
     assert scene.left_pending == []
     assert scene.cluster.admin.touched == []  # the write that was lost needs no unload
 
@@ -1209,7 +1221,7 @@ def test_a_broker_that_trimmed_the_same_ledgers(scene: Scene) -> None:
 def test_a_broker_that_trimmed_some_of_them(scene: Scene) -> None:
     scene.load()
     scene.on_write(lambda: scene.cluster.topic(TOPIC, scene.ids[1:]))
-    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], REMOVED)
+    assert outcomes(scene.trim(loaded_topics=True)) == dict.fromkeys(scene.ids[:3], Outcome.REMOVED)
     assert scene.listed == scene.ids[3:]
 
 
@@ -1219,12 +1231,12 @@ def test_a_write_without_answer_is_judged_by_what_is_there(scene: Scene, when: s
     if loaded:
         scene.load()
     scene.on_write(raising(OutcomeUnknown("connection lost")), when)
-    assert set(outcomes(scene.trim(loaded_topics=loaded)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(loaded_topics=loaded)).values()) == {Outcome.REMOVED}
     assert scene.listed == scene.ids[3:]
     assert len(scene.sent) == 3
     assert scene.cluster.admin.touched == [TOPIC] * loaded
     assert scene.left_pending == []
-    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:3]}
 
 
 def test_a_write_that_went_through_before_a_broker_wrote_too(scene: Scene) -> None:
@@ -1236,7 +1248,7 @@ def test_a_write_that_went_through_before_a_broker_wrote_too(scene: Scene) -> No
         raise OutcomeUnknown("connection lost")
 
     scene.on_write(rolled_over, "after")
-    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {REMOVED}
+    assert set(outcomes(scene.trim(loaded_topics=True)).values()) == {Outcome.REMOVED}
     assert scene.listed == scene.ids[3:]
     assert scene.cluster.admin.touched == [TOPIC]
 
@@ -1244,9 +1256,9 @@ def test_a_write_that_went_through_before_a_broker_wrote_too(scene: Scene) -> No
 def test_a_topic_that_is_deleted_before_the_write(scene: Scene) -> None:
     scene.on_write(lambda: scene.cluster.remove(scene.path))
     found = scene.trim()
-    assert set(outcomes(found).values()) == {LEFT}
+    assert set(outcomes(found).values()) == {Outcome.LEFT}
     assert "does not exist" in found[scene.ids[0]].reason
-    assert scene.rows[LEFT] == scene.ids[:3]
+    assert scene.rows[Outcome.LEFT] == scene.ids[:3]
 
 
 @pytest.mark.parametrize("moment", range(70))
@@ -1276,12 +1288,15 @@ def test_a_topic_that_is_created_again_at_any_moment_is_left_alone_though_a_ledg
 def test_the_journal_has_the_last_word_on_what_an_error_interrupted(scene: Scene, when: str, error: Exception) -> None:
     scene.on_write(raising(error), when)
     with pytest.raises(LeaseLost) if isinstance(error, LeaseLost) else nullcontext():
-        assert FAILED in outcomes(scene.trim()).values()
-    marked = [row.reason for row in scene.journalled("mark") if row.outcome == MARKED]
+        assert Outcome.FAILED in outcomes(scene.trim()).values()
+    marked = [row.reason for row in scene.journalled("mark") if row.outcome == Outcome.MARKED]
     assert set(marked) == {"about to be taken off its topic's list"}
-    assert scene.rows == {MARKED: scene.ids[:3], (LEFT if when == "before" else REMOVED): scene.ids[:3]}
+    assert scene.rows == {
+        Outcome.MARKED: scene.ids[:3],
+        (Outcome.LEFT if when == "before" else Outcome.REMOVED): scene.ids[:3],
+    }
     assert scene.listed == scene.ids[0 if when == "before" else 3 :]
-    assert all(str(error) in row.reason for row in scene.journalled("mark") if row.outcome != MARKED)
+    assert all(str(error) in row.reason for row in scene.journalled("mark") if row.outcome != Outcome.MARKED)
 
 
 def test_a_topic_that_cannot_be_read_after_an_error_stays_marked(scene: Scene) -> None:
@@ -1290,8 +1305,8 @@ def test_a_topic_that_cannot_be_read_after_an_error_stays_marked(scene: Scene) -
         raise Unavailable("no answer")
 
     scene.on_write(fails)
-    assert scene.trim()[-1].outcome == FAILED
-    assert scene.rows == {MARKED: scene.ids[:3]}
+    assert scene.trim()[-1].outcome == Outcome.FAILED
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3]}
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -1305,8 +1320,8 @@ def test_a_write_without_answer_and_a_topic_that_cannot_be_judged_again(scene: S
 
     scene.on_write(lost, when)
     assert "no permission" in scene.trim()[-1].reason
-    there = {LEFT if when == "before" else REMOVED: scene.ids[:3]}
-    assert scene.rows == {MARKED: scene.ids[:3]} | (there if unread == "cursor" else {})
+    there = {Outcome.LEFT if when == "before" else Outcome.REMOVED: scene.ids[:3]}
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3]} | (there if unread == "cursor" else {})
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -1329,7 +1344,7 @@ def test_writes_that_never_get_an_answer(scene: Scene, loaded: bool) -> None:
     scene.on_write(lost_at_last, "after", times=ATTEMPTS)
     assert "run again" in scene.trim(loaded_topics=loaded)[-1].reason
     assert scene.listed == scene.ids[3:]
-    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:3]}
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:3]}
 
 
 class Sending:
@@ -1350,8 +1365,12 @@ def test_a_cursor_that_moves_back_or_turns_up_while_we_send(scene: Scene, name: 
     queue = Sending(scene.queue, lambda: scene.cursor(name, Position(scene.ids[1], -1)))
     found = scene.trim(ports=replace(scene.ports(), queue=queue))
     assert scene.listed == scene.ids[1:]
-    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: REFUSED, scene.ids[2]: REFUSED}
-    assert scene.rows[REMOVED] == scene.ids[:1]
+    assert outcomes(found) == {
+        scene.ids[0]: Outcome.REMOVED,
+        scene.ids[1]: Outcome.REFUSED,
+        scene.ids[2]: Outcome.REFUSED,
+    }
+    assert scene.rows[Outcome.REMOVED] == scene.ids[:1]
 
 
 @pytest.mark.parametrize("loaded", [False, True])
@@ -1367,8 +1386,8 @@ def test_a_cursor_that_moves_back_or_turns_up_right_before_the_write(scene: Scen
     scene.store.after = hook
     found = scene.trim(loaded_topics=loaded)
     assert scene.listed == scene.ids[1:]
-    assert outcomes(found) == {scene.ids[0]: REMOVED, scene.ids[1]: LEFT, scene.ids[2]: LEFT}
-    assert scene.rows == {MARKED: scene.ids[:3], REMOVED: scene.ids[:1], LEFT: scene.ids[1:3]}
+    assert outcomes(found) == {scene.ids[0]: Outcome.REMOVED, scene.ids[1]: Outcome.LEFT, scene.ids[2]: Outcome.LEFT}
+    assert scene.rows == {Outcome.MARKED: scene.ids[:3], Outcome.REMOVED: scene.ids[:1], Outcome.LEFT: scene.ids[1:3]}
     assert scene.left_pending == []
 
 
@@ -1378,7 +1397,7 @@ def test_a_cursor_that_cannot_be_read_right_before_the_write(scene: Scene) -> No
             scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
 
     scene.store.after = hook
-    assert set(outcomes(scene.trim()).values()) == {LEFT}
+    assert set(outcomes(scene.trim()).values()) == {Outcome.LEFT}
     assert scene.listed == scene.ids
     assert scene.left_pending == []
 
@@ -1413,12 +1432,12 @@ def test_a_run_that_is_paused_has_reported_what_it_did(scene: Scene, when: str) 
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=1)]
     with pytest.raises(Paused):
         scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders, report))
-    assert {one.ledger_id for one in heard if one.outcome == REMOVED} == set(scene.ids[:3])
+    assert {one.ledger_id for one in heard if one.outcome == Outcome.REMOVED} == set(scene.ids[:3])
 
 
 def test_a_journal_that_fails_stops_before_the_write(scene: Scene) -> None:
     scene.cluster.journal.failure = StoreError("disk full")
-    assert scene.trim()[-1].outcome == FAILED
+    assert scene.trim()[-1].outcome == Outcome.FAILED
     assert scene.listed == scene.ids
 
 
@@ -1429,7 +1448,7 @@ def test_an_error_of_one_topic_leaves_the_others(scene: Scene) -> None:
     scene.cluster.zookeeper.unreadable.add(f"{scene.path}/s")
     orders = [TrimOrder(TOPIC, up_to=scene.ids[2]), TrimOrder(OTHER, up_to=ids[0])]
     found = scene.act(lambda run, ports, guard: trimming_trim.trim_topics(run, ports, guard, orders))
-    assert outcomes(found) == {-1: REFUSED, ids[0]: REMOVED}
+    assert outcomes(found) == {-1: Outcome.REFUSED, ids[0]: Outcome.REMOVED}
 
 
 # ------------------------------------------------------------------------------------------------------ killed anywhere
@@ -1528,14 +1547,14 @@ def test_killed_at_every_step_a_rerun_ends_well(loaded: bool) -> None:
         assert scene.listed in (scene.ids, scene.ids[3:]), step
         if scene.listed == scene.ids[3:]:
             assert {i for i, _ in scene.sent} == set(scene.ids[:3]), step
-            assert scene.rows[MARKED] == scene.ids[:3], step
+            assert scene.rows[Outcome.MARKED] == scene.ids[:3], step
             fresh = not loaded or brokers[-1].read == brokers[-1].version
             assert fresh or scene.left_pending, step
         scene.cluster.wait(1)
         again = scene.trim(loaded_topics=loaded)
         left = {i: one for i, one in outcomes(again).items() if i >= 0}
         assert left or again[-1].reason.startswith("it begins with ledger"), step
-        assert set(left.values()) <= {REMOVED}, step
+        assert set(left.values()) <= {Outcome.REMOVED}, step
         assert scene.listed == scene.ids[3:], step
         assert scene.left_pending == [], step
         assert not loaded or brokers[-1].read == brokers[-1].version, step
@@ -1554,10 +1573,10 @@ def test_a_dry_run_says_what_would_happen_and_writes_nothing(scene: Scene, loade
     scene.store = scene.cluster.open_store(read_only=True)
     order = TrimOrder(TOPIC, frozenset({77}), scene.ids[3])
     found = {one.ledger_id: one for one in trimming_trim.plan_trim(scene.run(), scene.ports(), order)}
-    goes = LEFT_TO_BROKER if loaded else GOES
-    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: REFUSED, 77: REFUSED}
+    goes = Outcome.LEFT_TO_BROKER if loaded else Outcome.GOES
+    assert outcomes(found) == {**dict.fromkeys(scene.ids[:3], goes), scene.ids[3]: Outcome.REFUSED, 77: Outcome.REFUSED}
     planned = trimming_delete_topic.plan_topic_deletion(scene.run(), scene.ports(), TOPIC)
-    assert {one.outcome for one in planned} == {GOES}
+    assert {one.outcome for one in planned} == {Outcome.GOES}
     assert {one.ledger_id for one in planned} == {*scene.ids, -1}
     assert (scene.cluster.zookeeper.zxid, scene.sent, scene.cluster.journal.rows) == (before, [], [])
     assert scene.cluster.admin.touched == []
@@ -1569,13 +1588,13 @@ def test_a_dry_run_says_that_an_unload_is_owed_first(scene: Scene) -> None:
     for loaded, reason in ((False, ""), (True, "only if the pending unload of its topic succeeds first")):
         control.note_unload(scene.store, replace(left_pending, loaded=loaded))
         assert [(o.outcome, o.reason) for o in trimming_trim.plan_trim(scene.run(), scene.ports(), order)] == [
-            (GOES, reason)
+            (Outcome.GOES, reason)
         ]
     scene.cluster.put(left_pending.path, b"{")
     (found,) = trimming_trim.plan_trim(scene.run(), scene.ports(), order)
-    assert (found.ledger_id, found.outcome) == (-1, FAILED)
+    assert (found.ledger_id, found.outcome) == (-1, Outcome.FAILED)
     assert found.reason.startswith(f"nothing would be trimmed, an unload of it is pending: {left_pending.path}")
-    assert scene.trim()[-1].outcome == FAILED
+    assert scene.trim()[-1].outcome == Outcome.FAILED
 
 
 # --------------------------------------------------------------------------------------------------------- whole topics
@@ -1622,11 +1641,11 @@ def everything(scene: Scene) -> Everything:
 def test_a_whole_topic_sends_for_every_ledger_then_goes(everything: Everything) -> None:
     scene = everything.scene
     found = scene.delete_topic()
-    assert outcomes(found) == dict.fromkeys([*everything.components, -1], REMOVED)
+    assert outcomes(found) == dict.fromkeys([*everything.components, -1], Outcome.REMOVED)
     raws = [raw for _, _, raw, _ in scene.cluster.deletion_topics.waiting.values()]
     assert {i.ledger_id: i.component for i in map(decode_deletion_message, raws)} == everything.components
     assert scene.cluster.zookeeper.stat(scene.path) is None
-    assert set(scene.rows[MARKED]) == set(scene.rows[REMOVED]) == set(everything.components)
+    assert set(scene.rows[Outcome.MARKED]) == set(scene.rows[Outcome.REMOVED]) == set(everything.components)
     assert {row.reason for row in scene.journalled("send")} == {"its broker is asked to delete its topic next"}
 
 
@@ -1642,11 +1661,11 @@ def test_a_topic_that_the_broker_refuses_stays_and_says_why(everything: Everythi
     scene = everything.scene
     scene.cluster.admin.connected.add(TOPIC)
     found = scene.delete_topic()
-    assert found[-1].outcome == FAILED
+    assert found[-1].outcome == Outcome.FAILED
     assert "connected clients" in found[-1].reason
     assert "kept" in found[-1].reason
-    assert set(scene.rows[LEFT]) == set(everything.components)
-    assert outcomes(scene.delete_topic(force=True))[-1] == REMOVED
+    assert set(scene.rows[Outcome.LEFT]) == set(everything.components)
+    assert outcomes(scene.delete_topic(force=True))[-1] == Outcome.REMOVED
 
 
 def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(everything: Everything) -> None:
@@ -1659,7 +1678,7 @@ def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(every
 
     scene.cluster.admin.on_delete = half
     found = scene.delete_topic()
-    assert set(scene.rows[LEFT]) == set(everything.components)
+    assert set(scene.rows[Outcome.LEFT]) == set(everything.components)
     gone = {
         i for i, one in found.items() if one.reason == "the broker deleted it, but not its topic: 500: no offloader"
     }
@@ -1667,8 +1686,8 @@ def test_a_broker_that_fails_half_way_is_said_to_have_deleted_what_is_gone(every
     assert "in use and be kept" in found[scene.ids[4]].reason
     said = f"the broker deleted 4 of its {len(everything.components)} ledgers, but not the topic"
     said += ": 500: no offloader; run again"
-    assert (found[-1].outcome, found[-1].reason) == (FAILED, said)
-    journalled = {row.ledger_id: row.reason for row in scene.journalled("mark") if row.outcome == LEFT}
+    assert (found[-1].outcome, found[-1].reason) == (Outcome.FAILED, said)
+    journalled = {row.ledger_id: row.reason for row in scene.journalled("mark") if row.outcome == Outcome.LEFT}
     assert journalled == {i: one.reason for i, one in found.items() if i >= 0}
 
 
@@ -1677,7 +1696,7 @@ def test_a_topic_without_every_receipt_is_not_deleted(everything: Everything) ->
     scene.queue.refused = {everything.bucket}
     assert str(everything.bucket) in scene.delete_topic()[-1].reason
     assert scene.listed == scene.ids
-    assert MARKED not in scene.rows
+    assert Outcome.MARKED not in scene.rows
 
 
 @pytest.mark.parametrize("done", [False, True])
@@ -1690,7 +1709,7 @@ def test_a_deletion_without_answer_is_judged_by_what_is_there(everything: Everyt
         raise OutcomeUnknown("timed out")
 
     scene.cluster.admin.on_delete = lost
-    assert outcomes(scene.delete_topic())[-1] == (REMOVED if done else FAILED)
+    assert outcomes(scene.delete_topic())[-1] == (Outcome.REMOVED if done else Outcome.FAILED)
 
 
 def test_a_topic_that_a_producer_created_again_at_once(everything: Everything) -> None:
@@ -1701,7 +1720,7 @@ def test_a_topic_that_a_producer_created_again_at_once(everything: Everything) -
         scene.cluster.topic(TOPIC, [])
 
     scene.cluster.admin.on_delete = again
-    assert outcomes(scene.delete_topic())[-1] == REMOVED
+    assert outcomes(scene.delete_topic())[-1] == Outcome.REMOVED
 
 
 @pytest.mark.parametrize(
@@ -1719,7 +1738,7 @@ def test_a_whole_topic_is_refused_by_the_same_names(everything: Everything, cont
             replace(run, context=context), ports, guard, TOPIC, False
         )
     )
-    assert outcomes(found) == {-1: REFUSED}
+    assert outcomes(found) == {-1: Outcome.REFUSED}
     assert scene.sent == []
 
 
@@ -1745,7 +1764,7 @@ def test_a_whole_topic_sends_for_the_offloaded_copies_that_could_be_deleted(
     scene = everything.scene
     offload = OffloadContext(UUID(int=9), True, False, 1, driver, {"bucket": "b"})
     scene.cluster.topic(TOPIC, scene.ids, offloaded={scene.ids[0]: offload})
-    assert outcomes(scene.delete_topic(force=True))[-1] == REMOVED
+    assert outcomes(scene.delete_topic(force=True))[-1] == Outcome.REMOVED
     assert (scene.ids[0], LedgerType.LEDGER) in scene.sent
     assert ((scene.ids[0], LedgerType.OFFLOAD_LEDGER) in scene.sent) == sent
 
@@ -1757,9 +1776,9 @@ def test_killed_at_every_step_a_topic_goes_the_second_time() -> None:
     steps: list[str] = []
     for scene, step in killed(make, lambda s, ports: s.delete_topic(ports=ports)):
         steps.append(step)
-        assert not [row for row in scene.cluster.journal.rows if row.outcome == LEFT], step
+        assert not [row for row in scene.cluster.journal.rows if row.outcome == Outcome.LEFT], step
         if scene.cluster.zookeeper.stat(scene.path):
-            assert outcomes(scene.delete_topic())[-1] == REMOVED, step
+            assert outcomes(scene.delete_topic())[-1] == Outcome.REMOVED, step
         assert scene.cluster.zookeeper.stat(scene.path) is None, step
         assert {i for i, _ in scene.sent} >= set(scene.ids), step
     assert steps == [
@@ -1786,7 +1805,7 @@ def test_what_a_trim_removed_a_deletion_run_deletes_without_the_grace_period(sce
     scene.cluster.clock.advance(700)
     now = scan(scene.cluster, previous=[before])
     decisions = delete(scene.cluster, now, before)
-    assert [(d.info.ledger_id, d.outcome) for d in decisions] == [(i, DELETED) for i in scene.ids[:3]]
+    assert [(d.info.ledger_id, d.outcome) for d in decisions] == [(i, Outcome.DELETED) for i in scene.ids[:3]]
     assert scene.cluster.ledger_ids() >= set(scene.ids[3:])
 
 
@@ -1797,5 +1816,5 @@ def test_what_a_trim_left_a_deletion_run_keeps(scene: Scene) -> None:
     scene.trim()
     scene.cluster.wait(2)
     now = scan(scene.cluster, previous=[before])
-    assert DELETED not in {d.outcome for d in delete(scene.cluster, now, before)}
+    assert Outcome.DELETED not in {d.outcome for d in delete(scene.cluster, now, before)}
     assert scene.cluster.ledger_ids() >= set(scene.ids)

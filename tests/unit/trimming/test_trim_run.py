@@ -14,9 +14,10 @@ from pulsar_lifecycle.io.clock import SystemClock
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.records.epoch import Census, Epoch
 from pulsar_lifecycle.records.findings import Context
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.run_settings import ApplySettings
 from pulsar_lifecycle.settings import Settings
-from pulsar_lifecycle.topics.first_phase import GOES, LedgerOutcome
+from pulsar_lifecycle.topics.first_phase import LedgerOutcome
 from pulsar_lifecycle.trimming import trim_run
 from pulsar_lifecycle.trimming.trim import TrimOrder
 from tests.kit.builders import some_why
@@ -73,11 +74,11 @@ def test_what_the_newest_scan_found_open_is_known(tmp_path: Path) -> None:
 def test_the_caps_of_one_launch_hold_for_what_leaves_lists_too(caps: dict[str, Any], why: str) -> None:
     """What stays and what is of a topic as a whole does not count."""
     goes = [
-        LedgerOutcome(topic, ledger, GOES, some_why(""), 10)
+        LedgerOutcome(topic, ledger, Outcome.GOES, some_why(""), 10)
         for topic, ledger in (("t1", 1), ("t1", 2), ("t1", 3), ("t2", 4))
     ]
     others = [
-        LedgerOutcome("t1", -1, GOES, some_why("the topic")),
+        LedgerOutcome("t1", -1, Outcome.GOES, some_why("the topic")),
         LedgerOutcome("t2", 5, "refused", some_why("a cursor stands there"), 1 << 60),
     ]
     census = Census("bookkeeper_ledgers", "", 10, 10, 0, 0)
@@ -95,7 +96,7 @@ def test_what_could_not_go_when_the_caps_were_checked_stays(monkeypatch: pytest.
     other = TrimOrder(Topic.parse("persistent://a/b/d"), up_to=9)
     planned = {
         order.topic: [
-            LedgerOutcome(str(order.topic), 1, GOES, some_why(""), 10),
+            LedgerOutcome(str(order.topic), 1, Outcome.GOES, some_why(""), 10),
             LedgerOutcome(str(order.topic), 2, "refused", some_why("a cursor")),
         ],
         other.topic: [LedgerOutcome(str(other.topic), -1, "refused", some_why("a z-node could not be read"))],

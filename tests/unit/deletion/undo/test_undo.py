@@ -12,26 +12,14 @@ from uuid import UUID
 import pytest
 
 from pulsar_lifecycle.deletion.undo.undo import begun, preview, undo
-from pulsar_lifecycle.deletion.undo.undone import (
-    LOST,
-    PRESENT,
-    RECREATED,
-    RECREATING,
-    RESTORABLE,
-    RESTORED,
-    UNCONFIRMED,
-    UNKNOWN,
-    Undone,
-    UndoPorts,
-    UndoRun,
-)
+from pulsar_lifecycle.deletion.undo.undone import Undone, UndoPorts, UndoRun
 from pulsar_lifecycle.errors import LeaseLost, OutcomeUnknown, Overloaded, Paused, StoreError, Unavailable
 from pulsar_lifecycle.formats import ledger_metadata
 from pulsar_lifecycle.formats.deletion_message import encode_deletion_message
 from pulsar_lifecycle.formats.ledger_metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from pulsar_lifecycle.model import Topic
 from pulsar_lifecycle.ports import Archived, JournalRow, ReplicaCheck
-from pulsar_lifecycle.records.outcomes import DELETED, REFUSED
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs import control
 from pulsar_lifecycle.runs.apply import intents
 from tests.kit.crash import Crash, Steps, watch
@@ -172,10 +160,10 @@ def outcomes(done: dict[int, Undone]) -> list[str]:
 def test_whole_ledgers_come_back_with_their_bytes_and_are_restored_after_a_second_check(scene: Scene) -> None:
     done = scene.undo()
 
-    assert outcomes(done) == [RESTORED] * 3
+    assert outcomes(done) == [Outcome.RESTORED] * 3
     for ledger_id in scene.ids:
         assert scene.data(ledger_id) == scene.archived(ledger_id).data
-        assert scene.journal(ledger_id) == [RECREATING, RECREATED, RESTORED]
+        assert scene.journal(ledger_id) == [Outcome.RECREATING, Outcome.RECREATED, Outcome.RESTORED]
     assert sum(scene.cluster.clock.slept) == pytest.approx(GC_WAIT)
     row = scene.cluster.journal.rows[-1]
     assert (row.topic, row.component, row.bytes) == (str(TOPIC), "Managed-Ledger", 50)
@@ -187,7 +175,7 @@ def test_whole_ledgers_come_back_with_their_bytes_and_are_restored_after_a_secon
 def test_the_parents_that_bookkeeper_took_away_come_back_too(scene: Scene) -> None:
     for path in ("/ledgers/00/0000", "/ledgers/00"):
         scene.store.delete(path, -1)
-    assert outcomes(scene.undo()) == [RESTORED] * 3
+    assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
@@ -201,7 +189,7 @@ def test_a_ledger_that_its_topic_lists_as_released_is_told_from_the_others(scene
 
 def test_a_topic_that_cannot_be_decoded_stops_no_undo(scene: Scene) -> None:
     scene.cluster.put(scene.cluster.topic_path(TOPIC), b"\xff")
-    assert outcomes(scene.undo()) == [RESTORED] * 3
+    assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
 
 
 def test_a_dry_run_says_what_would_happen_and_changes_nothing(scene: Scene) -> None:
@@ -215,7 +203,7 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(scene: Scene) -> N
 
     done = preview(scene.run(), ports, scene.cluster.journal.nodes, {})
 
-    assert [one.outcome for one in done] == [RESTORABLE, RESTORABLE, LOST]
+    assert [one.outcome for one in done] == [Outcome.RESTORABLE, Outcome.RESTORABLE, Outcome.LOST]
     assert "all there" in done[0].reason
     assert "under-replicated" in done[1].reason
     assert "missing on a:3181" in done[1].reason
@@ -228,45 +216,45 @@ def test_a_dry_run_says_what_would_happen_and_changes_nothing(scene: Scene) -> N
 def test_what_every_replica_lost_is_past_saving_and_stays_away(scene: Scene) -> None:
     scene.collect(scene.ids[1], A, B, C)
     done = scene.undo()
-    assert outcomes(done) == [RESTORED, LOST, RESTORED]
+    assert outcomes(done) == [Outcome.RESTORED, Outcome.LOST, Outcome.RESTORED]
     assert not scene.exists(scene.ids[1])
-    assert scene.journal(scene.ids[1]) == [LOST]
+    assert scene.journal(scene.ids[1]) == [Outcome.LOST]
 
 
 def test_one_entry_without_any_replica_is_past_saving(scene: Scene) -> None:
     scene.collect(scene.ids[0], A, B)  # entries 0, 3, 6 and 9 were on these two alone
     done = scene.undo()
-    assert done[scene.ids[0]].outcome == LOST
+    assert done[scene.ids[0]].outcome == Outcome.LOST
     assert "4 on no bookie any more" in done[scene.ids[0]].reason
 
 
 def test_what_one_bookie_lost_is_restored_and_said_to_be_under_replicated(scene: Scene) -> None:
     scene.collect(scene.ids[0], B)
     done = scene.undo()
-    assert outcomes(done) == [RESTORED] * 3
+    assert outcomes(done) == [Outcome.RESTORED] * 3
     assert "under-replicated" in done[scene.ids[0]].reason
 
 
 def test_a_silent_bookie_is_refused_unless_the_operator_allows_it(scene: Scene) -> None:
     scene.cluster.reader.silent = {C}
-    assert outcomes(scene.undo()) == [UNKNOWN] * 3
+    assert outcomes(scene.undo()) == [Outcome.UNKNOWN] * 3
     assert not any(map(scene.exists, scene.ids))
 
     done = scene.undo(accept_unknown=True)
 
-    assert outcomes(done) == [RESTORED] * 3
+    assert outcomes(done) == [Outcome.RESTORED] * 3
     assert "silent: bookie c:3181: timed out" in done[scene.ids[0]].reason
 
 
 def test_entries_that_only_silent_bookies_may_hold_are_never_said_to_be_restored(scene: Scene) -> None:
     scene.cluster.reader.silent = {B, C}
     done = scene.undo(accept_unknown=True)
-    assert outcomes(done) == [UNCONFIRMED] * 3
+    assert outcomes(done) == [Outcome.UNCONFIRMED] * 3
     assert all(map(scene.exists, scene.ids))
 
     scene.cluster.reader.silent = set()
     slept = len(scene.cluster.clock.slept)
-    assert outcomes(scene.undo()) == [RESTORED] * 3
+    assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
     assert len(scene.cluster.clock.slept) == slept  # the interval has passed long since
 
 
@@ -287,9 +275,9 @@ def test_what_is_collected_while_it_comes_back_is_taken_away_again(scene: Scene)
     lost = scene.ids[1]
     _during_the_wait(scene, lambda: scene.collect(lost, A, B, C))
     done = scene.undo()
-    assert outcomes(done) == [RESTORED, LOST, RESTORED]
+    assert outcomes(done) == [Outcome.RESTORED, Outcome.LOST, Outcome.RESTORED]
     assert not scene.exists(lost)
-    assert scene.journal(lost) == [RECREATING, RECREATED, LOST]
+    assert scene.journal(lost) == [Outcome.RECREATING, Outcome.RECREATED, Outcome.LOST]
 
 
 @pytest.mark.parametrize("change", ["written", "replaced", "removed"])
@@ -309,7 +297,7 @@ def test_a_z_node_that_is_not_as_we_made_it_is_left_alone(scene: Scene, change: 
     _during_the_wait(scene, meddle)
     done = scene.undo()
 
-    assert outcomes(done) == [RESTORED, UNCONFIRMED, RESTORED]
+    assert outcomes(done) == [Outcome.RESTORED, Outcome.UNCONFIRMED, Outcome.RESTORED]
     assert scene.exists(touched) == (change != "removed")
 
 
@@ -321,15 +309,15 @@ def test_an_undo_goes_on_with_what_autorecovery_moved_since(scene: Scene, ended:
     moved, another, _ = scene.ids
     if ended.startswith("killed"):
         rows = scene.cluster.journal.rows
-        rows[:] = [row for row in rows if row.outcome == RECREATING]
+        rows[:] = [row for row in rows if row.outcome == Outcome.RECREATING]
     metadata = ledger_metadata.decode(scene.archived(moved).data)
     moving = replace(metadata, segments=(Segment(0, (A, B, "d:3181")),))
     scene.store.write(scene.cluster.path(moved), ledger_metadata.encode(moving), 0)
     scene.store.write(scene.cluster.path(another), ledger_metadata.encode(replace(metadata, length=51)), 0)
     scene.cluster.reader.silent = set()
 
-    rest = PRESENT if ended == "restored" else RESTORED
-    assert outcomes(scene.undo()) == [rest, REFUSED, rest]
+    rest = Outcome.PRESENT if ended == "restored" else Outcome.RESTORED
+    assert outcomes(scene.undo()) == [rest, Outcome.REFUSED, rest]
     assert ledger_metadata.decode(scene.data(moved)) == moving
 
 
@@ -344,7 +332,7 @@ def test_entries_that_moved_to_another_bookie_meanwhile_are_sought_there(scene: 
 
     _during_the_wait(scene, autorecovery)
     done = scene.undo()
-    assert done[moved].outcome == RESTORED
+    assert done[moved].outcome == Outcome.RESTORED
     assert "all there" in done[moved].reason
 
 
@@ -359,7 +347,7 @@ def test_a_ledger_that_is_there_is_left_alone(scene: Scene) -> None:
 
     done = scene.undo()
 
-    assert outcomes(done) == [PRESENT, PRESENT, REFUSED]
+    assert outcomes(done) == [Outcome.PRESENT, Outcome.PRESENT, Outcome.REFUSED]
     assert "never deleted" in done[never].reason
     assert "restored already" in done[again].reason
     assert "issued again" in done[other].reason
@@ -368,8 +356,8 @@ def test_a_ledger_that_is_there_is_left_alone(scene: Scene) -> None:
 
 def test_a_second_undo_finds_it_restored(scene: Scene) -> None:
     scene.undo()
-    assert outcomes(scene.undo()) == [PRESENT] * 3
-    assert outcomes(scene.preview()) == [PRESENT] * 3
+    assert outcomes(scene.undo()) == [Outcome.PRESENT] * 3
+    assert outcomes(scene.preview()) == [Outcome.PRESENT] * 3
 
 
 @pytest.mark.parametrize(
@@ -385,22 +373,22 @@ def test_a_second_undo_finds_it_restored(scene: Scene) -> None:
 def test_what_may_not_come_back_is_refused_and_says_why(scene: Scene, changes: dict[str, Any], reason: str) -> None:
     scene.edit(scene.ids[0], **changes)
     done = scene.undo()
-    assert outcomes(done) == [REFUSED, RESTORED, RESTORED]
+    assert outcomes(done) == [Outcome.REFUSED, Outcome.RESTORED, Outcome.RESTORED]
     assert reason in done[scene.ids[0]].reason
-    assert scene.journal(scene.ids[0]) == [REFUSED]
+    assert scene.journal(scene.ids[0]) == [Outcome.REFUSED]
 
 
 def test_an_open_ledger_is_refused(scene: Scene) -> None:
     open_ = scene.deleted(LedgerState.OPEN)
     done = scene.undo()
-    assert done[open_].outcome == REFUSED
+    assert done[open_].outcome == Outcome.REFUSED
     assert not scene.exists(open_)
 
 
 def test_an_empty_ledger_needs_no_bookie(scene: Scene) -> None:
     empty = scene.deleted(entries=0)
     scene.cluster.reader.silent = {A, B, C}
-    assert scene.undo()[empty].outcome == RESTORED
+    assert scene.undo()[empty].outcome == Outcome.RESTORED
 
 
 def test_of_two_archived_z_nodes_the_newer_comes_back(scene: Scene) -> None:
@@ -426,11 +414,11 @@ def test_a_pause_interrupts_the_wait_and_a_rerun_goes_on(scene: Scene) -> None:
     _during_the_wait(scene, lambda: control.pause(scene.store, "wait"))
     with pytest.raises(Paused):
         scene.undo()
-    assert [scene.journal(i)[-1] for i in scene.ids] == [RECREATED] * 3
-    assert outcomes(scene.preview()) == [RECREATED] * 3
+    assert [scene.journal(i)[-1] for i in scene.ids] == [Outcome.RECREATED] * 3
+    assert outcomes(scene.preview()) == [Outcome.RECREATED] * 3
 
     control.resume(scene.store)
-    assert outcomes(scene.undo()) == [RESTORED] * 3
+    assert outcomes(scene.undo()) == [Outcome.RESTORED] * 3
     assert sum(scene.cluster.clock.slept) == pytest.approx(GC_WAIT)
 
 
@@ -452,11 +440,11 @@ def test_without_the_lease_nothing_is_taken_away(scene: Scene) -> None:
     with pytest.raises(LeaseLost):
         scene.undo()
     assert scene.exists(lost)
-    assert scene.journal(lost)[-1] == UNCONFIRMED
+    assert scene.journal(lost)[-1] == Outcome.UNCONFIRMED
 
     control.release_lease(scene.store, scene.lease)
     scene.lease = control.take_lease(scene.store, "test", scene.cluster.clock, 1)
-    assert scene.undo()[lost].outcome == LOST
+    assert scene.undo()[lost].outcome == Outcome.LOST
     assert not scene.exists(lost)
 
 
@@ -477,9 +465,13 @@ def test_after_an_unknown_outcome_of_a_creation_what_is_there_decides(scene: Sce
         scene.store.before = lose
     done = scene.undo()
 
-    assert outcomes(done) == [RESTORED if arrived else UNKNOWN, RESTORED, RESTORED]
+    assert outcomes(done) == [Outcome.RESTORED if arrived else Outcome.UNKNOWN, Outcome.RESTORED, Outcome.RESTORED]
     scene.store.before = scene.store.after = lambda operation: None
-    assert outcomes(scene.undo()) == [PRESENT if arrived else RESTORED, PRESENT, PRESENT]
+    assert outcomes(scene.undo()) == [
+        Outcome.PRESENT if arrived else Outcome.RESTORED,
+        Outcome.PRESENT,
+        Outcome.PRESENT,
+    ]
 
 
 def _watched(scene: Scene, steps: Steps) -> None:
@@ -514,7 +506,7 @@ def _killed_at(at: int, collected_meanwhile: bool) -> tuple[Scene, bool]:
         scene.collect(scene.ids[1], A, B, C)
     done = scene.undo()
     assert all(created.count(scene.cluster.path(i)) <= 1 for i in scene.ids), "created twice"
-    assert set(outcomes(done)) <= {RESTORED, PRESENT, LOST}
+    assert set(outcomes(done)) <= {Outcome.RESTORED, Outcome.PRESENT, Outcome.LOST}
     return scene, killed
 
 
@@ -536,10 +528,10 @@ def test_a_crash_at_any_step_is_made_good_by_a_rerun(collected_meanwhile: bool) 
     for at in count():
         scene, killed = _killed_at(at, collected_meanwhile)
         for ledger_id in scene.ids:
-            gone = collected_meanwhile and ledger_id == scene.ids[1] and LOST in scene.journal(ledger_id)
+            gone = collected_meanwhile and ledger_id == scene.ids[1] and Outcome.LOST in scene.journal(ledger_id)
             assert scene.exists(ledger_id) != gone, (at, scene.journal(ledger_id))
-            final = [outcome for outcome in scene.journal(ledger_id) if outcome != PRESENT][-1]
-            assert final == (LOST if gone else RESTORED), (at, scene.journal(ledger_id))
+            final = [outcome for outcome in scene.journal(ledger_id) if outcome != Outcome.PRESENT][-1]
+            assert final == (Outcome.LOST if gone else Outcome.RESTORED), (at, scene.journal(ledger_id))
         if not killed:
             break
     assert at > 30
@@ -582,16 +574,16 @@ def test_a_restored_ledger_is_young_and_its_old_intent_is_refused() -> None:
         now = scan(cluster, previous=[now])
         return [decision.outcome for decision in delete(cluster, now, before)]
 
-    assert deliver() == [DELETED]
+    assert deliver() == [Outcome.DELETED]
     store = cluster.open_store()
     lease = control.take_lease(store, "undo", cluster.clock, 60)
     (row,) = cluster.journal.nodes
     run = replace(Scene().run(), guard=lease.guard, cluster=row.cluster)
     ports = UndoPorts(store, cluster.reader.check_replicas, cluster.journal, cluster.clock, lambda text: None)
-    assert [one.outcome for one in undo(run, ports, [row], {})] == [RESTORED]
+    assert [one.outcome for one in undo(run, ports, [row], {})] == [Outcome.RESTORED]
     control.release_lease(store, lease)
 
-    assert deliver() == [REFUSED]
+    assert deliver() == [Outcome.REFUSED]
     assert cluster.exists(orphan)
     assert now.finding(orphan) == "too_young"
 
