@@ -118,10 +118,11 @@ def open_marks(marked: pa.Table, ended: pa.Table, key: Sequence[str] = ("ledger_
         return marked
     key = list(key)
     marked = marked.append_column("row", pa.array(range(marked.num_rows), pa.int64())).sort_by("at")
-    ends = ended.group_by(key, use_threads=False).aggregate([("at", "max")])
-    last = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
-    last = last.join(ends, key, join_type="left outer", use_threads=False)
-    stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
+    stand = marked.group_by(key, use_threads=False).aggregate([("row", "last"), ("at", "last")])
+    if ended.num_rows:
+        ends = ended.group_by(key, use_threads=False).aggregate([("at", "max")])
+        last = stand.join(ends, key, join_type="left outer", use_threads=False)
+        stand = last.filter(pc.less(pc.fill_null(last.column("at_max"), -1), last.column("at_last")))
     rows = stand.column("row_last").combine_chunks()
     return marked.filter(pc.is_in(marked.column("row"), rows)).drop_columns("row")
 

@@ -231,6 +231,19 @@ def note_domains(rows: Rows, above: int) -> None:
             rows.note(index, Problem.UNKNOWN_DOMAIN, f"topics of domain {domain} are not known: its namespace is kept")
 
 
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    """``values`` as an Arrow array; of nothing but None it is made at once."""
+    if (
+        isinstance(values, list)
+        and values
+        and values[0] is None
+        and not any(values)
+        and values.count(None) == len(values)
+    ):
+        return pa.nulls(len(values), kind)
+    return pa.array(values, kind)
+
+
 PATH, DATA, CZXID, MZXID, CTIME, MTIME, VERSION, NUM_CHILDREN = range(8)
 """Where a :class:`ports.ScanBatch` row has what."""
 
@@ -271,7 +284,7 @@ class Rows:
     def batch(self, wanted: pa.Schema, columns: Mapping[str, Any]) -> pa.RecordBatch:
         """An Arrow batch: the given columns, the rest from the z-nodes; a row with a problem has path and census."""
         return pa.RecordBatch.from_arrays(
-            [pa.array(self._values(f.name, columns), f.type) for f in wanted], schema=wanted
+            [_array(self._values(f.name, columns), f.type) for f in wanted], schema=wanted
         )
 
     def _values(self, name: str, columns: Mapping[str, Any]) -> Any:

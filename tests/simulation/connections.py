@@ -43,11 +43,9 @@ class Made:
     """What there is of a simulated cluster to connect to."""
 
     world: Any
-    lake: FakeLake
-    ids: Ids
     dead_letters: Callable[[], Any]
-    instead: Mapping[str, Any]
-    """Ports that take the place of the cluster's own, by their names."""
+    ports: Mapping[str, Any]
+    """What is open from the beginning, by its name."""
 
 
 class SimConnections(Connections):
@@ -55,18 +53,8 @@ class SimConnections(Connections):
 
     def __init__(self, where: Made, settings: Settings, **asked: Any) -> None:
         super().__init__(settings, **asked)
-        self._where, world = where, where.world
-        self.__dict__ |= {
-            "reader": world.reader,
-            "admin": world.admin,
-            "queue_reader": FakeQueueReader(world.deletion_topics),
-            "journal": world.journal,
-            "journal_reader": world.journal,
-            "lake": where.lake,
-            "clock": world.clock,
-            "ids": where.ids,
-            **where.instead,
-        }
+        self._where = where
+        self.__dict__.update(where.ports)
 
     @cached_property
     def objects(self) -> Any:
@@ -97,7 +85,18 @@ def where_of(
     **instead: Any,
 ) -> Cluster:
     """The cluster as a run takes it, in this process; ``instead``: ports by their names, for the cluster's own."""
-    made = Made(world, lake, ids or SimIds(Random), dead_letters, instead)
+    ports = {
+        "reader": world.reader,
+        "admin": world.admin,
+        "queue_reader": FakeQueueReader(world.deletion_topics),
+        "journal": world.journal,
+        "journal_reader": world.journal,
+        "lake": lake,
+        "clock": world.clock,
+        "ids": ids or SimIds(Random),
+        **instead,
+    }
+    made = Made(world, dead_letters, ports)
 
     def connect(settings: Settings, **asked: Any) -> SimConnections:
         return SimConnections(made, settings, **asked)

@@ -172,8 +172,8 @@ class SimZooKeeper(FakeZooKeeper):
     def connect(self, interceptor: Interceptor, *, read_only: bool, trace: Trace | None, lagging: bool) -> SimStore:
         """A session of the product."""
         self.sessions += 1
-        store = SimStore(self, self.sessions, read_only)
-        store.interceptor, store.trace, store.lagging = interceptor, trace, lagging
+        store = SimStore(self, self.sessions, read_only, interceptor)
+        store.trace, store.lagging = trace, lagging
         self.open.append(store)
         return store
 
@@ -213,9 +213,9 @@ class SimStore(FakeStore):
 
     server: SimZooKeeper
 
-    def __init__(self, server: SimZooKeeper, session: int, read_only: bool) -> None:
+    def __init__(self, server: SimZooKeeper, session: int, read_only: bool, interceptor: Interceptor) -> None:
         super().__init__(server, session, read_only)
-        self.interceptor = Interceptor()
+        self.interceptor = interceptor
         self.trace: Trace | None = None
         self.lagging = False
         self.frozen: FakeZooKeeper | None = None

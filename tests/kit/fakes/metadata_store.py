@@ -71,6 +71,8 @@ class FakeZooKeeper:
         self.zxid = 0
         self.sessions = 0
         self.unreadable: set[str] = set()
+        self._owners: set[int] = set()
+        """Sessions that ever made an ephemeral z-node."""
         self._nodes = {"/": _ZNode(b"", 0, 0, 0, 0, 0, 0)}
         self._names: dict[str, dict[str, None]] = {"/": {}}
 
@@ -113,6 +115,7 @@ class FakeZooKeeper:
             raise NotFound(f"create {path}: there is no {parent}")
         now, zxid = self.clock.now_ms(), self._next()
         self._nodes[path] = _ZNode(data, zxid, zxid, zxid, now, now, owner)
+        self._owners.add(owner)
         self._names[path] = {}
         self._names[parent][name] = None
         self._child_changed(parent, zxid)
@@ -150,8 +153,9 @@ class FakeZooKeeper:
         self.zxid = zxid
 
     def end_session(self, session: int) -> None:
-        for path in [path for path, node in self._nodes.items() if node.owner == session]:
-            self.delete(path, -1)
+        if session in self._owners:
+            for path in [path for path, node in self._nodes.items() if node.owner == session]:
+                self.delete(path, -1)
 
     def _checked(self, path: str, version: int) -> _ZNode:
         node = self._nodes.get(path)
@@ -204,10 +208,10 @@ class FakeStore:
 
     def children(self, paths: Sequence[str]) -> list[Children | Unread | None]:
         def one(path: str) -> Children | Unread | None:
-            node = self._node(path)
-            if not isinstance(node, Node):
-                return node
-            return Children(path, self.server.names(path), node.stat.num_children)
+            stat = self.server.stat(path)
+            if stat is None or path in self.server.unreadable:
+                return self._node(path)  # pyright: ignore[reportReturnType]
+            return Children(path, self.server.names(path), stat.num_children)
 
         return self._run("children", tuple(paths), lambda: [one(path) for path in paths])
 

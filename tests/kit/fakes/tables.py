@@ -75,11 +75,13 @@ def _mask(table: pa.Table, condition: pc.Expression | None) -> Any:
     """Where ``condition`` holds, without other threads: handing a few rows to them takes longer than the work."""
     if condition is None or not table.num_rows:
         return True
-    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
+    asked = str(condition)
+    needed = table.select([name for name in table.column_names if name in asked])
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(needed))
     project = acero.Declaration("project", acero.ProjectNodeOptions([condition], ["matches"]))
-    found = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False)
-    mask = found.column("matches").combine_chunks()
-    return mask if 0 < mask.true_count < len(mask) else mask.true_count > 0
+    (mask,) = acero.Declaration.from_sequence([source, project]).to_table(use_threads=False).column(0).chunks
+    held = mask.true_count
+    return mask if 0 < held < len(mask) else held > 0
 
 
 def _kept(table: pa.Table, mask: Any) -> list[pa.RecordBatch]:
