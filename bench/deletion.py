@@ -311,9 +311,9 @@ def _producing(service_url: str, seconds: float = 0) -> Iterator[dict[str, float
     found: dict[str, float] = {}
     context = get_context("spawn")
     with context.Manager() as manager, context.Pool(1) as pool:
-        stop = manager.Event()
-        pending = pool.apply_async(_produce, (service_url, stop))
-        time.sleep(2)
+        begun, stop = manager.Event(), manager.Event()
+        pending = pool.apply_async(_produce, (service_url, begun, stop))
+        begun.wait(60)
         try:
             yield found
             time.sleep(seconds)
@@ -324,12 +324,13 @@ def _producing(service_url: str, seconds: float = 0) -> Iterator[dict[str, float
     found["p99"] = round(statistics.quantiles(latencies, n=100)[98], 1)
 
 
-def _produce(service_url: str, stop: Any) -> list[float]:
+def _produce(service_url: str, begun: Any, stop: Any) -> list[float]:
     latencies: list[float] = []
     with pulsar_client(service_url) as client:
         producer = client.create_producer("persistent://public/default/bench-latency")
         for _ in range(50):
             producer.send(b"warm")
+        begun.set()
         while not stop.is_set():
             for _ in range(PRODUCED_PER_SECOND // 10):
                 began = time.monotonic()

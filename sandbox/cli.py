@@ -32,12 +32,15 @@ def start(
     brokers: Annotated[int, typer.Option(min=1, max=5, help="Number of brokers.")] = 1,
     gc_wait: Annotated[float, typer.Option(min=1, help="Seconds between the bookies' garbage collections.")] = 60.0,
     offloader: Annotated[bool, typer.Option("--offloader", help="Give the brokers an offloader to S3.")] = False,
+    production: Annotated[
+        bool, typer.Option("--production", help="A new cluster's brokers delete, split, shed and expire by themselves.")
+    ] = False,
 ) -> None:
     """Start the cluster, or whatever part of it is not running."""
     with _one_line_errors():
         begun = time.monotonic()
         cluster = Cluster(data)
-        started = cluster.start(bookies, brokers, gc_wait, offloader=offloader)
+        started = cluster.start(bookies, brokers, gc_wait, offloader=offloader, production=production)
         took = f"ready in {time.monotonic() - begun:.0f} s" if started else "already running"
         print(f"sandbox {took}: admin {cluster.admin_url}, service {cluster.service_url}, state {cluster.state_file}")
 

@@ -121,17 +121,26 @@ class Cluster:
 
     # ------------------------------------------------------------------------------------------------- start, stop
 
-    def start(self, bookies: int = 1, brokers: int = 1, gc_wait: float = 60.0, *, offloader: bool = False) -> list[str]:
+    def start(
+        self,
+        bookies: int = 1,
+        brokers: int = 1,
+        gc_wait: float = 60.0,
+        *,
+        offloader: bool = False,
+        production: bool = False,
+    ) -> list[str]:
         """Start what is missing and return its names; an empty list: everything ran already.
 
         A sandbox keeps its ports and data for the life of its data folder, grows when more servers are asked for and
-        never shrinks. Once ``offloader`` was asked for, its brokers have one; those that ran without are restarted. If
-        a server fails to start, everything this call started is ended again.
+        never shrinks. Once ``offloader`` was asked for, its brokers have one; those that ran without are restarted. A
+        new one's brokers do by themselves what production's do, if so asked. If a server fails to start, everything
+        this call started is ended again.
         """
         if self._load() is None and self.data.exists() and {path.name for path in self.data.iterdir()} - {"lock"}:
             raise SandboxError(f"{self.data} holds something else: give the sandbox a folder of its own with --data")
         with locked(self.data / "lock"):
-            state = self._load() or State(self.data, gc_wait)
+            state = self._load() or State(self.data, gc_wait, production=production)
             if offloader and not state.offloader:
                 state.offloader = True
                 for broker in state.of_kind("broker"):
@@ -351,6 +360,8 @@ class Cluster:
         if server.kind == "broker" and state.offloader:
             plugin = offloader_folder(tools, self._progress)
             more = servers.give_offloader(plugin, folder, BUCKET, f"http://{state.servers['s3proxy'].address}")
+        if server.kind == "broker" and state.production:
+            more = more | servers.production_settings()
         servers.write_configuration(server, self._conf(server), folder, values, more)
 
     def _keys_of(self, state: State, server: Server) -> dict[str, str]:

@@ -110,6 +110,12 @@ def write_configuration(
     conf.write_text("\n".join([Template(template.read_text()).substitute(filled), *lines]) + "\n")
 
 
+def production_settings() -> dict[str, str]:
+    """What brokers have in place of the sandbox's quiet ones, to do by themselves what production's do."""
+    lines = (CONF / "broker-production.conf").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+
+
 def give_offloader(plugin: Path, data: Path, bucket: str, s3: str) -> dict[str, str]:
     """Put the plug-in where brokers look for offloaders, and say what their configuration then has.
 

@@ -23,6 +23,8 @@ class State:
     gc_wait: float = 60.0
     offloader: bool = False
     """Whether its brokers have an offloader."""
+    production: bool = False
+    """Whether its brokers do by themselves what production's do."""
     servers: dict[str, Server] = field(default_factory=dict)
 
     def of_kind(self, kind: str) -> list[Server]:
@@ -47,6 +49,7 @@ class State:
             "lifecycle_toml": str(self.data / "lifecycle.toml"),
             "gc_wait": self.gc_wait,
             "offloader": self.offloader,
+            "production": self.production,
             "servers": {name: server.as_json() for name, server in self.servers.items()},
         }
 
@@ -58,7 +61,8 @@ class State:
         except FileNotFoundError:
             return None
         known = {name: Server(**entry) for name, entry in document["servers"].items()}
-        return cls(Path(document["data"]), document["gc_wait"], document.get("offloader", False), known)
+        production = document.get("production", False)
+        return cls(Path(document["data"]), document["gc_wait"], document.get("offloader", False), production, known)
 
     def save(self, path: Path) -> None:
         """Replace the file in one step."""

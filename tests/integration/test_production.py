@@ -1,0 +1,145 @@
+"""The whole pipeline beside brokers that do by themselves what production's do: two of them, under writes.
+
+They delete inactive topics, split and unload bundles, shed load, expire, trim and compact while we scan, plan, apply
+and delete. What leaks goes, what expired goes, and every message of a live topic stays.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.runs.caps import Order
+from pulsar_lifecycle.topics.first_phase import REMOVED
+from pulsar_lifecycle.trimming.retention_run import apply_retention
+from sandbox import plant, topics
+from sandbox.clients import Admin, pulsar_client, wait_for
+from sandbox.cluster import Cluster
+from tests.integration.pipeline import (
+    Pipeline,
+    existing,
+    new_namespace,
+    settings_file,
+    wait_unlisted,
+    wait_until_unloaded_counts,
+)
+from tests.integration.retention import close_earlier, loaded, retention
+
+pytestmark = pytest.mark.integration
+
+CONTENTS = topics.payloads(120)
+
+
+@pytest.fixture(scope="module")
+def production(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two brokers with production's habits."""
+    cluster = Cluster(tmp_path_factory.mktemp("production") / "sandbox")
+    try:
+        cluster.start(brokers=2, production=True)
+        yield cluster
+    finally:
+        cluster.stop(purge=True)
+
+
+class Writer:
+    """Writes to one topic after the other until told to stop; ``written`` is what brokers acknowledged, by topic."""
+
+    def __init__(self, client: pulsar.Client, names: list[str]) -> None:
+        self.written: dict[str, list[bytes]] = {name: [] for name in names}
+        self._producers = {name: client.create_producer(name, send_timeout_millis=120_000) for name in names}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._write)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            self._thread.join()
+
+    def _write(self) -> None:
+        while not self._stop.is_set():
+            for name, producer in self._producers.items():
+                payload = f"{name} {len(self.written[name])}".encode()
+                producer.send(payload)
+                self.written[name].append(payload)
+            time.sleep(0.05)
+
+
+def read_all(client: pulsar.Client, topic: str) -> list[bytes]:
+    """Each payload once: a client sends again what an unload left unacknowledged."""
+    with closing(client.create_reader(topic, pulsar.MessageId.earliest)) as reader:
+        found: list[bytes] = []
+        while reader.has_message_available():
+            found.append(reader.read_next(60_000).data())
+        return list(dict.fromkeys(found))
+
+
+def bundles(admin: Admin, namespace: str) -> int:
+    return int(admin.call("GET", f"/v2/namespaces/{namespace}/bundles")["numBundles"])
+
+
+def test_brokers_that_delete_split_shed_and_trim_by_themselves_lose_nothing_to_us(
+    production: Cluster, tmp_path: Path
+) -> None:
+    namespace, idle = new_namespace(production, "busy"), new_namespace(production, "idle")
+    live = [f"persistent://{namespace}/live-{number}" for number in range(12)]
+    expired = [f"persistent://{namespace}/expired-{number}" for number in range(3)]
+    inactive = [f"persistent://{idle}/inactive-{number}" for number in range(3)]
+    gone = [f"persistent://{namespace}/gone-{number}" for number in range(2)]
+    pipeline = Pipeline(
+        settings_file(production, tmp_path, {"deletion": {"twoPhaseDeletionReconsumeLaterInSeconds": 1}})
+    )
+    with pulsar_client(production.service_url) as client, Admin(production.admin_url) as admin:
+        retention(admin, namespace, 60)
+        admin.call("DELETE", f"/v2/namespaces/{idle}/retention")  # brokers retain a topic that they delete otherwise
+        for name in (*live, *expired):
+            client.subscribe(name, "holds", initial_position=pulsar.InitialPosition.Earliest).close()
+        before = bundles(admin, namespace)
+        writer = Writer(client, live)
+        with writer.writing():
+            for name in inactive:
+                topics.publish(client, name, CONTENTS)
+            ids = {name: list(dict.fromkeys(topics.publish(client, name, CONTENTS))) for name in expired}
+            for name in expired:
+                admin.topic("DELETE", name, "/subscription/holds?force=true")
+                admin.unload(name)
+            close_earlier(production, expired)
+            wait_unlisted(production, expired)
+            since = time.time()
+            leaked = {entry.ledger_id for name in gone for entry in plant.orphan_data(production, name)}
+            wait_for("a broker to split a bundle", lambda: bundles(admin, namespace) > before)
+            wait_for("brokers to delete inactive topics", lambda: not admin.call("GET", f"/v2/persistent/{idle}"))
+            wait_until_unloaded_counts(since)
+
+            planned = pipeline.confirmed_plan()
+            assert leaked <= planned.ids
+            pipeline.apply(pipeline.order(planned))
+            plan, rows = make_retention_plan(pipeline.where, pipeline.scan())
+            going = {i for name in expired for i in ids[name][:-1]} & set(rows.column("ledger_id").to_pylist())
+            found = apply_retention(pipeline.where, "retention", Order(plan.plan_id, plan.digest), dry_run=False)
+            removed = {one.ledger_id for one in found if one.outcome == REMOVED}
+            assert removed <= going
+            assert removed | {i for name in set(expired) & loaded(production) for i in ids[name]} >= going
+            for _ in range(10):
+                outcomes = pipeline.scan_and_delete()
+                if not (left := existing(production, leaked | removed)):
+                    break
+            assert not left, outcomes
+        assert {name: read_all(client, name) for name in live} == writer.written
+        deleted = {row["ledger_id"] for row in pipeline.journal() if row["outcome"] == "deleted"}
+        assert deleted <= planned.ids | removed
+        assert not {entry for name in live for entry in ledgers_of(admin, name)} & deleted
+
+
+def ledgers_of(admin: Admin, topic: str) -> list[int]:
+    return [one["ledgerId"] for one in admin.topic("GET", topic, "/internalStats")["ledgers"]]
