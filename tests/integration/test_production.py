@@ -16,8 +16,8 @@ import pulsar
 import pytest
 
 from pulsar_lifecycle.lifecycle.retention_planning import make_retention_plan
+from pulsar_lifecycle.records.outcomes import Outcome
 from pulsar_lifecycle.runs.caps import Order
-from pulsar_lifecycle.topics.first_phase import REMOVED
 from pulsar_lifecycle.trimming.retention_run import apply_retention
 from sandbox import plant, topics
 from sandbox.clients import Admin, pulsar_client, wait_for
@@ -127,7 +127,7 @@ def test_brokers_that_delete_split_shed_and_trim_by_themselves_lose_nothing_to_u
             plan, rows = make_retention_plan(pipeline.where, pipeline.scan())
             going = {i for name in expired for i in ids[name][:-1]} & set(rows.column("ledger_id").to_pylist())
             found = apply_retention(pipeline.where, "retention", Order(plan.plan_id, plan.digest), dry_run=False)
-            removed = {one.ledger_id for one in found if one.outcome == REMOVED}
+            removed = {one.ledger_id for one in found if one.outcome == Outcome.REMOVED}
             assert removed <= going
             assert removed | {i for name in set(expired) & loaded(production) for i in ids[name]} >= going
             for _ in range(10):
